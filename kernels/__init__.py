@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: paged attention and cache operations. Knows nothing of requests."""

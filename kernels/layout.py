@@ -1,0 +1,104 @@
+"""The one layout of the KV cache, and the metadata that addresses it.
+
+    pool   [num_blocks][num_layers][2][num_kv_heads][page ...]
+            |           |           |  |             `- block_size tokens of head_dim each
+            |           |           |  `- one page a kv head
+            |           |           `- 0: keys, 1: values
+            |           `- a layer of the pool is a strided view
+            `- one block is one contiguous run of bytes over all layers
+
+so that a swap or a copy-on-write of a block is one copy. Inside a page, values are always
+[block_size][head_dim]; keys are
+
+    PLAIN    [block_size][head_dim]
+    TILED16  [block_size / 16][head_dim][16]   one 512-bit register holds one dim of 16 tokens
+
+`slot = block_id * block_size + offset` names a token's place in every layer; slot -1 is "do not write".
+A slot that nobody owns may hold anything, NaN included: readers select, they never multiply by zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+KEY_TILE = 16
+
+
+class KeyPage(Enum):
+    """How the keys of one page are ordered."""
+
+    PLAIN = "plain"
+    TILED16 = "tiled16"
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Shape of one model's KV cache.
+
+    num_kv_heads and head_dim are the same for every layer. Raises ValueError for sizes below 1 or a
+    tiled page that 16 does not divide.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    key_page: KeyPage = KeyPage.PLAIN
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        if self.key_page is KeyPage.TILED16 and self.block_size % KEY_TILE:
+            raise ValueError(f"block_size {self.block_size} is not a multiple of {KEY_TILE}")
+
+    @property
+    def page_elements(self) -> int:
+        """Elements of one page: block_size tokens of one kv head."""
+        return self.block_size * self.head_dim
+
+    @property
+    def block_elements(self) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self.page_elements
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_elements * self.dtype.itemsize
+
+    def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
+        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; keys are TILED16 inside if so."""
+        return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Which rows attend to what, for one step, every layer alike. T rows of S sequences, flat.
+
+    query_start_loc: int32 [S + 1], rows of sequence s are [query_start_loc[s], query_start_loc[s+1]).
+    seq_lens: int32 [S], keys of sequence s including this step's own rows; row r of n rows is at
+        position seq_lens[s] - n + r and sees keys 0 .. that position.
+    block_tables: int32 [S, max_blocks], padded with 0 (a block that is never read beyond seq_lens).
+    slot_mapping: int64 [T], where each row's K and V go; -1 writes nothing.
+    positions: int64 [T].
+    max_query_len, max_seq_len: maxima over the batch, as Python ints.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_tables: torch.Tensor
+    slot_mapping: torch.Tensor
+    positions: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.seq_lens.shape[0])
+
+    @property
+    def is_decode_only(self) -> bool:
+        return self.max_query_len == 1

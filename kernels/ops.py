@@ -1,0 +1,90 @@
+"""The operations every backend offers, and the one place that picks a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from pageturner.kernels.layout import AttentionBatch, KeyPage
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What is constant about one layer's attention.
+
+    scale: factor on q.k. sliding_window: a row sees at most so many keys, itself included (None: all).
+    logit_softcap: scores become cap * tanh(score / cap). sinks: float32 [num_heads], a logit per head
+    that joins the softmax's denominator only. chunk: a row sees only keys of its own chunk of so many
+    positions (llama4).
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    logit_softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    chunk: int | None = None
+
+
+class PagedOps(Protocol):
+    """Operations on a pool in the layout of `kernels.layout`; `kernels.reference` defines their results.
+
+    `kv_layer` is pool[:, layer]: [num_blocks, 2, num_kv_heads, block_size, head_dim], strided.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key_page(self) -> KeyPage:
+        """The key order this backend wants; the pool must be made with it."""
+        ...
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
+    ) -> None:
+        """Store key, value [T, num_kv_heads, head_dim] at batch.slot_mapping."""
+        ...
+
+    def attention(
+        self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
+    ) -> torch.Tensor:
+        """query [T, num_heads, head_dim] -> [T, num_heads, head_dim], reading keys through block_tables."""
+        ...
+
+    def rope_and_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """Rotate query and key by cos, sin [T, head_dim] (halves rotated, as llama); store key and value.
+
+        Returns the rotated query.
+        """
+        ...
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(normed, residual): residual + hidden if one is given, else hidden, and its norm, times weight."""
+        ...
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * I] -> silu(first half) * second half."""
+        ...
+
+    def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        """Within one pool, all sources read before any destination is written."""
+        ...
+
+    def transfer_blocks(
+        self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Between two pools (swap out, swap in); pairs are (source id, destination id)."""
+        ...

@@ -1,0 +1,1 @@
+"""The project's own benchmarks; each prints figures and offers --json."""

@@ -1,0 +1,43 @@
+"""Options that the core owns; `service/config.py` composes them with those of the other layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """Sizes of the two pools, in blocks; how bytes become blocks is the engine's business."""
+
+    num_blocks: int
+    block_size: int = 16
+    num_host_blocks: int = 0
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """Bounds of the scheduler.
+
+    watermark: share of the pool that admissions leave available (rounded up in blocks).
+    max_bypasses: how many admissions may overtake one waiting request before admissions hold for it.
+    max_preemptions: after this many a request is no victim except for the champion.
+    max_skips: how many waiting requests one step may look past.
+    starvation_seconds: a request that waited longer is the next champion.
+    resort_interval_seconds: how often a queue key that changes with time is computed anew.
+    max_step_failures: a request named in more failed steps than this fails.
+    """
+
+    max_model_len: int = 2048
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    watermark: float = 0.03
+    max_waiting: int = 1024
+    max_queued_tokens: int = 1 << 20
+    max_n: int = 16
+    max_bypasses: int = 64
+    max_preemptions: int = 16
+    max_skips: int = 8
+    starvation_seconds: float = 30.0
+    resort_interval_seconds: float = 0.5
+    max_step_failures: int = 16

@@ -1,0 +1,253 @@
+"""The frozen values that cross the core's borders.
+
+Down to the model goes a `SchedulerOutput`; back comes a `SampledSequence` for each row that was
+sampled; out to the clients go events. All are plain data, so that the model may run in another
+process and the engine in another thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.errors import PageturnerError
+
+if TYPE_CHECKING:
+    from pageturner.service.core.request import NewRequest
+
+UNKNOWN_TOKEN = -1
+"""Stands for the token that the previous, unfinished step samples for this sequence (depth 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one whole block, all layers: source and destination ids, each in its own pool."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopies:
+    """The block traffic of one step, in the order in which it must happen.
+
+    clears: device blocks to be zeroed, before everything else (KV of a request that went non-finite).
+    swap_outs: device to host. swap_ins: host to device. copies: device to device (copy-on-write),
+    with simultaneous-copy semantics: every source is read before any destination is written.
+    """
+
+    clears: tuple[int, ...] = ()
+    swap_outs: tuple[BlockCopy, ...] = ()
+    swap_ins: tuple[BlockCopy, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.clears or self.swap_outs or self.swap_ins or self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One token to be sampled from the last computed row of a scheduled sequence.
+
+    index: the choice (0 .. n-1). position: absolute position of the token to be sampled, the
+    counter of the random stream. prompt_token_ids, output_token_ids: filled only when
+    params.needs_history. banned_token_ids: must not be sampled (stops below min_tokens).
+    """
+
+    seq_id: int
+    epoch: int
+    index: int
+    position: int
+    seed: int
+    params: SamplingParams
+    prompt_token_ids: tuple[int, ...] = ()
+    output_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's part in a step.
+
+    token_ids are computed at positions start, start + 1, ...; the KV of positions below write_start
+    is in the cache already and must not be written again (slot -1). block_table covers
+    start + len(token_ids) tokens. samples: empty for an unfinished chunk, n rows at a fork.
+    """
+
+    seq_id: int
+    request_id: str
+    epoch: int
+    token_ids: tuple[int, ...]
+    start: int
+    write_start: int
+    block_table: tuple[int, ...]
+    samples: tuple[SampleRow, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step, ready to be carried out."""
+
+    step_id: int
+    scheduled: tuple[ScheduledSequence, ...]
+    block_copies: BlockCopies = field(default_factory=BlockCopies)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.scheduled)
+
+    def __bool__(self) -> bool:
+        return bool(self.scheduled or self.block_copies)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a token under the raw float32 logits."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token with its log-probability and the most likely alternatives (empty unless asked for)."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """What one SampleRow yielded: one token (more under speculation), or the reason there is none."""
+
+    seq_id: int
+    epoch: int
+    tokens: tuple[SampledToken, ...]
+    error: PageturnerError | None = None
+
+
+class FinishReason(Enum):
+    """Why one choice ended. UNSPECIFIED never leaves the service."""
+
+    UNSPECIFIED = "unspecified"
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of one choice and the text they release (text may lag behind tokens)."""
+
+    request_id: str
+    index: int
+    tokens: tuple[SampledToken, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinishedEvent:
+    """One choice ended. matched: the stop string or stop token id that ended it, if one did."""
+
+    request_id: str
+    index: int
+    reason: FinishReason
+    matched: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. Outputs are summed over its choices; the prompt is counted once."""
+
+    num_prompt_tokens: int
+    num_cached_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """Seconds spent queued, prefilling and decoding, and how often the request yielded, by kind."""
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    num_swaps: int
+    num_recomputes: int
+    num_tail_reclaims: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvent:
+    """The terminal event of a request, sent exactly once. error is None when all went well."""
+
+    request_id: str
+    usage: Usage
+    timings: RequestTimings
+    error: PageturnerError | None = None
+
+
+Event = TokenEvent | ChoiceFinishedEvent | FinishedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that may be shown now, and the stop string that was completed, if one was."""
+
+    text: str
+    matched_stop: str | None = None
+
+
+class StopCondition(Protocol):
+    """Turns tokens into text as they come, and finds stop strings. Implemented by the engine.
+
+    The core calls `start` when a sequence is accepted, `append` for each accepted token in order,
+    then `finish` (flush what was held back) or, after an abort, `finish` too; each exactly once.
+    """
+
+    def start(self, seq_id: int, request: NewRequest) -> None: ...
+
+    def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        """may_stop: False below min_tokens. is_stop_token: eos or a stop id; shown only if include_stop."""
+        ...
+
+    def finish(self, seq_id: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counters since start (num_..._total) and gauges of this moment; free to read."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_swapped: int = 0
+    num_running_sequences: int = 0
+    num_queued_prompt_tokens: int = 0
+    num_blocks: int = 0
+    num_blocks_free: int = 0
+    num_blocks_evictable: int = 0
+    num_blocks_used: int = 0
+    num_host_blocks: int = 0
+    num_host_blocks_used: int = 0
+    num_wasted_slots: int = 0
+    num_steps_total: int = 0
+    num_scheduled_tokens_total: int = 0
+    num_prefix_query_tokens_total: int = 0
+    num_prefix_hit_tokens_total: int = 0
+    num_resume_hit_tokens_total: int = 0
+    num_swap_preemptions_total: int = 0
+    num_recompute_preemptions_total: int = 0
+    num_tail_preemptions_total: int = 0
+    num_bypasses_total: int = 0
+    num_policy_faults_total: int = 0
+    num_step_failures_total: int = 0
+    num_evictions_total: int = 0
+    num_swapped_out_blocks_total: int = 0
+    num_swapped_in_blocks_total: int = 0
+    num_copied_blocks_total: int = 0

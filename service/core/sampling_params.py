@@ -1,0 +1,95 @@
+"""How the next token is chosen, as the user asked for it; checked once, frozen ever after."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pageturner.service.errors import InvalidArgument
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request; the defaults are those of the wire.
+
+    temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: 1 and 0 are off.
+    repetition_penalty: 1 is off, divides positive and multiplies negative logits of tokens seen in
+    prompt or output. presence_penalty, frequency_penalty: subtracted for tokens seen in the output.
+    logit_bias: (token id, added logit). seed: None is drawn at acceptance. n: parallel samples.
+    max_tokens: None is clamped to what fits. min_tokens: stops are withheld below it.
+    stop: strings that end a sequence, not part of its text unless include_stop.
+    logprobs: None for none, else how many alternatives beside the chosen token's own.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+    logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling depends on the tokens seen so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def check(self, vocab_size: int, max_n: int) -> None:
+        """Raise InvalidArgument, naming the field, unless every value is in range."""
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_int("top_k", self.top_k, 0, None)
+        _check_int("n", self.n, 1, max_n)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidArgument("stop", f"{len(self.stop)} strings; at most {MAX_STOP_STRINGS}")
+        for position, text in enumerate(self.stop):
+            if not text:
+                raise InvalidArgument(f"stop[{position}]", "an empty string would stop at once")
+        for position, token_id in enumerate(self.stop_token_ids):
+            _check_int(f"stop_token_ids[{position}]", token_id, 0, vocab_size - 1)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidArgument("logit_bias", f"{len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}")
+        for token_id, bias in self.logit_bias:
+            _check_int(f"logit_bias[{token_id}]", token_id, 0, vocab_size - 1)
+            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+
+
+def _check_float(field: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    if not math.isfinite(value) or not low <= value <= high or (low_open and value == low):
+        opening = "(" if low_open else "["
+        raise InvalidArgument(field, f"{value} is not in {opening}{low:g}, {high:g}]")
+
+
+def _check_int(field: str, value: int, low: int, high: int | None) -> None:
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise InvalidArgument(field, f"{value} is not {bound}")

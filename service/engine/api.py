@@ -1,0 +1,172 @@
+"""The engine as its clients see it: what goes in, what comes out, and the one interface between.
+
+`rpc` is written against this page alone, and tested against a fake of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from pageturner.policies.views import Rates
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    FinishedEvent,
+    SchedulerStats,
+    TokenEvent,
+)
+from pageturner.service.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation, for the model's chat template."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[int, ...] | tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as a client states it, before tokenizing.
+
+    request_id: chosen by the server if empty. model: any if empty. deadline_seconds: time left from
+    now, None for no limit.
+    """
+
+    prompt: Prompt
+    params: SamplingParams = field(default_factory=SamplingParams)
+    request_id: str = ""
+    model: str = ""
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    deadline_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedEvent:
+    """First message of every stream: the id and seed in force, and the size of the prompt."""
+
+    request_id: str
+    seed: int
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+StreamEvent = AcceptedEvent | TokenEvent | ChoiceFinishedEvent | FinishedEvent
+
+
+class RequestStream(Protocol):
+    """The events of one request, in order: Accepted, tokens and finishes, Finished last.
+
+    Iteration raises the request's PageturnerError in place of a Finished that carries one. Adjacent
+    token events of one choice that already wait are delivered as one. Leaving early must be followed
+    by `aclose`, which aborts what still runs.
+    """
+
+    @property
+    def request_id(self) -> str: ...
+
+    def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class AbortOutcome(Enum):
+    """What an abort met. Aborting twice is no error."""
+
+    ABORTED = "aborted"
+    ALREADY_FINISHED = "already_finished"
+    NOT_FOUND = "not_found"
+
+
+class EngineHealth(Enum):
+    """STARTING and DRAINING refuse new work; DEAD is final."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The served model as clients may ask about it."""
+
+    name: str
+    source: str
+    architecture: str
+    backend: str
+    dtype: str
+    deterministic: bool
+    vocab_size: int
+    max_model_len: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_parameters: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """One axis: the policy in force (name and options) and the names of those built in."""
+
+    axis: str
+    name: str
+    options: Mapping[str, object]
+    available: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What runs here: version, sizes, measured rates. `config` is the flat effective configuration."""
+
+    version: str
+    start_seconds: float
+    uptime_seconds: float
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    block_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kernels: str
+    rates: Rates
+    config: Mapping[str, str]
+
+
+class EngineClient(Protocol):
+    """Everything the wire offers, as Python. Methods raise PageturnerError subclasses only."""
+
+    @property
+    def health(self) -> EngineHealth: ...
+
+    async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth: ...
+
+    async def submit(self, submission: Submission) -> RequestStream:
+        """Check, tokenize and queue; returns once accepted. Raises what refuses it (InvalidArgument,
+        ModelNotFound, DuplicateRequest, QueueFull, Draining, EngineDead)."""
+        ...
+
+    async def abort(self, request_id: str) -> AbortOutcome: ...
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str: ...
+
+    def models(self) -> tuple[ModelInfo, ...]: ...
+
+    def server_info(self) -> ServerInfo: ...
+
+    def policies(self) -> tuple[PolicyInfo, ...]: ...
+
+    def load(self) -> SchedulerStats: ...

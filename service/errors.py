@@ -1,0 +1,85 @@
+"""Every way a request or the service can fail, as types.
+
+`rpc/status.py` maps each to a gRPC status once. Nothing here knows gRPC. Errors of `kernels` and
+`policies` are their own; an assertion failing is a bug of ours, never a user's.
+"""
+
+from __future__ import annotations
+
+
+class PageturnerError(Exception):
+    """Base of all errors that a user or an operator may meet; str() is fit to be shown to them."""
+
+
+class InvalidArgument(PageturnerError):
+    """A request that can never be served as it stands; `field` names the culprit as on the wire."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class ModelNotFound(PageturnerError):
+    """The request names a model that this server does not serve."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"model {model!r} is not served here; this server has {served!r}")
+        self.model = model
+
+
+class DuplicateRequest(PageturnerError):
+    """A live request already has this id."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request id {request_id!r} is in use")
+        self.request_id = request_id
+
+
+class QueueFull(PageturnerError):
+    """The bound on waiting requests or on queued prompt tokens is reached; try again later."""
+
+    def __init__(self, reason: str, retry_after_seconds: float) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Draining(PageturnerError):
+    """The server is shutting down and takes no new work."""
+
+
+class EngineDead(PageturnerError):
+    """The engine met a fault it cannot recover from; every stream ends with this."""
+
+
+class RequestAborted(PageturnerError):
+    """The request was aborted by id, by its client, or by the server's drain."""
+
+
+class DeadlineExceeded(PageturnerError):
+    """The request's deadline passed before it was done."""
+
+
+class SlowConsumer(PageturnerError):
+    """The client did not read its stream for longer than slow_consumer_timeout."""
+
+
+class NonFiniteLogits(PageturnerError):
+    """The model produced NaN or infinite logits for this request."""
+
+
+class StepFailed(PageturnerError):
+    """The model's forward failed for this request, alone, again and again."""
+
+
+class ConfigError(PageturnerError):
+    """The configuration is wrong; `key` is the dotted key (e.g. `cache.block_size`)."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key = key
+        self.reason = reason
+
+
+class ModelError(PageturnerError):
+    """The model cannot be loaded, or was found at start-up not to run correctly; says why."""

@@ -1,0 +1,1 @@
+"""From a SchedulerOutput to token ids: weights, the paged forward, the sampler."""

@@ -1,0 +1,1 @@
+"""Domain values to protobuf and back: the only package that knows the wire."""
