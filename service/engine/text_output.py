@@ -1,0 +1,48 @@
+"""The engine's `StopCondition`: tokens of each sequence to text, ended by stop strings."""
+
+from __future__ import annotations
+
+from pageturner.service.core.outputs import TextDelta
+from pageturner.service.core.request import NewRequest
+from pageturner.service.engine.incremental_decoder import IncrementalDecoder, NoText
+from pageturner.service.engine.stop_strings import StopMatcher
+from pageturner.service.engine.tokenizer import Tokenizer
+
+
+class TextOutput:
+    """Implements `core.outputs.StopCondition` for one tokenizer.
+
+    The text of a sequence is what its tokens add to the prompt's: a token may complete a character
+    that the prompt began, and keeps the space that divides it from the prompt. Stops are sought in
+    the new text only. Without a tokenizer (a model of token ids) all text is empty.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._sequences: dict[int, tuple[IncrementalDecoder, StopMatcher, bool]] = {}
+
+    def __len__(self) -> int:
+        """Sequences started and not finished."""
+        return len(self._sequences)
+
+    def start(self, seq_id: int, request: NewRequest) -> None:
+        assert seq_id not in self._sequences, f"sequence {seq_id} was started twice"
+        params = request.params
+        decoder: IncrementalDecoder
+        decoder = (
+            self._tokenizer.incremental_decoder(request.prompt_token_ids) if self._tokenizer else NoText()
+        )
+        matcher = StopMatcher(params.stop, include_stop=params.include_stop)
+        self._sequences[seq_id] = decoder, matcher, params.include_stop
+
+    def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        decoder, matcher, include_stop = self._sequences[seq_id]
+        if is_stop_token and not include_stop:
+            return TextDelta("")
+        return matcher.feed(decoder.append(token_id), may_stop=may_stop)
+
+    def finish(self, seq_id: int) -> str:
+        """What was withheld. A character that never became whole shows as U+FFFD; it completes no stop."""
+        decoder, matcher, _ = self._sequences.pop(seq_id)
+        rest = matcher.feed(decoder.finish(), may_stop=False).text
+        return rest + matcher.finish()
