@@ -48,9 +48,8 @@ format: $(INSTALLED)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protos: $(DEPENDED)  ## generate the gRPC stubs again
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
-	    protos/pageturner/v1/*.proto
+protos:  ## generate the gRPC stubs again, with the pinned generator in an environment of its own
+	$(PYTHON) protos/regenerate
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

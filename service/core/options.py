@@ -19,6 +19,10 @@ class CacheOptions:
 class SchedulerOptions:
     """Bounds of the scheduler.
 
+    max_model_len: tokens of one sequence, prompt and output together. max_num_seqs: sequences that run
+    at once. max_num_batched_tokens: tokens that one step computes.
+    max_waiting: requests that may wait; more are refused. max_queued_tokens: prompt tokens that may wait.
+    max_n: parallel samples of one request.
     watermark: share of the pool that admissions leave available (rounded up in blocks).
     max_bypasses: how many admissions may overtake one waiting request before admissions hold for it.
     max_preemptions: after this many a request is no victim except for the champion.

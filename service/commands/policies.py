@@ -1,0 +1,58 @@
+"""`pageturner policies`: the six axes, what is built in on each, and when which one wins."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+
+from pageturner.policies import interfaces, registry
+from pageturner.policies.interfaces import AXES
+from pageturner.service.commands.output import write
+from pageturner.service.errors import ConfigError
+
+HELP = "list the scheduling policies of each axis"
+EXAMPLE = "pageturner policies victim"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("axis", nargs="*", help=f"only these axes ({', '.join(AXES)})")
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for axis in arguments.axis:
+        if axis not in AXES:
+            raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}")
+    axes = arguments.axis or AXES
+    described = {axis: registry.describe(axis) for axis in axes}
+    if arguments.json:
+        document = {
+            axis: {
+                "question": _question(axis),
+                "default": registry.DEFAULTS[axis],
+                "policies": [dataclasses.asdict(policy) for policy in policies],
+            }
+            for axis, policies in described.items()
+        }
+        write(json.dumps(document, indent=2, default=str))
+        return 0
+    for axis, policies in described.items():
+        write(f"{axis}: {_question(axis)}")
+        width = max(len(policy.name) for policy in policies) + 2
+        for policy in policies:
+            mark = "*" if policy.name == registry.DEFAULTS[axis] else " "
+            write(f"  {mark} {policy.name:<{width}}{policy.summary}")
+            for option in policy.options:
+                default = "required" if option.required else f"default {option.default}"
+                write(f"    {'':<{width}}{option.name}: {option.type}, {default}")
+        write()
+    write('* is the default. In a configuration: [policies] victim = { name = "...", option = ... }')
+    write('or, for a class of your own, victim = "my_module:MyPolicy".')
+    return 0
+
+
+def _question(axis: str) -> str:
+    """The first line of the axis's interface, which asks what the policy answers."""
+    return (inspect.getdoc(getattr(interfaces, f"{axis.capitalize()}Policy")) or "").partition("\n")[0]

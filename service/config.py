@@ -1,0 +1,275 @@
+"""All configuration, and every read of the environment.
+
+One TOML file, environment variables (PAGETURNER_SECTION_KEY) over it, flags over those. Each section is
+the frozen options of the layer that obeys them; whatever is wrong is a ConfigError that names its key.
+Only the command line imports this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pageturner.policies import registry
+from pageturner.policies.errors import PolicyError
+from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.engine.options import EngineOptions
+from pageturner.service.errors import ConfigError
+from pageturner.service.logs import LogOptions
+from pageturner.service.model.options import ModelOptions
+from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.schema import (
+    Bytes,
+    Key,
+    PolicyChoice,
+    from_text,
+    from_toml,
+    keys_of,
+    to_plain,
+    to_toml,
+)
+
+ENV_PREFIX = "PAGETURNER_"
+CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV cache, in the operator's units; `service.wiring` turns bytes into blocks.
+
+    block_size: tokens of one block. num_blocks: blocks on the device; absent, a memory budget decides.
+    kv_cache_memory: that budget, such as "2GiB"; absent on a GPU, gpu_memory_utilization of its memory
+    less the weights; absent on a CPU, a quarter of the machine's memory and at most 1 GiB.
+    gpu_memory_utilization: share of the GPU's memory this service may take, weights included.
+    swap_space: host memory for the KV of requests swapped out; 0 for none.
+    enable_prefix_caching: whether finished blocks are kept for later prompts that start alike.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: Bytes | None = None
+    gpu_memory_utilization: float = 0.9
+    swap_space: Bytes = Bytes(1 << 30)
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
+            raise ConfigError("cache.num_blocks", "cache.kv_cache_memory is given too; give one of them")
+
+
+def _default(axis: str) -> PolicyChoice:
+    return PolicyChoice(registry.DEFAULTS[axis])
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesConfig:
+    """The policy of each axis: a name, "module:Class", or a table { name = ..., option = ... }.
+
+    queue: the order of waiting, preempted and swapped requests. admission: whether the next may start.
+    batch: how a step's token budget is split. victim: who yields when blocks or slots run out.
+    reclaim: how a victim yields. eviction: which cached block is overwritten first.
+    """
+
+    queue: PolicyChoice = field(default_factory=lambda: _default("queue"))
+    admission: PolicyChoice = field(default_factory=lambda: _default("admission"))
+    batch: PolicyChoice = field(default_factory=lambda: _default("batch"))
+    victim: PolicyChoice = field(default_factory=lambda: _default("victim"))
+    reclaim: PolicyChoice = field(default_factory=lambda: _default("reclaim"))
+    eviction: PolicyChoice = field(default_factory=lambda: _default("eviction"))
+
+    def create(self) -> PolicySet:
+        """The six policies. Raises ConfigError naming the axis of an unknown name or a bad option."""
+        return PolicySet(**{axis: _create(axis, getattr(self, axis)) for axis in AXES})
+
+
+def _create(axis: str, choice: PolicyChoice) -> Any:
+    try:
+        return registry.create(axis, choice.name, choice.options)
+    except PolicyError as error:
+        raise ConfigError(f"policies.{axis}", str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Everything that can be chosen about a server."""
+
+    model: ModelOptions
+    cache: CacheConfig
+    scheduler: SchedulerOptions
+    policies: PoliciesConfig
+    engine: EngineOptions
+    server: ServerOptions
+    log: LogOptions
+
+    def __iter__(self) -> Iterator[tuple[Key, Any]]:
+        """Every key with its effective value."""
+        for key in KEYS.values():
+            yield key, getattr(getattr(self, key.section), key.name)
+
+    def flat(self) -> dict[str, str]:
+        """Every dotted key with its value as text, for display."""
+        return {str(key): "none" if value is None else str(to_plain(value)) for key, value in self}
+
+
+_SECTION_TYPES: Mapping[str, type] = get_type_hints(ServiceConfig)
+SECTIONS: tuple[str, ...] = tuple(_SECTION_TYPES)
+KEYS: Mapping[str, Key] = keys_of(ServiceConfig)
+
+# What the layers' own options leave unchecked: inclusive bounds, None for none.
+_BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
+    "cache.block_size": (1, 4096),
+    "cache.num_blocks": (1, None),
+    "cache.kv_cache_memory": (1, None),
+    "cache.gpu_memory_utilization": (0.01, 1.0),
+    "cache.swap_space": (0, None),
+    "scheduler.max_model_len": (2, None),
+    "scheduler.max_num_seqs": (1, None),
+    "scheduler.max_num_batched_tokens": (1, None),
+    "scheduler.watermark": (0.0, 0.9),
+    "scheduler.max_waiting": (1, None),
+    "scheduler.max_queued_tokens": (1, None),
+    "scheduler.max_n": (1, None),
+    "scheduler.max_bypasses": (0, None),
+    "scheduler.max_preemptions": (0, None),
+    "scheduler.max_skips": (0, None),
+    "scheduler.starvation_seconds": (0.0, None),
+    "scheduler.resort_interval_seconds": (0.0, None),
+    "scheduler.max_step_failures": (0, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration, and where each of its values that is no default came from."""
+
+    config: ServiceConfig
+    origins: Mapping[str, str]
+
+    def to_toml(self) -> str:
+        """A file that reads back as this configuration; keys without a value are comments."""
+        lines = [f"# {ENV_PREFIX}SECTION_KEY in the environment goes over this file, a flag over both."]
+        section = ""
+        for key, value in self.config:
+            if key.section != section:
+                section = key.section
+                lines += ["", f"[{section}]"]
+            origin = self.origins.get(str(key))
+            note = f"  # from {origin}" if origin else ""
+            if value is None:
+                lines.append(f"# {key.name} is not set{note}")
+            else:
+                lines.append(f"{key.name} = {to_toml(key.annotation, value)}{note}")
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """Dotted key -> value, default, origin, doc."""
+        return {
+            str(key): {
+                "value": to_plain(value),
+                "default": None if key.default is dataclasses.MISSING else to_plain(key.default),
+                "origin": self.origins.get(str(key), "default"),
+                "doc": key.doc,
+            }
+            for key, value in self.config
+        }
+
+
+def load_config(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Read, compose and check. flags: text by dotted key. environ: that of the process unless given.
+
+    path: the file; else the one that PAGETURNER_CONFIG names; else none. Raises ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    if path is None and environ.get(CONFIG_VARIABLE):
+        path = Path(environ[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+
+    def take(key: Key, origin: str, read: Any, raw: object) -> None:
+        try:
+            values[str(key)] = _in_bounds(key, read(key.annotation, raw))
+        except ValueError as error:
+            raise ConfigError(str(key), f"{error} (from {origin})") from None
+        origins[str(key)] = origin
+
+    if path is not None:
+        for key, raw in _file_values(path):
+            take(key, str(path), from_toml, raw)
+    for key, variable, text in _environment_values(environ):
+        take(key, f"environment {variable}", from_text, text)
+    for name, text in (flags or {}).items():
+        take(_find_key(name), "the command line", from_text, text)
+
+    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in values.items():
+        sections[KEYS[name].section][KEYS[name].name] = value
+    config = ServiceConfig(**{name: _build(name, options) for name, options in sections.items()})
+    config.policies.create()
+    return LoadedConfig(config, origins)
+
+
+def _build(section: str, options: Mapping[str, Any]) -> Any:
+    try:
+        return _SECTION_TYPES[section](**options)
+    except ValueError as error:
+        raise ConfigError(section, str(error)) from error
+
+
+def _in_bounds(key: Key, value: Any) -> Any:
+    low, high = _BOUNDS.get(str(key), (None, None))
+    if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
+        raise ValueError(f"{value} is not {f'at least {low}' if high is None else f'in [{low}, {high}]'}")
+    return value
+
+
+def _file_values(path: Path) -> Iterator[tuple[Key, object]]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"is not TOML: {error}") from error
+    for section, table in document.items():
+        if section not in SECTIONS or not isinstance(table, dict):
+            raise ConfigError(section, f"unknown section{_did_you_mean(section, section)} (from {path})")
+        for name, value in table.items():
+            yield _find_key(f"{section}.{name}", str(path)), value
+
+
+def _environment_values(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]]:
+    # Only names of a section are ours: Kubernetes sets PAGETURNER_PORT for a service of that name.
+    for variable, text in sorted(environ.items()):
+        section, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
+        if variable.startswith(ENV_PREFIX) and section in SECTIONS:
+            yield _find_key(f"{section}.{name}", f"environment {variable}"), variable, text
+
+
+def _find_key(name: str, origin: str = "the command line") -> Key:
+    if name not in KEYS:
+        raise ConfigError(name, f"unknown key{_did_you_mean(name, name.rpartition('.')[2])} (from {origin})")
+    return KEYS[name]
+
+
+def _did_you_mean(name: str, last: str) -> str:
+    """A hint at the key that was meant: one of that name in another section, else the nearest spelling."""
+    same = [str(key) for key in KEYS.values() if key.name == last]
+    near = same or difflib.get_close_matches(name, (*KEYS, *SECTIONS), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where converted models are kept: XDG_CACHE_HOME/pageturner, by default ~/.cache/pageturner."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "pageturner"

@@ -1,0 +1,214 @@
+"""The configuration: three sources in order, faults named by their key, a print-out that reads back."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.service.config import (
+    KEYS,
+    SECTIONS,
+    LoadedConfig,
+    cache_directory,
+    load_config,
+)
+from pageturner.service.errors import ConfigError
+from pageturner.service.schema import PolicyChoice
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(
+    toml: str | None = None,
+    tmp_path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    **flags: str,
+) -> LoadedConfig:
+    path = None
+    if toml is not None:
+        assert tmp_path is not None
+        path = tmp_path / "pageturner.toml"
+        path.write_text(toml)
+    return load_config(path, environ or {}, {name.replace("__", "."): text for name, text in flags.items()})
+
+
+def test_defaults_are_those_of_the_layers() -> None:
+    loaded = load()
+    assert loaded.origins == {}
+    for key, value in loaded.config:
+        assert value == key.default, key
+
+
+def test_flags_go_over_the_environment_over_the_file(tmp_path: Path) -> None:
+    toml = "[cache]\nblock_size = 8\nnum_blocks = 10\n[scheduler]\nmax_num_seqs = 3\n"
+    environ = {"PAGETURNER_CACHE_BLOCK_SIZE": "32", "PAGETURNER_CACHE_NUM_BLOCKS": "20"}
+    loaded = load(toml, tmp_path, environ, cache__block_size="64")
+    assert loaded.config.cache.block_size == 64
+    assert loaded.config.cache.num_blocks == 20
+    assert loaded.config.scheduler.max_num_seqs == 3
+    assert loaded.origins == {
+        "cache.block_size": "the command line",
+        "cache.num_blocks": "environment PAGETURNER_CACHE_NUM_BLOCKS",
+        "scheduler.max_num_seqs": str(tmp_path / "pageturner.toml"),
+    }
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text("[cache]\nblock_size = 4\n")
+    assert load_config(None, {"PAGETURNER_CONFIG": str(path)}).config.cache.block_size == 4
+
+
+def test_other_variables_of_the_prefix_are_left_alone() -> None:
+    assert load(environ={"PAGETURNER_PORT": "tcp://10.0.0.1:80", "PAGETURNER_X_Y": "1"}).origins == {}
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "hint"),
+    [
+        ("[cache]\nblok_size = 1\n", "cache.blok_size", "did you mean cache.block_size?"),
+        ("[scheduler]\nblock_size = 1\n", "scheduler.block_size", "did you mean cache.block_size?"),
+        ("[sheduler]\nmax_num_seqs = 1\n", "sheduler", "did you mean scheduler?"),
+        ("block_size = 1\n", "block_size", "did you mean cache.block_size?"),
+        ('[cache]\nblock_size = "16"\n', "cache.block_size", "not a whole number"),
+        ("[cache]\nblock_size = 1.5\n", "cache.block_size", "not a whole number"),
+        ("[cache]\nblock_size = true\n", "cache.block_size", "not a whole number"),
+        ("[cache]\nblock_size = 0\n", "cache.block_size", "not in [1, 4096]"),
+        ("[cache]\nenable_prefix_caching = 1\n", "cache.enable_prefix_caching", "not true or false"),
+        ("[cache]\nswap_space = 4\n", "cache.swap_space", "write 4GiB"),
+        ("[cache]\nswap_space = -1\n", "cache.swap_space", "negative"),
+        ('[cache]\nkv_cache_memory = "2 parsecs"\n', "cache.kv_cache_memory", "no size"),
+        ('[cache]\nnum_blocks = 1\nkv_cache_memory = "1GiB"\n', "cache.num_blocks", "give one of them"),
+        ("[scheduler]\nwatermark = nan\n", "scheduler.watermark", "not finite"),
+        ("[scheduler]\nwatermark = 1.5\n", "scheduler.watermark", "not in"),
+        ('[model]\ndtype = "fp8"\n', "model.dtype", "none of"),
+        ('[log]\nlevel = "loud"\n', "log.level", "none of"),
+        ('[policies]\nqueue = "nosuch"\n', "policies.queue", "nosuch"),
+        ('[policies]\nqueue = { name = "fcfs", nosuch = 1 }\n', "policies.queue", "nosuch"),
+        ("[policies]\nqueue = 3\n", "policies.queue", "neither a name nor a table"),
+        ("[policies]\nvictims = 'x'\n", "policies.victims", "did you mean policies.victim?"),
+    ],
+)
+def test_a_fault_in_the_file_is_named(tmp_path: Path, toml: str, key: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(toml, tmp_path)
+    assert caught.value.key == key
+    assert hint in caught.value.reason
+
+
+def test_a_fault_names_the_variable_it_came_from() -> None:
+    with pytest.raises(ConfigError, match=r"cache\.block_size: 'x' .*PAGETURNER_CACHE_BLOCK_SIZE"):
+        load(environ={"PAGETURNER_CACHE_BLOCK_SIZE": "x"})
+    with pytest.raises(ConfigError, match=r"cache\.blok_size: unknown key; did you mean cache\.block_size"):
+        load(environ={"PAGETURNER_CACHE_BLOK_SIZE": "1"})
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.toml: cannot be read"):
+        load_config(tmp_path / "gone.toml", {})
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load("[cache\n", tmp_path)
+
+
+def test_sizes_take_units(tmp_path: Path) -> None:
+    cache = load('[cache]\nkv_cache_memory = "1.5GiB"\nswap_space = "500 MB"\n', tmp_path).config.cache
+    assert cache.kv_cache_memory == 3 << 29
+    assert cache.swap_space == 500_000_000
+    assert load(cache__swap_space="0").config.cache.swap_space == 0
+
+
+def test_none_takes_an_optional_value_back(tmp_path: Path) -> None:
+    loaded = load("[cache]\nnum_blocks = 10\n", tmp_path, cache__num_blocks="none")
+    assert loaded.config.cache.num_blocks is None
+
+
+def test_every_axis_has_a_default_and_takes_a_table(tmp_path: Path) -> None:
+    policies = load().config.policies
+    assert isinstance(policies.create(), PolicySet)
+    assert [spec.name for spec in dataclasses.fields(policies)] == list(AXES)
+    chosen = load(environ={"PAGETURNER_POLICIES_QUEUE": '{ name = "fcfs" }'}).config.policies
+    assert chosen.queue == PolicyChoice("fcfs")
+
+
+TEXTS: dict[str, st.SearchStrategy[str]] = {
+    "model.source": st.text(st.characters(exclude_categories=["C"]), min_size=1),
+    "model.dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "model.num_threads": st.one_of(st.just("none"), st.integers(1, 64).map(str)),
+    "model.deterministic": st.sampled_from(["true", "false", "on", "0"]),
+    "cache.swap_space": st.one_of(
+        st.integers(1 << 16, 1 << 50).map(str), st.integers(1, 99).map("{}GiB".format)
+    ),
+    "cache.kv_cache_memory": st.one_of(st.just("none"), st.integers(1, 99).map("{}MiB".format)),
+    "cache.block_size": st.integers(1, 4096).map(str),
+    "scheduler.watermark": st.floats(0, 0.9).map(str),
+    "policies.queue": st.sampled_from(["fcfs", '{ name = "fcfs" }']),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=TEXTS))
+def test_the_print_out_reads_back(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str]) -> None:
+    loaded = load_config(None, {}, flags)
+    path = tmp_path_factory.mktemp("config") / "printed.toml"
+    path.write_text(loaded.to_toml(), encoding="utf-8")
+    assert load_config(path, {}).config == loaded.config
+
+
+def test_the_print_out_has_every_key_once() -> None:
+    printed = load().to_toml()
+    document = tomllib.loads(printed)
+    assert tuple(document) == SECTIONS
+    for key, value in load().config:
+        if value is None:
+            assert f"# {key.name} is not set" in printed
+        else:
+            assert key.name in document[key.section]
+
+
+def test_every_key_has_a_default_and_a_sentence() -> None:
+    for key in KEYS.values():
+        assert key.default is not dataclasses.MISSING, key
+        assert key.doc, f"{key} is not explained in its section's docstring"
+
+
+def test_the_cache_directory_follows_xdg(tmp_path: Path) -> None:
+    assert cache_directory({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "pageturner"
+    assert cache_directory({}) == Path.home() / ".cache" / "pageturner"
+
+
+AMBIENT = {"environ", "environb", "getenv", "expanduser", "expandvars", "putenv", "home"}
+
+
+def ambient_reads(tree: ast.AST) -> Iterator[str]:
+    """Where a module touches the environment, or what stands for it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in AMBIENT:
+            yield f"line {node.lineno}: .{node.attr}"
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from (f"line {node.lineno}: {name.name}" for name in node.names if name.name in AMBIENT)
+
+
+def test_the_search_for_ambient_reads_finds_them() -> None:
+    for source in (
+        "os.environ['A']",
+        "import os as o\no.getenv('A')",
+        "from os import environ",
+        "Path.home()",
+    ):
+        assert list(ambient_reads(ast.parse(source))), source
+
+
+def test_only_the_configuration_reads_the_environment() -> None:
+    found = {
+        str(path.relative_to(ROOT)): reads
+        for package in ("policies", "kernels", "service", "loadtest")
+        for path in (ROOT / package).rglob("*.py")
+        if (reads := list(ambient_reads(ast.parse(path.read_text(encoding="utf-8")))))
+    }
+    assert set(found) == {"service/config.py"}, found

@@ -1,0 +1,69 @@
+"""Logs: JSON off a terminal, key=value on one, the request id on every line and no text unless asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from pageturner.service.logs import LogOptions, configure
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _restore_structlog() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_json_lines_carry_the_request_id_and_no_text() -> None:
+    stream = io.StringIO()
+    configure(LogOptions(), stream)
+    with structlog.contextvars.bound_contextvars(request_id="r-1"):
+        structlog.get_logger().info("accepted", prompt="secret", num_prompt_tokens=3)
+    line = json.loads(stream.getvalue())
+    assert line["event"] == "accepted"
+    assert line["request_id"] == "r-1"
+    assert line["num_prompt_tokens"] == 3
+    assert "secret" not in stream.getvalue()
+
+
+def test_text_is_logged_when_asked_for() -> None:
+    stream = io.StringIO()
+    configure(LogOptions(include_text=True), stream)
+    structlog.get_logger().info("accepted", prompt="hello")
+    assert json.loads(stream.getvalue())["prompt"] == "hello"
+
+
+def test_a_terminal_gets_key_and_value() -> None:
+    stream = Terminal()
+    configure(LogOptions(), stream)
+    structlog.get_logger().info("accepted", request_id="r-1")
+    assert "request_id" in stream.getvalue()
+    assert "\x1b[" in stream.getvalue()
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(stream.getvalue())
+
+
+def test_the_level_holds_back_less_severe_events() -> None:
+    stream = io.StringIO()
+    configure(LogOptions(level="warning"), stream)
+    structlog.get_logger().info("quiet")
+    structlog.get_logger().error("loud")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["loud"]
+
+
+def test_an_exception_is_one_json_line() -> None:
+    stream = io.StringIO()
+    configure(LogOptions(format="json"), stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    assert "ValueError: broken" in json.loads(stream.getvalue())["exception"]

@@ -1,0 +1,79 @@
+"""The import contracts of pyproject.toml hold, and each of them is seen to fail when it is broken."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LINT = """
+import sys
+from pathlib import Path
+tree = sys.argv[1]
+# Only the copy may be found: an installed pageturner would be a second portion of the namespace.
+sys.path[:] = [tree] + [entry for entry in sys.path if not (Path(entry) / "pageturner").exists()]
+from importlinter.cli import lint_imports
+sys.exit(lint_imports(config_filename=sys.argv[2], no_cache=True, no_logo=True))
+"""
+
+PLANTED = {
+    "policies use the standard library only": ("policies", "import numpy"),
+    "kernels know nothing of requests": ("kernels", "import pageturner.policies.views"),
+    "the core is pure": ("service/core", "import torch"),
+    "the model knows outputs and sampling parameters only": ("service/model", "import pageturner.service.core.clock"),
+    "the engine knows no wire": ("service/engine", "import pageturner.v1.generation_pb2"),
+    "rpc sees the engine, never the scheduler or the model": ("service/rpc", "import pageturner.service.core.clock"),
+    "the load test is a client": ("loadtest", "import pageturner.service.errors"),
+    "only the command line reads the configuration": ("service/core", "import pageturner.service.config"),
+}
+
+
+def copy_tree(target: Path) -> None:
+    for folder in ("policies", "kernels", "service", "loadtest", "protos/pageturner/v1"):
+        shutil.copytree(
+            ROOT / folder,
+            target / "pageturner" / Path(folder).name,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+
+
+def lint(tree: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", LINT, str(tree), str(ROOT / "pyproject.toml")]
+    return subprocess.run(command, capture_output=True, text=True, cwd=tree)
+
+
+def verdicts(output: str) -> dict[str, str]:
+    """Contract name -> KEPT or BROKEN."""
+    return dict(re.findall(r"^(.+) (KEPT|BROKEN)\b", output, re.MULTILINE))
+
+
+def test_the_contracts_hold(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    result = lint(tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert set(verdicts(result.stdout).values()) == {"KEPT"}
+
+
+def test_each_contract_sees_a_forbidden_import(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    for number, (folder, statement) in enumerate(PLANTED.values()):
+        (tmp_path / "pageturner" / folder / f"planted{number}.py").write_text(statement + "\n")
+    result = lint(tmp_path)
+    assert result.returncode != 0
+    assert verdicts(result.stdout) == dict.fromkeys(PLANTED, "BROKEN"), result.stdout
+
+
+@pytest.mark.parametrize("bare", ["kernels", "policies", "service", "loadtest"])
+def test_bare_names_are_refused(bare: str, tmp_path: Path) -> None:
+    """PyPI has a `kernels` that transformers imports; ours must never be found by that name."""
+    planted = tmp_path / "planted.py"
+    planted.write_text(f"import {bare}\n")
+    command = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), str(planted)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert "TID251" in result.stdout
