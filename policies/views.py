@@ -119,6 +119,11 @@ class RequestView:
     def num_computed_tokens(self) -> int:
         return self.num_tokens - self.num_uncomputed_tokens
 
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Upper bound on the tokens that its sequences have yet to generate."""
+        return max(0, self.num_sequences * self.max_output_tokens - self.num_output_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionView:
@@ -163,6 +168,7 @@ class BlockView:
 
     depth: its index in its chain, 0 at the head of a prompt. num_hits: how often a prefix lookup
     took it since it was computed. released_at: now. tenant, priority: of the request that released it.
+    num_chain_blocks: cached blocks in the chain that was released with it, itself included (0: unknown).
     """
 
     block_id: int
@@ -171,6 +177,7 @@ class BlockView:
     released_at: float
     tenant: str
     priority: int
+    num_chain_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

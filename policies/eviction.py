@@ -1,0 +1,98 @@
+"""Which cached block is overwritten first?
+
+A score is asked once, when the block is released, so it is a *time*: the moment of release, plus the
+seconds by which this block deserves to outlive one released with no merit. Time passing then ages
+every block alike, and no score goes stale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pageturner.policies.options import check_option
+from pageturner.policies.views import BlockView
+
+
+@dataclass(frozen=True, slots=True)
+class Lru:
+    """The longest unused first. Source: vLLM and SGLang evict so."""
+
+    name: ClassVar[str] = "lru"
+    summary: ClassVar[str] = (
+        "wins when what was just used is used again; loses to a scan of prompts that never return"
+    )
+
+    def score(self, block: BlockView) -> float:
+        return block.released_at
+
+
+@dataclass(frozen=True, slots=True)
+class Lfu:
+    """The least often hit first; each hit is worth `seconds_per_hit` of recency, so that fame fades.
+
+    Source: LFU with dynamic ageing (Arlitt et al., 2000), its age being the clock.
+    """
+
+    name: ClassVar[str] = "lfu"
+    summary: ClassVar[str] = "wins when a few prompts stay popular; loses when popularity moves on quickly"
+
+    seconds_per_hit: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_option(self, "seconds_per_hit", at_least=0)
+
+    def score(self, block: BlockView) -> float:
+        return block.released_at + self.seconds_per_hit * block.num_hits
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedLru:
+    """Blocks on probation first, then protected ones: those hit `protect_after_hits` times.
+
+    Protection lasts `protected_seconds` longer than probation, where the original bounds its size.
+    Source: segmented LRU (Karedla, Love and Wherry, 1994).
+    """
+
+    name: ClassVar[str] = "segmented-lru"
+    summary: ClassVar[str] = (
+        "wins against scans: one-time prompts go first; loses to lru if reuse comes only once"
+    )
+
+    protect_after_hits: int = 1
+    protected_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_option(self, "protect_after_hits", at_least=1)
+        check_option(self, "protected_seconds", at_least=0)
+
+    def score(self, block: BlockView) -> float:
+        is_protected = block.num_hits >= self.protect_after_hits
+        return block.released_at + (self.protected_seconds if is_protected else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CostAware:
+    """The cheapest to lose first: losing a block costs it and all blocks behind it in its chain.
+
+    A block with d before it costs 1 + context_weight x d to compute again. The sum to the end of the
+    chain, times one more than its hits, is worth `seconds_per_block` each; so tails go before heads, and
+    short chains before long ones. Source: GreedyDual-Size-Frequency (Cherkasova, 1998), for prefix
+    trees RAGCache (Jin et al., 2024).
+    """
+
+    name: ClassVar[str] = "cost-aware"
+    summary: ClassVar[str] = "wins when long shared prompts return; loses room to long prompts that never do"
+
+    seconds_per_block: float = 1.0
+    context_weight: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_option(self, "seconds_per_block", at_least=0)
+        check_option(self, "context_weight", at_least=0)
+
+    def score(self, block: BlockView) -> float:
+        end = max(block.num_chain_blocks, block.depth + 1)
+        depths = (block.depth + end - 1) * (end - block.depth) / 2  # their sum, depth .. end - 1
+        cost = (end - block.depth) + self.context_weight * depths
+        return block.released_at + self.seconds_per_block * (1 + block.num_hits) * cost

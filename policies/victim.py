@@ -1,0 +1,103 @@
+"""Who yields when blocks or slots run out?
+
+A paused request (its reader does not keep up) always yields first, and of equals the youngest: it has
+waited least and is likely to have least to lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pageturner.policies.views import LoadView, RequestView, VictimView
+
+
+@dataclass(frozen=True, slots=True)
+class LastArrived:
+    """The youngest yields, whatever its priority. Source: vLLM's recompute of the last in its queue."""
+
+    name: ClassVar[str] = "last-arrived"
+    summary: ClassVar[str] = (
+        "wins on fairness to the oldest; loses when the youngest holds a long, nearly done prefill"
+    )
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return _rank(candidates, lambda _: ())
+
+
+@dataclass(frozen=True, slots=True)
+class LowestPriority:
+    """The least urgent yields. Source: vLLM's priority scheduling."""
+
+    name: ClassVar[str] = "lowest-priority"
+    summary: ClassVar[str] = "wins when priorities mean money; loses nothing but the choice among equals"
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return _rank(candidates, lambda victim: (victim.request.priority,))
+
+
+@dataclass(frozen=True, slots=True)
+class LeastComputed:
+    """Within the lowest priority, who has least computed yields: it has least to lose.
+
+    Source: the recompute tax of vLLM's preemptions, of which the choice of the victim is about half.
+    """
+
+    name: ClassVar[str] = "least-computed"
+    summary: ClassVar[str] = (
+        "wins by wasting least work; loses when many small victims must yield for one shortage"
+    )
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return _rank(candidates, lambda victim: (victim.request.priority, victim.request.num_computed_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class MostExclusiveBlocks:
+    """Within the lowest priority, who frees most blocks for each token to be computed again yields.
+
+    Blocks shared with others free nothing, and tokens that the cache keeps cost nothing. Source: the
+    ratio rule for covering a need at least cost (Dantzig, 1957).
+    """
+
+    name: ClassVar[str] = "most-exclusive"
+    summary: ClassVar[str] = (
+        "wins when prefixes are shared, since shared blocks free nothing; else it is last-arrived"
+    )
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return _rank(
+            candidates,
+            lambda victim: (
+                victim.request.priority,
+                -victim.num_exclusive_blocks / max(1, victim.num_recompute_tokens),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LongestRemaining:
+    """Within the lowest priority, who has most left to generate yields, so that others finish and free.
+
+    Source: shortest remaining processing time, read from its other end (Schrage, 1968).
+    """
+
+    name: ClassVar[str] = "longest-remaining"
+    summary: ClassVar[str] = (
+        "wins on requests finished a second; loses the long ones' latency, and trusts max_tokens"
+    )
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return _rank(candidates, lambda victim: (victim.request.priority, -victim.num_remaining_tokens))
+
+
+def _rank(
+    candidates: Sequence[VictimView], key: Callable[[VictimView], tuple[float, ...]]
+) -> tuple[str, ...]:
+    """Ids by (paused first, key, youngest first, id): one order whatever the order of the candidates."""
+
+    def full_key(victim: VictimView) -> tuple[bool, tuple[float, ...], float, str]:
+        return not victim.is_paused, key(victim), -victim.request.arrival_time, victim.request.request_id
+
+    return tuple(victim.request.request_id for victim in sorted(candidates, key=full_key))

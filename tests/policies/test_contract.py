@@ -1,0 +1,274 @@
+"""Every registered policy keeps the contract of its axis, and the contract catches those that do not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+from pageturner.policies import registry
+from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEvict, PeakEstimate
+from pageturner.policies.batch import EqualProgress, LongPrefillCap
+from pageturner.policies.eviction import CostAware, Lfu, SegmentedLru
+from pageturner.policies.interfaces import (
+    AXES,
+    Admission,
+    AdmissionPolicy,
+    BatchPolicy,
+    BatchSplit,
+    EvictionPolicy,
+    KeyChange,
+    QueuePolicy,
+    Reclaim,
+    ReclaimPolicy,
+    SortKey,
+    VictimPolicy,
+)
+from pageturner.policies.queue import (
+    EarliestDeadlineFirst,
+    HighestResponseRatioNext,
+    LongestPrefixMatch,
+    PriorityWithAging,
+    ShortestJobFirst,
+)
+from pageturner.policies.reclaim import CostModel, HostHeadroom, TailFirst
+from pageturner.policies.views import (
+    AdmissionView,
+    BatchView,
+    BlockView,
+    LoadView,
+    Rates,
+    RequestView,
+    VictimView,
+)
+from support.policy_contract import CHECKS, FIRST_FAULT, check_policy, check_value
+
+OTHER_OPTIONS: list[tuple[str, Any]] = [
+    ("queue", PriorityWithAging(aging_seconds=0.001)),
+    ("queue", ShortestJobFirst(prefill_weight=0)),
+    ("queue", LongestPrefixMatch(cap_tokens=0, aging_tokens_per_second=1e-3)),
+    ("queue", HighestResponseRatioNext(seconds_per_output_token=1e-6, seconds_per_prompt_token=0)),
+    ("queue", EarliestDeadlineFirst(default_seconds=0)),
+    ("admission", FirstChunk(skip=True)),
+    ("admission", FullPrompt(skip=True)),
+    ("admission", GuaranteedNoEvict(skip=True)),
+    ("admission", PeakEstimate(output_fraction=0.0)),
+    ("batch", EqualProgress(min_chunk_tokens=1)),
+    ("batch", LongPrefillCap(cap_tokens=1)),
+    ("reclaim", CostModel(swap_weight=0)),
+    ("reclaim", HostHeadroom(headroom=0)),
+    ("reclaim", HostHeadroom(headroom=1)),
+    ("reclaim", TailFirst(swap_rest=True)),
+    ("eviction", Lfu(seconds_per_hit=0)),
+    ("eviction", SegmentedLru(protect_after_hits=3, protected_seconds=0)),
+    ("eviction", CostAware(seconds_per_block=1e3, context_weight=1.0)),
+]
+
+
+@pytest.mark.parametrize(("axis", "name"), [(axis, name) for axis in AXES for name in registry.names(axis)])
+def test_every_registered_policy_keeps_the_contract(axis: str, name: str) -> None:
+    check_policy(axis, registry.create(axis, name))
+
+
+@pytest.mark.parametrize(("axis", "policy"), OTHER_OPTIONS)
+def test_the_contract_holds_at_the_edges_of_the_options(axis: str, policy: Any) -> None:
+    check_policy(axis, policy)
+
+
+# One policy a line of the contract, each broken in just that.
+
+
+@dataclass(frozen=True)
+class Moody:
+    """Answers by a counter that it hides in a field: every second answer differs."""
+
+    key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
+    counter: Any = field(default_factory=itertools.count, compare=False)
+
+    def _odd(self) -> bool:
+        return bool(next(self.counter) % 2)
+
+    def key(self, request: RequestView, load: LoadView) -> SortKey:
+        return (self._odd(),)
+
+    def decide(self, candidate: AdmissionView, load: LoadView) -> Admission:
+        return Admission.ADMIT if self._odd() else Admission.WAIT
+
+    def split(self, batch: BatchView) -> BatchSplit:
+        return BatchSplit(batch.token_budget, 0) if self._odd() else BatchSplit(0, batch.token_budget)
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return sorted((view.request.request_id for view in candidates), reverse=self._odd())
+
+    def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
+        return Reclaim.RECOMPUTE if self._odd() else Reclaim.SWAP
+
+    def score(self, block: BlockView) -> float:
+        return float(self._odd())
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_a_moody_policy_is_caught_on_every_axis(axis: str) -> None:
+    with pytest.raises(AssertionError):
+        CHECKS[axis](Moody(), FIRST_FAULT)
+
+
+@dataclass(frozen=True)
+class Throwing:
+    """Divides by something that the core may show as zero."""
+
+    key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
+
+    def key(self, request: RequestView, load: LoadView) -> SortKey:
+        return (1 / request.num_uncomputed_tokens,)
+
+    def decide(self, candidate: AdmissionView, load: LoadView) -> Admission:
+        return Admission.ADMIT if 1 / candidate.num_blocks_known else Admission.WAIT
+
+    def split(self, batch: BatchView) -> BatchSplit:
+        return BatchSplit(batch.token_budget // batch.num_decode_tokens, 0)
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return [max(candidates, key=lambda view: view.num_blocks).request.request_id]
+
+    def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
+        return Reclaim.RECOMPUTE if 1 / victim.num_tail_blocks else Reclaim.TAIL
+
+    def score(self, block: BlockView) -> float:
+        return 1 / block.depth
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_a_policy_that_raises_is_caught_on_every_axis(axis: str) -> None:
+    with pytest.raises((ZeroDivisionError, ValueError, AssertionError)):
+        CHECKS[axis](Throwing(), FIRST_FAULT)
+
+
+@dataclass(frozen=True)
+class IncomparableKeys(QueuePolicy):
+    key_change: ClassVar[KeyChange] = KeyChange.WITH_REQUEST
+
+    def key(self, request: RequestView, load: LoadView) -> SortKey:
+        return (request.tenant or 0,)
+
+
+@dataclass(frozen=True)
+class NanKeys(QueuePolicy):
+    key_change: ClassVar[KeyChange] = KeyChange.WITH_REQUEST
+
+    def key(self, request: RequestView, load: LoadView) -> SortKey:
+        return (float("inf") if request.deadline is None else request.deadline,)
+
+
+@dataclass(frozen=True)
+class SaysNeverButAges(QueuePolicy):
+    key_change: ClassVar[KeyChange] = KeyChange.NEVER
+
+    def key(self, request: RequestView, load: LoadView) -> SortKey:
+        return (request.arrival_time - load.now,)
+
+
+@dataclass(frozen=True)
+class SaysNeverButFollowsProgress(QueuePolicy):
+    key_change: ClassVar[KeyChange] = KeyChange.NEVER
+
+    def key(self, request: RequestView, load: LoadView) -> SortKey:
+        return (request.num_output_tokens,)
+
+
+@dataclass(frozen=True)
+class AdmitsByBool(AdmissionPolicy):
+    def decide(self, candidate: AdmissionView, load: LoadView) -> Admission:
+        return True  # type: ignore[return-value]  # the fault under test
+
+
+@dataclass(frozen=True)
+class OverBudget(BatchPolicy):
+    def split(self, batch: BatchView) -> BatchSplit:
+        return BatchSplit(batch.num_decode_tokens, batch.token_budget)
+
+
+@dataclass(frozen=True)
+class StallsDecodes(BatchPolicy):
+    def split(self, batch: BatchView) -> BatchSplit:
+        return BatchSplit(0, batch.token_budget)
+
+
+@dataclass(frozen=True)
+class FractionalShares(BatchPolicy):
+    def split(self, batch: BatchView) -> BatchSplit:
+        return BatchSplit(batch.token_budget / 2, batch.token_budget / 2)  # type: ignore[arg-type]  # the fault
+
+
+@dataclass(frozen=True)
+class SparesOne(VictimPolicy):
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return sorted(view.request.request_id for view in candidates)[1:]
+
+
+@dataclass(frozen=True)
+class RanksAsListed(VictimPolicy):
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return [view.request.request_id for view in candidates]
+
+
+@dataclass(frozen=True)
+class SwapsWithoutRoom(ReclaimPolicy):
+    def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
+        return Reclaim.SWAP
+
+
+@dataclass(frozen=True)
+class TailWithoutEffect(ReclaimPolicy):
+    def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
+        return Reclaim.TAIL
+
+
+@dataclass(frozen=True)
+class InfiniteScore(EvictionPolicy):
+    def score(self, block: BlockView) -> float:
+        return float("inf") if block.num_hits else 0.0
+
+
+@pytest.mark.parametrize(
+    ("axis", "broken", "error"),
+    [
+        ("queue", IncomparableKeys(), TypeError),
+        ("queue", NanKeys(), AssertionError),
+        ("queue", SaysNeverButAges(), AssertionError),
+        ("queue", SaysNeverButFollowsProgress(), AssertionError),
+        ("admission", AdmitsByBool(), AssertionError),
+        ("batch", OverBudget(), AssertionError),
+        ("batch", StallsDecodes(), AssertionError),
+        ("batch", FractionalShares(), AssertionError),
+        ("victim", SparesOne(), AssertionError),
+        ("victim", RanksAsListed(), AssertionError),
+        ("reclaim", SwapsWithoutRoom(), AssertionError),
+        ("reclaim", TailWithoutEffect(), AssertionError),
+        ("eviction", InfiniteScore(), AssertionError),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, (str, type)) else "",
+)
+def test_a_broken_policy_is_caught(axis: str, broken: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        CHECKS[axis](broken, FIRST_FAULT)
+
+
+def test_a_policy_that_can_be_changed_is_caught() -> None:
+    @dataclass
+    class Mutable:
+        patience: int = 1
+
+    with pytest.raises(AssertionError, match="frozen"):
+        check_value(Mutable())
+
+
+def test_a_policy_that_cannot_be_hashed_is_caught() -> None:
+    @dataclass(frozen=True)
+    class Unhashable:
+        weights: list[int] = field(default_factory=list)
+
+    with pytest.raises(TypeError, match="unhashable"):
+        check_value(Unhashable())
