@@ -74,9 +74,25 @@ class KvLayout:
         return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
 
+def key_tiles(pages: torch.Tensor, key_page: KeyPage) -> torch.Tensor:
+    """A view of key pages [..., block_size, head_dim] as [..., tiles, tile, head_dim], token by token.
+
+    Token `offset` of a page is [offset // tile, offset % tile] whatever the order in memory; writes
+    through the view reach the pages.
+    """
+    if key_page is KeyPage.PLAIN:
+        return pages.unsqueeze(-3)
+    block_size, head_dim = pages.shape[-2:]
+    tiles = (block_size // KEY_TILE, KEY_TILE, head_dim)
+    strides = (KEY_TILE * head_dim, 1, KEY_TILE)
+    return pages.as_strided((*pages.shape[:-2], *tiles), (*pages.stride()[:-2], *strides))
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Which rows attend to what, for one step, every layer alike. T rows of S sequences, flat.
+
+    Its tensors must not change once an operation has seen it: backends check and plan once a batch.
 
     query_start_loc: int32 [S + 1], rows of sequence s are [query_start_loc[s], query_start_loc[s+1]).
     seq_lens: int32 [S], keys of sequence s including this step's own rows; row r of n rows is at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -88,3 +89,27 @@ class PagedOps(Protocol):
     ) -> None:
         """Between two pools (swap out, swap in); pairs are (source id, destination id)."""
         ...
+
+
+def select_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    head_dim: int,
+    block_size: int,
+    deterministic: bool,
+    cache_dir: Path | None,
+) -> PagedOps:
+    """The best backend for this machine, chosen once; make the pool with its `key_page`.
+
+    cache_dir: where compiled operations are kept; None: compile nothing. Raises KernelArgumentError for
+    a dtype that no backend has.
+    """
+    # Here, not above: the backends import this file, and a compiler is only looked for when asked.
+    from pageturner.kernels.checks import DTYPES
+    from pageturner.kernels.errors import KernelArgumentError
+    from pageturner.kernels.torch_ops import TorchOps
+
+    if dtype not in DTYPES:
+        raise KernelArgumentError("dtype", str(dtype), f"one of {DTYPES}")
+    return TorchOps(deterministic=deterministic)

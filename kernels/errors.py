@@ -1,0 +1,18 @@
+"""What an operation refuses, and why."""
+
+from __future__ import annotations
+
+
+class KernelArgumentError(ValueError):
+    """An operation was given something it cannot read or write safely; nothing was written.
+
+    `argument` names the culprit, the message says what it is and what is needed.
+    """
+
+    def __init__(self, argument: str, found: str, needed: str) -> None:
+        super().__init__(f"{argument} is {found}; needed: {needed}")
+        self.argument = argument
+
+
+class CompilerUnavailable(RuntimeError):
+    """The C++ operations cannot be built or loaded on this machine; use the torch operations."""

@@ -1,0 +1,160 @@
+"""The definition of every operation: plain, slow, in float64 where it matters, never optimised.
+
+Every backend is tested against this file. It reads keys and values only through the block table, so
+whatever a slot that nobody owns may hold cannot reach a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from pageturner.kernels import checks
+from pageturner.kernels.errors import KernelArgumentError
+from pageturner.kernels.layout import AttentionBatch, KeyPage, key_tiles
+from pageturner.kernels.ops import AttentionSpec
+
+
+def first_key(position: int, spec: AttentionSpec) -> int:
+    """The first key that a row at `position` sees; it sees all from there to its own, inclusive."""
+    first = 0
+    if spec.sliding_window is not None:
+        first = max(first, position - spec.sliding_window + 1)
+    if spec.chunk is not None:
+        first = max(first, position // spec.chunk * spec.chunk)
+    return first
+
+
+def rotate(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE (Su et al. 2021, arXiv:2104.09864) in llama's order: dim i turns with dim i + head_dim / 2.
+
+    rows [T, heads, head_dim], cos and sin [T, head_dim]. Each product and the sum round to the wider
+    of the two dtypes, the result to that of rows.
+    """
+    half = rows.shape[-1] // 2
+    cos, sin = cos[:, None], sin[:, None]
+    low, high = rows[..., :half], rows[..., half:]
+    turned_low = low * cos[..., :half] - high * sin[..., :half]
+    turned_high = high * cos[..., half:] + low * sin[..., half:]
+    return torch.cat((turned_low, turned_high), dim=-1).to(rows.dtype)
+
+
+class ReferenceOps:
+    """`PagedOps` by definition, on any device and for either key page."""
+
+    name = "reference"
+
+    def __init__(self, key_page: KeyPage = KeyPage.PLAIN) -> None:
+        self.key_page = key_page
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
+    ) -> None:
+        checks.check_kv_layer(kv_layer, self.key_page)
+        num_blocks, _, _, block_size, _ = kv_layer.shape
+        checks.check_batch(batch, num_blocks, block_size)
+        slots = batch.slot_mapping.tolist()
+        checks.check_key_value(key, value, kv_layer, len(slots))
+        written = [slot for slot in slots if slot >= 0]
+        if len(set(written)) != len(written):
+            raise KernelArgumentError("slot_mapping", "naming a slot twice", "distinct slots")
+
+        keys, values = key_tiles(kv_layer[:, 0], self.key_page), kv_layer[:, 1]
+        tile = keys.shape[3]
+        for row, slot in enumerate(slots):
+            if slot >= 0:
+                block, offset = divmod(slot, block_size)
+                keys[block, :, offset // tile, offset % tile] = key[row]
+                values[block, :, offset] = value[row]
+
+    def attention(
+        self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
+    ) -> torch.Tensor:
+        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_query(query, kv_layer)
+        num_blocks, _, num_kv_heads, block_size, _ = kv_layer.shape
+        checks.check_batch(batch, num_blocks, block_size)
+        checks.check_shape("query", query, (batch.slot_mapping.shape[0], None, None))
+        checks.check_sinks(spec.sinks, query.shape[1])
+        group = query.shape[1] // num_kv_heads
+        starts, seq_lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+
+        output = torch.empty_like(query)
+        for sequence, seq_len in enumerate(seq_lens):
+            table = batch.block_tables[sequence].tolist()
+            for row in range(starts[sequence], starts[sequence + 1]):
+                position = seq_len - (starts[sequence + 1] - row)
+                visible = range(first_key(position, spec), position + 1)
+                for head in range(query.shape[1]):
+                    keys, values = self._read(kv_layer, head // group, table, visible)
+                    scores = keys @ query[row, head].double() * spec.scale
+                    if spec.logit_softcap is not None:
+                        scores = spec.logit_softcap * torch.tanh(scores / spec.logit_softcap)
+                    sink = -math.inf if spec.sinks is None else float(spec.sinks[head])
+                    top = max(float(scores.max()), sink)
+                    weights = torch.exp(scores - top)
+                    total = weights.sum() + math.exp(sink - top)
+                    output[row, head] = (weights @ values / total).to(query.dtype)
+        return output
+
+    def _read(
+        self, kv_layer: torch.Tensor, head: int, table: list[int], positions: range
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [len(positions), head_dim] of one kv head, in float64."""
+        block_size = kv_layer.shape[3]
+        pages = key_tiles(kv_layer[:, 0], self.key_page)
+        tile = pages.shape[3]
+        keys, values = [], []
+        for position in positions:
+            block, offset = table[position // block_size], position % block_size
+            keys.append(pages[block, head, offset // tile, offset % tile])
+            values.append(kv_layer[block, 1, head, offset])
+        return torch.stack(keys).double(), torch.stack(values).double()
+
+    def rope_and_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_query(query, kv_layer)
+        checks.check_key_value(key, value, kv_layer, query.shape[0])
+        checks.check_rope(query, cos, sin)
+        self.write_kv(rotate(key, cos, sin), value, kv_layer, batch)
+        return rotate(query, cos, sin)
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467); rounds to the dtype before the weight."""
+        checks.check_rms_norm(hidden, weight, residual)
+        summed = hidden if residual is None else residual + hidden
+        wide = summed.double()
+        scale = torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + eps)
+        return weight * (wide * scale).to(hidden.dtype), summed
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """SwiGLU's product (Shazeer 2020, arXiv:2002.05202); silu rounds to the dtype before it."""
+        checks.check_gate_up(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        wide = gate.double()
+        return (wide / (1 + torch.exp(-wide))).to(gate.dtype) * up
+
+    def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        checks.check_copy(pool, pairs)
+        read = [pool[source].clone() for source, _ in pairs]
+        for (_, destination), block in zip(pairs, read, strict=True):
+            pool[destination] = block
+
+    def transfer_blocks(
+        self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        checks.check_transfer(source, destination, pairs)
+        for from_id, to_id in pairs:
+            destination[to_id] = source[from_id]

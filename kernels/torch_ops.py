@@ -1,0 +1,144 @@
+"""The operations in torch alone, for any device: gather whole pages, then attend.
+
+Ordinary mode gathers a group's pages and calls scaled_dot_product_attention with the query heads of a
+kv head packed as rows. Deterministic mode (`tile_attention`) makes each row's bits independent of what
+shares its batch and of how its prompt was chunked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from pageturner.kernels import checks
+from pageturner.kernels.batch_plan import RowGroup, plan_by_row_tile, plan_by_sequence
+from pageturner.kernels.gather_attention import gather_attention
+from pageturner.kernels.layout import AttentionBatch, KeyPage, key_tiles
+from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.tile_attention import tile_attention
+
+
+class TorchOps:
+    """`PagedOps` in torch. key_page: the order of keys in the pools it is given.
+
+    deterministic: a row's result depends on its own tokens only, bit for bit, wherever torch's batched
+    product of matrices of one fixed shape does (true of every CPU seen; tests/kernels probes it).
+    """
+
+    def __init__(self, key_page: KeyPage = KeyPage.PLAIN, *, deterministic: bool = False) -> None:
+        self.key_page = key_page
+        self.deterministic = deterministic
+        self._batch: AttentionBatch | None = None
+        self._checked: tuple[int, int] | None = None
+        self._plans: dict[tuple[int, int | None, int | None], list[RowGroup]] = {}
+
+    @property
+    def name(self) -> str:
+        return "torch-deterministic" if self.deterministic else "torch"
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
+    ) -> None:
+        self._check(kv_layer, batch)
+        checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
+        rows = (batch.slot_mapping >= 0).nonzero().squeeze(1)
+        slots = batch.slot_mapping[rows]
+        blocks, offsets = slots // kv_layer.shape[3], slots % kv_layer.shape[3]
+        keys = key_tiles(kv_layer[:, 0], self.key_page)
+        keys[blocks, :, offsets // keys.shape[3], offsets % keys.shape[3]] = key[rows]
+        kv_layer[:, 1][blocks, :, offsets] = value[rows]
+
+    def attention(
+        self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
+    ) -> torch.Tensor:
+        self._check(kv_layer, batch)
+        checks.check_query(query, kv_layer)
+        checks.check_shape("query", query, (batch.slot_mapping.shape[0], None, None))
+        checks.check_sinks(spec.sinks, query.shape[1])
+        num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
+        attend = tile_attention if self.deterministic else gather_attention
+        output = torch.empty_like(query)
+        for group in self._plan(kv_layer, batch, spec):
+            # [B, n, H, D] -> [B, Hkv, G * n, D]: the query heads that share keys become rows.
+            pieces, rows = group.rows.shape
+            packed = query[group.rows].view(pieces, rows, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+            result = attend(packed.flatten(2, 3), kv_layer, self.key_page, group, spec).view(packed.shape)
+            output[group.rows[group.real]] = result.permute(0, 3, 1, 2, 4).flatten(2, 3)[group.real]
+        return output
+
+    def rope_and_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_query(query, kv_layer)
+        checks.check_key_value(key, value, kv_layer, query.shape[0])
+        checks.check_rope(query, cos, sin)
+        self.write_kv(_rotate(key, cos, sin), value, kv_layer, batch)
+        return _rotate(query, cos, sin)
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        checks.check_rms_norm(hidden, weight, residual)
+        summed = hidden if residual is None else residual + hidden
+        wide = summed.float()
+        normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+        return weight * normed.to(hidden.dtype), summed
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        checks.check_gate_up(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate.contiguous()) * up
+
+    def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        checks.check_copy(pool, pairs)
+        if pairs:
+            sources, destinations = torch.tensor(pairs, device=pool.device).unbind(1)
+            pool.index_copy_(0, destinations, pool.index_select(0, sources))
+
+    def transfer_blocks(
+        self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        checks.check_transfer(source, destination, pairs)
+        for from_id, to_id, length in _runs(pairs):
+            destination[to_id : to_id + length].copy_(source[from_id : from_id + length], non_blocking=True)
+
+    def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
+        checks.check_kv_layer(kv_layer, self.key_page)
+        size = (kv_layer.shape[0], kv_layer.shape[3])
+        if batch is not self._batch or size != self._checked:
+            checks.check_batch(batch, *size)
+            self._batch, self._checked, self._plans = batch, size, {}
+
+    def _plan(self, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec) -> list[RowGroup]:
+        """Of a batch that `_check` has just seen; layers with the same window share it."""
+        key = (kv_layer.shape[3], spec.sliding_window, spec.chunk)
+        if key not in self._plans:
+            make = plan_by_row_tile if self.deterministic else plan_by_sequence
+            self._plans[key] = make(batch, spec, kv_layer.shape[3])
+        return self._plans[key]
+
+
+def _rotate(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = rows.chunk(2, dim=-1)
+    turned = torch.cat((-high, low), dim=-1)
+    return (rows * cos[:, None] + turned * sin[:, None]).to(rows.dtype)
+
+
+def _runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(source, destination, length) of each stretch in which both ids rise by one."""
+    runs: list[tuple[int, int, int]] = [(*pairs[0], 1)] if pairs else []
+    for (source, destination), (next_source, next_destination) in pairwise(pairs):
+        if (next_source, next_destination) == (source + 1, destination + 1):
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+        else:
+            runs.append((next_source, next_destination, 1))
+    return runs

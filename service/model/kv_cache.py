@@ -1,0 +1,79 @@
+"""The two KV pools, device and host, and the block traffic between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pageturner.kernels import checks
+from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.ops import PagedOps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pageturner.service.core.outputs import BlockCopies, BlockCopy
+
+
+class KvCache:
+    """Device pool [num_blocks, ...] and host pool [num_host_blocks, ...] of one model (see kernels.layout).
+
+    The host pool is a buffer of its own on the CPU too, pinned where the device is a GPU. Both start as
+    zeros. Raises ValueError for a negative size, a pool of no blocks, or a layout whose key order is
+    not the one that `ops` wants.
+    """
+
+    def __init__(
+        self, layout: KvLayout, num_blocks: int, num_host_blocks: int, ops: PagedOps, device: torch.device
+    ) -> None:
+        if num_blocks < 1 or num_host_blocks < 0:
+            raise ValueError(
+                f"{num_blocks} device and {num_host_blocks} host blocks; needed: at least 1 and 0"
+            )
+        if layout.key_page is not ops.key_page:
+            raise ValueError(f"{layout.key_page} keys given, the {ops.name} operations want {ops.key_page}")
+        self.layout = layout
+        self.device = device
+        self.pool = torch.zeros(layout.pool_shape(num_blocks), dtype=layout.dtype, device=device)
+        self.host_pool = torch.zeros(
+            layout.pool_shape(num_host_blocks), dtype=layout.dtype, pin_memory=device.type == "cuda"
+        )
+        self._ops = ops
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.shape[0]
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self.host_pool.shape[0]
+
+    def layer(self, index: int) -> torch.Tensor:
+        """The pages of one layer, a view: [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+        return self.pool[:, index]
+
+    def apply(self, copies: BlockCopies) -> None:
+        """Clears, then swap-outs, then swap-ins, then copies.
+
+        So a swap-in may land in a block that a swap-out of this step leaves, and a copy may read what a
+        swap-in brought. Raises KernelArgumentError for an id outside its pool or a block written twice
+        by one kind; then nothing has moved.
+        """
+        clears = torch.tensor(copies.clears, dtype=torch.long)
+        swap_outs, swap_ins, moves = map(_pairs, (copies.swap_outs, copies.swap_ins, copies.copies))
+        checks.check_copy(self.pool, [(block, block) for block in copies.clears])
+        checks.check_transfer(self.pool, self.host_pool, swap_outs)
+        checks.check_transfer(self.host_pool, self.pool, swap_ins)
+        checks.check_copy(self.pool, moves)
+        if copies.clears:
+            self.pool[clears.to(self.device)] = 0
+        if swap_outs:
+            self._ops.transfer_blocks(self.pool, self.host_pool, swap_outs)
+        if swap_ins:
+            self._ops.transfer_blocks(self.host_pool, self.pool, swap_ins)
+        if moves:
+            self._ops.copy_blocks(self.pool, moves)
+
+
+def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:
+    return [(copy.source, copy.destination) for copy in copies]

@@ -1,0 +1,182 @@
+"""Every backend against the definition: ragged lengths, scattered blocks, NaN where nobody owns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pageturner.kernels.layout import KeyPage, KvLayout
+from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.reference import ReferenceOps
+from support.ops import BACKENDS
+from support.paged import assert_near, assert_same, make_case
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(params=BACKENDS)
+def ops(request: pytest.FixtureRequest) -> PagedOps:
+    return BACKENDS[request.param]()
+
+
+def layout_for(
+    ops: PagedOps, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype = torch.float32
+) -> KvLayout:
+    return KvLayout(2, kv_heads, head_dim, block_size, dtype, ops.key_page)
+
+
+def check_attention(
+    ops: PagedOps,
+    layout: KvLayout,
+    sequences: list[tuple[int, int]],
+    group: int,
+    spec: AttentionSpec,
+    seed: int = 0,
+) -> None:
+    case = make_case(sequences, layout=layout, num_heads=group * layout.num_kv_heads, layer=1, seed=seed)
+    result = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, case.batch, spec)
+    assert_near(result, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("group", "kv_heads", "head_dim"), [(1, 2, 64), (3, 3, 64), (4, 1, 128), (8, 1, 96), (5, 1, 40)]
+)
+def test_attention_over_ragged_lengths(
+    ops: PagedOps, dtype: torch.dtype, group: int, kv_heads: int, head_dim: int
+) -> None:
+    layout = layout_for(ops, kv_heads, head_dim, 16, dtype)
+    lengths = (1, 15, 16, 17, 53)
+    spec = AttentionSpec(scale=head_dim**-0.5)
+    check_attention(ops, layout, [(1, length) for length in lengths], group, spec)
+    check_attention(ops, layout, [(1, 53), (7, 7), (1, 3), (20, 53), (17, 17)], group, spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(scale=0.2, sliding_window=1),
+        AttentionSpec(scale=0.2, sliding_window=19),
+        AttentionSpec(scale=2.0, logit_softcap=2.5),
+        AttentionSpec(scale=0.2, sinks=torch.tensor([0.5, -3.0, 0.0, 20.0])),
+        AttentionSpec(scale=0.2, chunk=24),
+        AttentionSpec(
+            scale=0.2, sliding_window=9, logit_softcap=3.0, sinks=torch.tensor([0.5, -3.0, 0.0, 2.0])
+        ),
+    ],
+    ids=["window-1", "window-19", "softcap", "sinks", "chunk", "all"],
+)
+def test_attention_options(ops: PagedOps, spec: AttentionSpec) -> None:
+    layout = layout_for(ops, 2, 64, 16)
+    check_attention(ops, layout, [(1, 70), (1, 5), (30, 70), (1, 24), (25, 25)], 2, spec)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attention_of_any_shape(backend: str, data: st.DataObject) -> None:
+    ops = BACKENDS[backend]()
+    block_size = data.draw(st.sampled_from((16, 32) if ops.key_page is KeyPage.TILED16 else (1, 3, 8, 16)))
+    head_dim = data.draw(st.sampled_from((2, 8, 16, 64)))
+    group, kv_heads = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+    lengths = st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n)))
+    sequences = data.draw(st.lists(lengths, min_size=1, max_size=4))
+    spec = AttentionSpec(
+        scale=head_dim**-0.5,
+        sliding_window=data.draw(st.none() | st.integers(1, 50)),
+        logit_softcap=data.draw(st.none() | st.floats(1, 30)),
+        sinks=torch.linspace(-1, 1, group * kv_heads) if data.draw(st.booleans()) else None,
+        chunk=data.draw(st.none() | st.integers(1, 50)),
+    )
+    layout = layout_for(ops, kv_heads, head_dim, block_size)
+    check_attention(ops, layout, sequences, group, spec, seed=data.draw(st.integers(0, 1000)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("table_dtype", DTYPES)
+def test_rope_and_write(ops: PagedOps, dtype: torch.dtype, table_dtype: torch.dtype) -> None:
+    if dtype is torch.float32 and table_dtype is torch.bfloat16:
+        pytest.skip("tables are never narrower than the rows")
+    layout = layout_for(ops, 3, 64, 16, dtype)
+    case = make_case([(1, 33), (20, 37), (1, 1)], layout=layout, num_heads=9, layer=1)
+    case.batch.slot_mapping[3] = -1
+    key, value = torch.randn(22, 3, 64).to(dtype), torch.randn(22, 3, 64).to(dtype)
+    angles = torch.randn(22, 32).repeat(1, 2)
+    cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
+
+    expected_layer = case.kv_layer.clone()
+    expected = ReferenceOps(ops.key_page).rope_and_write_kv(
+        case.query, key, value, cos, sin, expected_layer, case.batch
+    )
+    # Query, key and value as a merged projection hands them over: slices of one tensor.
+    merged = torch.cat((case.query, key, value), dim=1)
+    query, key, value = merged[:, :9], merged[:, 9:12], merged[:, 12:]
+    result = ops.rope_and_write_kv(query, key, value, cos, sin, case.kv_layer, case.batch)
+    assert torch.equal(result, expected)
+    assert_same(case.kv_layer, expected_layer)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_write_kv(ops: PagedOps, dtype: torch.dtype) -> None:
+    layout = layout_for(ops, 2, 40, 16, dtype)
+    case = make_case([(4, 33), (1, 16)], layout=layout, num_heads=2, layer=1)
+    case.batch.slot_mapping[1] = -1
+    key, value = torch.randn(2, 5, 2, 40).to(dtype)
+    expected = case.kv_layer.clone()
+    ReferenceOps(ops.key_page).write_kv(key, value, expected, case.batch)
+    ops.write_kv(key, value, case.kv_layer, case.batch)
+    assert_same(case.kv_layer, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 576), (7, 576), (3, 100), (5, 4, 64)])
+def test_rms_norm(ops: PagedOps, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    hidden, residual = torch.randn(2, *shape).to(dtype)
+    weight = torch.randn(shape[-1]).to(dtype)
+    for added in (None, residual):
+        normed, summed = ops.rms_norm(hidden, weight, 1e-5, added)
+        expected_normed, expected_sum = ReferenceOps().rms_norm(hidden, weight, 1e-5, added)
+        assert torch.equal(summed, expected_sum)
+        assert_near(normed, expected_normed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 3072), (9, 3072), (3, 50)])
+def test_silu_and_mul(ops: PagedOps, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    gate_up = (torch.randn(shape) * 4).to(dtype)
+    assert_near(ops.silu_and_mul(gate_up), ReferenceOps().silu_and_mul(gate_up))
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(0, 6))
+@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_block_copies_and_transfers(backend: str, seed: int, count: int) -> None:
+    ops, generator = BACKENDS[backend](), torch.Generator().manual_seed(seed)
+    pool = torch.randn(6, 2, 2, 1, 16, 4, generator=generator)
+    # Destinations are distinct; sources may repeat, so that chains, cycles and fans all come up.
+    destinations = torch.randperm(6, generator=generator)[:count].tolist()
+    sources = torch.randint(6, (count,), generator=generator).tolist()
+    pairs = list(zip(sources, destinations, strict=True))
+    expected = pool.clone()
+    ReferenceOps().copy_blocks(expected, pairs)
+    ops.copy_blocks(pool, pairs)
+    assert torch.equal(pool, expected)
+
+    host = torch.zeros(6, 2, 2, 1, 16, 4)
+    expected = host.clone()
+    ReferenceOps().transfer_blocks(pool, expected, sorted(pairs))
+    ops.transfer_blocks(pool, host, sorted(pairs))
+    assert torch.equal(host, expected)
+
+
+def test_a_batch_without_written_rows(ops: PagedOps) -> None:
+    layout = layout_for(ops, 1, 8, 16)
+    case = make_case([(1, 4)], layout=layout, num_heads=1)
+    batch = replace(case.batch, slot_mapping=torch.tensor([-1]))
+    before = case.kv_layer.clone()
+    ops.write_kv(torch.ones(1, 1, 8), torch.ones(1, 1, 8), case.kv_layer, batch)
+    assert_same(case.kv_layer, before)

@@ -1,0 +1,149 @@
+"""Paged batches for tests: scattered blocks, ragged lengths, and NaN in every slot that nobody owns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage, KvLayout
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """One layer's pool with a batch that attends to it.
+
+    keys[s], values[s]: [seq_len, num_kv_heads, head_dim], what the pool holds for sequence s.
+    """
+
+    kv_layer: torch.Tensor
+    batch: AttentionBatch
+    query: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    def rows(self, start: int, stop: int) -> PagedCase:
+        """The same sequence with only rows [start, stop) of its query asked: a chunk of its prompt.
+
+        For cases of one sequence whose rows are its whole prompt.
+        """
+        count = stop - start
+        batch = replace(
+            self.batch,
+            query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+            seq_lens=torch.tensor([stop], dtype=torch.int32),
+            slot_mapping=self.batch.slot_mapping[start:stop],
+            positions=self.batch.positions[start:stop],
+            max_query_len=count,
+            max_seq_len=stop,
+        )
+        return replace(self, batch=batch, query=self.query[start:stop])
+
+    def sequence(self, index: int) -> PagedCase:
+        """Sequence `index` alone in its batch."""
+        start, stop = self.batch.query_start_loc[index : index + 2].tolist()
+        seq_len = int(self.batch.seq_lens[index])
+        batch = AttentionBatch(
+            query_start_loc=torch.tensor([0, stop - start], dtype=torch.int32),
+            seq_lens=self.batch.seq_lens[index : index + 1].clone(),
+            block_tables=self.batch.block_tables[index : index + 1].clone(),
+            slot_mapping=self.batch.slot_mapping[start:stop],
+            positions=self.batch.positions[start:stop],
+            max_query_len=stop - start,
+            max_seq_len=seq_len,
+        )
+        return replace(self, batch=batch, query=self.query[start:stop])
+
+
+def key_elements(offset: int, head_dim: int, key_page: KeyPage) -> torch.Tensor:
+    """Where token `offset` of a page keeps its key, as indices into the flat page. Spelled out on purpose:
+    a second statement of the layout, independent of `layout.key_tiles`."""
+    dims = torch.arange(head_dim)
+    if key_page is KeyPage.PLAIN:
+        return offset * head_dim + dims
+    return offset // KEY_TILE * KEY_TILE * head_dim + dims * KEY_TILE + offset % KEY_TILE
+
+
+def read_slot(kv_layer: torch.Tensor, slot: int, key_page: KeyPage) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and value [num_kv_heads, head_dim] stored at `slot`."""
+    block, offset = divmod(slot, kv_layer.shape[3])
+    elements = key_elements(offset, kv_layer.shape[4], key_page)
+    return kv_layer[block, 0].flatten(1)[:, elements], kv_layer[block, 1, :, offset]
+
+
+def make_batch(
+    sequences: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int
+) -> AttentionBatch:
+    """sequences: (rows, seq_len) each. tables are padded with 0, and so may name a stranger's block."""
+    counts = [rows for rows, _ in sequences]
+    width = max(len(table) for table in tables)
+    positions = [position for rows, seq_len in sequences for position in range(seq_len - rows, seq_len)]
+    slots = [
+        table[position // block_size] * block_size + position % block_size
+        for (rows, seq_len), table in zip(sequences, tables, strict=True)
+        for position in range(seq_len - rows, seq_len)
+    ]
+    return AttentionBatch(
+        query_start_loc=torch.tensor([0, *counts]).cumsum(0).int(),
+        seq_lens=torch.tensor([seq_len for _, seq_len in sequences], dtype=torch.int32),
+        block_tables=torch.tensor([[*t, *[0] * (width - len(t))] for t in tables], dtype=torch.int32),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64),
+        positions=torch.tensor(positions, dtype=torch.int64),
+        max_query_len=max(counts),
+        max_seq_len=max(seq_len for _, seq_len in sequences),
+    )
+
+
+def make_case(
+    sequences: Sequence[tuple[int, int]],
+    *,
+    layout: KvLayout,
+    num_heads: int,
+    seed: int = 0,
+    spare_blocks: int = 3,
+    layer: int = 0,
+) -> PagedCase:
+    """Random keys, values and queries for sequences of (rows, seq_len), in blocks dealt at random."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(layout.dtype)
+
+    needs = [math.ceil(seq_len / layout.block_size) for _, seq_len in sequences]
+    num_blocks = sum(needs) + spare_blocks
+    deck = iter(torch.randperm(num_blocks, generator=generator).tolist())
+    tables = [[next(deck) for _ in range(need)] for need in needs]
+
+    pool = torch.full(layout.pool_shape(num_blocks), math.nan, dtype=layout.dtype)
+    kv_layer = pool[:, layer]
+    keys, values = [], []
+    for (_, seq_len), table in zip(sequences, tables, strict=True):
+        key = normal(seq_len, layout.num_kv_heads, layout.head_dim)
+        value = normal(seq_len, layout.num_kv_heads, layout.head_dim)
+        for position in range(seq_len):
+            block, offset = table[position // layout.block_size], position % layout.block_size
+            elements = key_elements(offset, layout.head_dim, layout.key_page)
+            kv_layer[block, 0].flatten(1)[:, elements] = key[position]
+            kv_layer[block, 1, :, offset] = value[position]
+        keys.append(key)
+        values.append(value)
+    num_rows = sum(rows for rows, _ in sequences)
+    return PagedCase(
+        kv_layer=kv_layer,
+        batch=make_batch(sequences, tables, layout.block_size),
+        query=normal(num_rows, num_heads, layout.head_dim),
+        keys=keys,
+        values=values,
+    )
+
+
+def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to rounding, for results of order 1 that are sums."""
+    atol, rtol = (2e-6, 2e-5) if expected.dtype is torch.float32 else (1.6e-2, 1.6e-2)
+    torch.testing.assert_close(result, expected, atol=atol, rtol=rtol)
+
+
+def assert_same(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal bit for bit, NaN for NaN."""
+    torch.testing.assert_close(result, expected, atol=0, rtol=0, equal_nan=True)
