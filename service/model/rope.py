@@ -1,0 +1,143 @@
+"""Rotary position embedding: the frequencies a configuration asks for, and their table.
+
+RoPE (Su et al., 2021, arXiv:2104.09864) turns dimension pair i of a head by position * frequency[i].
+Scaled variants change the frequencies once, so one table serves every sequence of a batch: linear
+interpolation (Chen et al., 2023, arXiv:2306.15595), YaRN (Peng et al., 2023, arXiv:2309.00071) and the
+Llama 3.1 rule. Variants whose frequencies depend on the length of the sequence (longrope, and dynamic NTK
+beyond its trained length) cannot share a table, and are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pageturner.service.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How positions turn heads. frequencies: radians a position, one a pair of dimensions, head_dim / 2.
+
+    scale: factor on cos and sin (YaRN's attention temperature). max_position: positions the
+    frequencies are valid for.
+    """
+
+    frequencies: tuple[float, ...]
+    scale: float
+    max_position: int
+
+    def table(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, float32 [num_positions, head_dim]; the two halves of a row are equal."""
+        assert num_positions <= self.max_position
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = positions[:, None] * torch.tensor(self.frequencies, dtype=torch.float32)[None, :]
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, default_theta: float) -> Rope:
+    """The rope of a config.json, in its present form (rope_parameters) or its older one (rope_theta,
+    rope_scaling). Raises ModelError for a variant that this decoder does not compute."""
+    # As transformers reads it: the older key wins where both are there, and its dict is taken whole.
+    parameters: dict[str, Any] = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise ModelError("rope_parameters differ between kinds of layers")
+    theta = float(_either(parameters, config, "rope_theta") or default_theta)
+    partial = _either(parameters, config, "partial_rotary_factor")
+    if partial is not None and partial != 1.0:
+        raise ModelError(f"partial_rotary_factor {partial}: only whole heads are rotated")
+    if parameters.get("mrope_section"):
+        raise ModelError("multimodal rope (mrope_section) has more than one position a token")
+    parameters["original_max_position_embeddings"] = (
+        _either(config, parameters, "original_max_position_embeddings") or max_position
+    )
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    # The reference computes theta ** (2 i / head_dim) in float32; one ulp there is a visible angle at 8,192.
+    powers = theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim)
+    scale = 1.0
+    match kind:
+        case "default":
+            frequencies = 1.0 / powers
+        case "linear":
+            frequencies = (1.0 / powers) / _number(parameters, "factor")
+        case "dynamic":
+            # Up to the trained length dynamic NTK is the plain rope; beyond it, it is not offered.
+            frequencies = 1.0 / powers
+        case "llama3":
+            frequencies = _llama3(1.0 / powers, parameters)
+        case "yarn":
+            frequencies, scale = _yarn(powers, theta, parameters, max_position)
+        case _:
+            raise ModelError(f"rope_type {kind!r} is not computed by this decoder")
+    return Rope(tuple(frequencies.tolist()), scale, max_position)
+
+
+def _llama3(frequencies: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
+    """Long wavelengths are divided by `factor`, short ones kept, and those between blended."""
+    factor = _number(parameters, "factor")
+    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    trained = float(parameters["original_max_position_embeddings"])
+    wavelengths = 2 * math.pi / frequencies
+    blend = (trained / wavelengths - low) / (high - low)
+    blended = (1 - blend) * frequencies / factor + blend * frequencies
+    long, short = wavelengths > trained / low, wavelengths < trained / high
+    return torch.where(long, frequencies / factor, torch.where(short, frequencies, blended))
+
+
+def _yarn(
+    powers: torch.Tensor, theta: float, parameters: Mapping[str, Any], max_position: int
+) -> tuple[torch.Tensor, float]:
+    """Frequencies that turn often in the trained length are kept, rare ones divided by `factor`."""
+    trained = float(parameters["original_max_position_embeddings"])
+    factor = float(parameters["factor"]) if parameters.get("factor") else max_position / trained
+    head_dim = 2 * len(powers)
+
+    def pair_that_turns(times: float) -> float:
+        return head_dim * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_that_turns(float(parameters.get("beta_fast") or 32))
+    high = pair_that_turns(float(parameters.get("beta_slow") or 1))
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(len(powers), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    frequencies = (1.0 / (factor * powers)) * (1 - kept) + (1.0 / powers) * kept
+    return frequencies, _yarn_scale(parameters, factor)
+
+
+def _yarn_scale(parameters: Mapping[str, Any], factor: float) -> float:
+    def temperature(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given, mscale, mscale_all = (
+        parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim")
+    )
+    if given is not None:
+        return float(given)
+    if mscale and mscale_all:
+        return temperature(float(mscale)) / temperature(float(mscale_all))
+    return temperature(1.0)
+
+
+def _either(first: Mapping[str, Any], second: Mapping[str, Any], key: str) -> Any:
+    value = first.get(key)
+    return second.get(key) if value is None else value
+
+
+def _number(parameters: Mapping[str, Any], key: str) -> float:
+    value = parameters.get(key)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise ModelError(f"rope_parameters.{key}: {value!r} is not a positive number")
+    return float(value)

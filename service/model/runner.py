@@ -1,0 +1,42 @@
+"""Runs a step's forward: SchedulerOutput -> logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from pageturner.service.core.outputs import SampledSequence, ScheduledSequence, SchedulerOutput
+from pageturner.service.model.batch import build_batch
+from pageturner.service.model.causal_model import CausalModel
+from pageturner.service.model.kv_cache import KvCache
+
+
+class Runner:
+    """A model over its KV cache.
+
+    A step scheduled before its predecessor was sampled holds UNKNOWN_TOKEN where the sampled token
+    goes; `note_sampled`, called between the two forwards, says what that is.
+    """
+
+    def __init__(self, model: CausalModel, kv_cache: KvCache) -> None:
+        self.model = model
+        self._kv_cache = kv_cache
+        self._sampled: dict[tuple[int, int], int] = {}
+
+    @torch.inference_mode()
+    def forward(self, output: SchedulerOutput) -> torch.Tensor:
+        """Write the step's KV; logits [R, vocab_size], one row for each scheduled sequence that samples."""
+        if not output.scheduled:
+            return torch.empty(0, self.model.vocab_size, dtype=self.model.dtype, device=self._kv_cache.device)
+        batch = build_batch(output, self._kv_cache.layout.block_size, self._kv_cache.device, self._resolve)
+        return self.model.forward(batch, self._kv_cache)
+
+    def note_sampled(self, sampled: Iterable[SampledSequence]) -> None:
+        """The tokens of the step that ran last; those of the step before it are forgotten."""
+        self._sampled = {
+            (result.seq_id, result.epoch): result.tokens[-1].token_id for result in sampled if result.tokens
+        }
+
+    def _resolve(self, sequence: ScheduledSequence) -> int:
+        # A sequence that sampled nothing (non-finite logits) is computed once more for nobody: any token.
+        return self._sampled.get((sequence.seq_id, sequence.epoch), 0)
