@@ -211,6 +211,9 @@ def load_config(
     for name, text in (flags or {}).items():
         take(_find_key(name), "the command line", from_text, text)
 
+    if "model.source" in values:
+        # Shells leave ~ alone in files, and in some flags; the loader may not ask where home is.
+        values["model.source"] = os.path.expanduser(values["model.source"])
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in values.items():
         sections[KEYS[name].section][KEYS[name].name] = value

@@ -1,7 +1,7 @@
 """Structured logs on stderr: key=value on a terminal, one JSON object a line otherwise.
 
-Prompt and output text reach no log unless `include_text` is set: events that carry text put it under
-the keys in `TEXT_KEYS`, and a processor removes those.
+A request's id is bound as a context variable by whoever handles it, and so is part of every line about
+it. Prompts are not logged: `server.log_prompts` is the one switch for that, and its default is off.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ import structlog
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
 
-TEXT_KEYS = frozenset({"prompt", "text", "messages", "output"})
-
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """What is logged, and how.
 
     level: the least severe kind that is written. format: `auto` is console on a terminal and json
-    otherwise. include_text: whether prompts and outputs may be logged.
+    otherwise.
     """
 
     level: Level = "info"
     format: Format = "auto"
-    include_text: bool = False
 
 
 def configure(options: LogOptions, stream: TextIO | None = None) -> None:
@@ -46,8 +43,6 @@ def configure(options: LogOptions, stream: TextIO | None = None) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if not options.include_text:
-        processors.append(_remove_text)
     if not console:
         processors.append(structlog.processors.format_exc_info)
     structlog.configure(
@@ -56,11 +51,3 @@ def configure(options: LogOptions, stream: TextIO | None = None) -> None:
         logger_factory=structlog.PrintLoggerFactory(output),
         cache_logger_on_first_use=False,
     )
-
-
-def _remove_text(
-    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    for key in TEXT_KEYS.intersection(event):
-        del event[key]
-    return event

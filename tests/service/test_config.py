@@ -124,6 +124,10 @@ def test_sizes_take_units(tmp_path: Path) -> None:
     assert load(cache__swap_space="0").config.cache.swap_space == 0
 
 
+def test_a_model_may_lie_at_home() -> None:
+    assert load(model__source="~/llama").config.model.source == str(Path.home() / "llama")
+
+
 def test_none_takes_an_optional_value_back(tmp_path: Path) -> None:
     loaded = load("[cache]\nnum_blocks = 10\n", tmp_path, cache__num_blocks="none")
     assert loaded.config.cache.num_blocks is None

@@ -1,0 +1,67 @@
+"""`transformers`' own generate() as a process to race against: one warm batch, again and again.
+
+    python -m pageturner.service.bench.baseline FOLDER --batch 16 --prompt-tokens 128 ...
+
+loads the model once and warms it up, prints "ready", then answers each line on standard input with the
+seconds that one batch took. In a process of its own, so that neither contender's allocator, threads or
+caches are the other's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+
+def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
+    """A function that generates for one batch and returns its seconds."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    model = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=getattr(torch, arguments.dtype))
+    model.eval()
+    generator = torch.Generator().manual_seed(arguments.seed)
+    shape = (arguments.batch, arguments.prompt_tokens)
+    # Ids from the middle of the vocabulary: special tokens lie at its ends.
+    prompts = torch.randint(1000, min(30000, model.config.vocab_size), shape, generator=generator)
+
+    def generate() -> float:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            output = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=False,
+                min_new_tokens=arguments.output_tokens,
+                max_new_tokens=arguments.output_tokens,
+                pad_token_id=0,
+            )
+        seconds = time.perf_counter() - started
+        assert output.shape[1] == arguments.prompt_tokens + arguments.output_tokens
+        return seconds
+
+    return generate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    generate = load_batch(parser.parse_args())
+    generate()
+    print("ready", flush=True)  # noqa: T201  # the protocol with the parent
+    for _ in sys.stdin:
+        print(generate(), flush=True)  # noqa: T201  # the protocol with the parent
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""`pageturner bench startup`: from the start of the process to health SERVING, the model converted before."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pageturner.service.bench.server_process import running_server
+
+
+@dataclass(frozen=True, slots=True)
+class StartupResult:
+    """Seconds of each run, and of the one before them that converted the model if need be."""
+
+    first_seconds: float
+    seconds: tuple[float, ...]
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def measure_startup(runs: int, arguments: Sequence[str] = ()) -> StartupResult:
+    """Start a server once for the caches, then `runs` times, one after the other."""
+
+    def once() -> float:
+        with running_server(arguments) as server:
+            return server.ready_seconds
+
+    first = once()
+    return StartupResult(first, tuple(once() for _ in range(runs)))

@@ -1,0 +1,93 @@
+"""Measures what this machine does, once, before the first request: the `Rates` that policies weigh.
+
+Runs a handful of steps on blocks that nobody owns yet. Whatever they leave there is never read.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pageturner.policies.views import Rates
+from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
+
+CHUNK_TOKENS = 64
+"""Tokens of the measured prefill step: enough to tell its slope from the fixed cost of a step."""
+
+CONTEXT_TOKENS = 1024
+"""Context of the measured decode step, as far as the pool reaches."""
+
+NUM_COPIED_BLOCKS = 64
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is measured: the model's forward, the cache's block traffic, and the sizes of both pools.
+
+    forward, apply: must have finished when they return. timer: seconds.
+    """
+
+    forward: Callable[[SchedulerOutput], object]
+    apply: Callable[[BlockCopies], object]
+    timer: Callable[[], float]
+    block_size: int
+    block_bytes: int
+    num_blocks: int
+    num_host_blocks: int
+    max_num_batched_tokens: int
+
+
+def measure_rates(machine: Machine) -> Rates:
+    """The median of a few steps of each kind. Without host blocks the copy rates keep their defaults."""
+    capacity = machine.num_blocks * machine.block_size
+    chunk = max(2, min(CHUNK_TOKENS, capacity, machine.max_num_batched_tokens))
+    context = min(CONTEXT_TOKENS, capacity - 1)
+    _seconds(machine, lambda: machine.forward(_step(machine, chunk)))  # the first run pays for caches
+    one = _seconds(machine, lambda: machine.forward(_step(machine, 1)))
+    many = _seconds(machine, lambda: machine.forward(_step(machine, chunk)))
+    far = _seconds(machine, lambda: machine.forward(_step(machine, 1, start=context)))
+    a_token = max((many - one) / (chunk - 1), 1e-9)
+    rates = Rates(
+        block_bytes=machine.block_bytes,
+        prefill_seconds_fixed=max(one - a_token, 0.0),
+        prefill_seconds_per_token=a_token,
+        prefill_seconds_per_token_context=max((far - one) / max(context, 1), 0.0),
+    )
+    num_copied = min(NUM_COPIED_BLOCKS, machine.num_blocks, machine.num_host_blocks)
+    if not num_copied:
+        return rates
+    pairs = tuple(BlockCopy(block, block) for block in range(num_copied))
+    copied_bytes = num_copied * machine.block_bytes
+    out = _seconds(machine, lambda: machine.apply(BlockCopies(swap_outs=pairs)))
+    back = _seconds(machine, lambda: machine.apply(BlockCopies(swap_ins=pairs)))
+    return replace(
+        rates,
+        swap_out_bytes_per_second=copied_bytes / out,
+        swap_in_bytes_per_second=copied_bytes / back,
+    )
+
+
+def _seconds(machine: Machine, work: Callable[[], object]) -> float:
+    def once() -> float:
+        started = machine.timer()
+        work()
+        return max(machine.timer() - started, 1e-9)
+
+    return statistics.median(once() for _ in range(_REPEATS))
+
+
+def _step(machine: Machine, num_tokens: int, start: int = 0) -> SchedulerOutput:
+    num_blocks = -(-(start + num_tokens) // machine.block_size)
+    sequence = ScheduledSequence(
+        seq_id=-1,
+        request_id="calibration",
+        epoch=0,
+        token_ids=(0,) * num_tokens,
+        start=start,
+        write_start=start,
+        block_table=tuple(range(num_blocks)),
+        samples=(),
+    )
+    return SchedulerOutput(step_id=-1, scheduled=(sequence,))
