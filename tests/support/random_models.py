@@ -6,6 +6,7 @@ training starts from leaves attention nearly uniform, and would hide a wrong mas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,8 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 
+_from_config: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
+
 
 def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
     """The configuration of a tiny model of the family, with some values replaced."""
@@ -215,7 +218,7 @@ def tiny_model(family: str, seed: int, **changes: Any) -> tuple[PreTrainedConfig
     config = tiny_config(family, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model = _from_config(config, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
