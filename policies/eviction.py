@@ -92,7 +92,10 @@ class CostAware:
         check_option(self, "context_weight", at_least=0)
 
     def score(self, block: BlockView) -> float:
-        end = max(block.num_chain_blocks, block.depth + 1)
-        depths = (block.depth + end - 1) * (end - block.depth) / 2  # their sum, depth .. end - 1
-        cost = (end - block.depth) + self.context_weight * depths
+        num_behind = block.num_chain_blocks - block.depth
+        # An unknown chain costs one block: to judge it by depth alone would have heads go before tails.
+        cost = 1.0
+        if num_behind > 0:
+            mean_depth = block.depth + (num_behind - 1) / 2
+            cost = num_behind * (1 + self.context_weight * mean_depth)
         return block.released_at + self.seconds_per_block * (1 + block.num_hits) * cost

@@ -1,0 +1,161 @@
+"""`pageturner plan`: numbers worked out by hand and in the literature, exactly."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pageturner.service.errors import ConfigError
+from pageturner.service.plan import ModelShape, Plan, dtype_bytes, plan_from_config, render, to_json
+from rich.console import Console
+
+LLAMA_7B = ModelShape(num_layers=32, num_kv_heads=32, head_dim=128, dtype_bytes=2)
+LLAMA_70B = ModelShape(num_layers=80, num_kv_heads=8, head_dim=128, dtype_bytes=2)
+LLAMA_70B_WITHOUT_GQA = ModelShape(num_layers=80, num_kv_heads=64, head_dim=128, dtype_bytes=2)
+
+
+def test_a_7b_model_with_a_batch_of_16_at_32k_takes_256_gib() -> None:
+    plan = Plan(LLAMA_7B, request_tokens=32_768, batch=16)
+    assert plan.bytes_per_token == 524_288
+    assert plan.bytes_per_batch == 274_877_906_944
+    assert plan.batch * plan.paged_bytes_per_request == 274_877_906_944
+
+
+def test_a_70b_model_with_and_without_grouped_heads() -> None:
+    plan = Plan(LLAMA_70B_WITHOUT_GQA, request_tokens=2_048, batch=32)
+    assert plan.bytes_per_token == 2_621_440
+    assert plan.bytes_per_batch == 171_798_691_840
+    assert LLAMA_70B.bytes_per_token == 327_680
+
+
+def test_contiguous_against_paged() -> None:
+    plan = Plan(LLAMA_7B, request_tokens=100, block_size=16, max_model_len=2048, budget_bytes=10 << 30)
+    assert plan.bytes_per_block == 8_388_608
+    assert plan.blocks_per_request == 7
+    assert plan.paged_bytes_per_request == 7 * 8_388_608
+    assert plan.contiguous_bytes_per_request == 1 << 30
+    assert plan.num_blocks == 1280
+    assert plan.contiguous_requests == 10
+    assert plan.paged_requests == 182  # 1280 // 7
+    assert plan.paged_waste == 12 / 112
+    assert plan.contiguous_waste == 1948 / 2048
+
+
+def test_without_a_budget_nothing_is_said_of_what_fits() -> None:
+    plan = Plan(LLAMA_7B, request_tokens=100)
+    assert (plan.num_blocks, plan.contiguous_requests, plan.paged_requests) == (None, None, None)
+    assert plan.contiguous_waste == 0.0
+
+
+@given(
+    tokens=st.integers(1, 10_000),
+    block_size=st.integers(1, 256),
+    slack=st.integers(0, 10_000),
+    budget=st.integers(0, 1 << 40),
+)
+def test_paging_wastes_less_than_a_block_and_fits_the_budget(
+    tokens: int, block_size: int, slack: int, budget: int
+) -> None:
+    plan = Plan(LLAMA_70B, tokens, 1, block_size, tokens + slack, budget)
+    wasted = plan.paged_bytes_per_request - plan.bytes_per_request
+    assert 0 <= wasted < plan.bytes_per_block
+    assert plan.paged_requests is not None
+    assert plan.contiguous_requests is not None
+    assert plan.paged_requests * plan.paged_bytes_per_request <= budget
+    assert (plan.paged_requests + 1) * plan.paged_bytes_per_request > budget - plan.bytes_per_block
+    assert plan.contiguous_requests * plan.contiguous_bytes_per_request <= budget
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ({"request_tokens": 0}, "request_tokens"),
+        ({"request_tokens": 8, "batch": 0}, "batch"),
+        ({"request_tokens": 8, "block_size": -16}, "block_size"),
+        ({"request_tokens": 8, "max_model_len": 7}, "max_model_len"),
+        ({"request_tokens": 8, "budget_bytes": -1}, "budget_bytes"),
+    ],
+)
+def test_nonsense_is_refused_by_name(arguments: dict[str, int], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Plan(LLAMA_7B, **arguments)
+    assert caught.value.key == key
+
+
+def test_a_shape_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_kv_heads: must be positive, not 0"):
+        ModelShape(32, 0, 128, 2)
+
+
+SMOLLM2 = {
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 576,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (SMOLLM2, ModelShape(30, 3, 64, 2)),
+        ({**SMOLLM2, "head_dim": 128}, ModelShape(30, 3, 128, 2)),
+        ({**SMOLLM2, "num_key_value_heads": None}, ModelShape(30, 9, 64, 2)),
+        ({**SMOLLM2, "torch_dtype": None}, ModelShape(30, 3, 64, 4)),
+        ({**SMOLLM2, "dtype": "float16"}, ModelShape(30, 3, 64, 2)),
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768}, ModelShape(12, 12, 64, 4)),
+        ({"n_layer": 24, "n_head": 16, "n_embd": 2048, "multi_query": True}, ModelShape(24, 1, 128, 4)),
+        ({"text_config": SMOLLM2, "vision_config": {"num_hidden_layers": 2}}, ModelShape(30, 3, 64, 2)),
+    ],
+)
+def test_the_shape_is_read_from_a_config(config: dict[str, Any], shape: ModelShape) -> None:
+    assert plan_from_config(config) == shape
+
+
+def test_the_dtype_of_the_cache_may_differ_from_the_weights() -> None:
+    assert plan_from_config(SMOLLM2, dtype="fp8") == ModelShape(30, 3, 64, 1)
+    assert dtype_bytes("torch.bfloat16") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"num_hidden_layers": "30"}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_attention_heads": -9}, "num_attention_heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": 577}, "hidden_size"),
+        ({"torch_dtype": "int4"}, "dtype"),
+        ({"torch_dtype": 16}, "dtype"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank"),
+    ],
+)
+def test_a_config_that_makes_no_sense_names_its_key(change: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_from_config({**SMOLLM2, **change})
+    assert caught.value.key == key
+
+
+def test_the_table_and_the_json_tell_the_same() -> None:
+    plan = Plan(LLAMA_7B, request_tokens=100, batch=3, max_model_len=2048, budget_bytes=10 << 30)
+    console = Console(width=140, file=io.StringIO(), record=True)
+    console.print(render(plan))
+    text = console.export_text()
+    numbers = to_json(plan)
+    for name in (
+        "bytes_per_token",
+        "bytes_per_block",
+        "contiguous_bytes_per_request",
+        "paged_bytes_per_request",
+    ):
+        assert f"{numbers[name]:,}" in text
+    assert f"{numbers['paged_requests']:,}" in text
+    assert numbers["bytes_per_batch"] == 3 * 100 * 524_288
+    assert "10.7%" in text  # 12 of 112 slots
+    assert "95.1%" in text
