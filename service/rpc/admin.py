@@ -1,0 +1,60 @@
+"""AdminService: what runs here and how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from pageturner.service.engine.api import EngineClient
+from pageturner.service.errors import Draining, InvalidArgument
+from pageturner.service.rpc import convert
+from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle
+from pageturner.service.rpc.options import ServerOptions
+from pageturner.v1 import admin_pb2 as pb
+from pageturner.v1.admin_pb2_grpc import AdminServiceServicer
+
+Context = grpc.aio.ServicerContext
+
+DEFAULT_WATCH_SECONDS = 1.0
+
+
+class AdminServicer(AdminServiceServicer):
+    """Raises PageturnerError; the interceptor makes statuses of them."""
+
+    def __init__(self, engine: EngineClient, options: ServerOptions, lifecycle: Lifecycle) -> None:
+        self._engine = engine
+        self._options = options
+        self._lifecycle = lifecycle
+
+    async def GetServerInfo(
+        self,
+        request: pb.GetServerInfoRequest,
+        context: Context[pb.GetServerInfoRequest, pb.GetServerInfoResponse],
+    ) -> pb.GetServerInfoResponse:
+        return convert.from_server_info(self._engine.server_info())
+
+    async def GetLoad(
+        self, request: pb.GetLoadRequest, context: Context[pb.GetLoadRequest, pb.GetLoadResponse]
+    ) -> pb.GetLoadResponse:
+        return pb.GetLoadResponse(load=convert.from_stats(self._engine.load()))
+
+    async def WatchLoad(
+        self, request: pb.WatchLoadRequest, context: Context[pb.WatchLoadRequest, pb.WatchLoadResponse]
+    ) -> AsyncIterator[pb.WatchLoadResponse]:
+        interval = request.interval_seconds if request.HasField("interval_seconds") else DEFAULT_WATCH_SECONDS
+        low, high = self._options.min_watch_seconds, self._options.max_watch_seconds
+        if not low <= interval <= high:  # also refuses NaN
+            raise InvalidArgument("interval_seconds", f"{interval} is not in [{low:g}, {high:g}]")
+        while True:
+            yield pb.WatchLoadResponse(load=convert.from_stats(self._engine.load()))
+            try:
+                await asyncio.wait_for(self._lifecycle.stopping.wait(), interval)
+            except TimeoutError:
+                continue
+            raise Draining(DRAINING_TEXT)
+
+    async def GetPolicies(
+        self, request: pb.GetPoliciesRequest, context: Context[pb.GetPoliciesRequest, pb.GetPoliciesResponse]
+    ) -> pb.GetPoliciesResponse:
+        return pb.GetPoliciesResponse(policies=map(convert.from_policy, self._engine.policies()))

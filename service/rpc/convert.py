@@ -1,0 +1,216 @@
+"""Requests from the wire to domain values, and events and facts from domain values to the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    FinishedEvent,
+    FinishReason,
+    RequestTimings,
+    SampledToken,
+    SchedulerStats,
+    TokenEvent,
+    Usage,
+)
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.api import (
+    AbortOutcome,
+    AcceptedEvent,
+    ChatMessage,
+    ModelInfo,
+    PolicyInfo,
+    Prompt,
+    ServerInfo,
+    StreamEvent,
+    Submission,
+)
+from pageturner.service.errors import InvalidArgument
+from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
+
+MAX_NAME_LENGTH = 256
+"""Characters of an id, a model's name, a tenant or a salt: they travel in logs and metadata."""
+
+FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason] = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: generation_pb2.FINISH_REASON_ABORTED,
+}
+
+ABORT_OUTCOMES: Mapping[AbortOutcome, generation_pb2.AbortOutcome] = {
+    AbortOutcome.ABORTED: generation_pb2.ABORT_OUTCOME_ABORTED,
+    AbortOutcome.ALREADY_FINISHED: generation_pb2.ABORT_OUTCOME_ALREADY_FINISHED,
+    AbortOutcome.NOT_FOUND: generation_pb2.ABORT_OUTCOME_NOT_FOUND,
+}
+
+
+# From the wire
+
+
+def to_submission(
+    request: generation_pb2.GenerateRequest | generation_pb2.GenerateStreamRequest,
+    request_id: str,
+    deadline_seconds: float | None,
+) -> Submission:
+    """Raises InvalidArgument with the field's path in the request."""
+    for name in ("request_id", "model", "tenant", "cache_salt"):
+        if len(getattr(request, name)) > MAX_NAME_LENGTH:
+            raise InvalidArgument(name, f"longer than {MAX_NAME_LENGTH} characters")
+    return Submission(
+        prompt=to_prompt(request.prompt),
+        params=to_sampling_params(request.sampling),
+        request_id=request_id,
+        model=request.model,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        bypass_prefix_cache=request.bypass_prefix_cache,
+        deadline_seconds=deadline_seconds,
+    )
+
+
+def to_prompt(prompt: generation_pb2.Prompt) -> Prompt:
+    match prompt.WhichOneof("input"):
+        case "text":
+            if not prompt.text:
+                raise InvalidArgument("prompt.text", "is empty")
+            return prompt.text
+        case "token_ids":
+            if not prompt.token_ids.ids:
+                raise InvalidArgument("prompt.token_ids.ids", "is empty")
+            return tuple(prompt.token_ids.ids)
+        case "chat":
+            if not prompt.chat.messages:
+                raise InvalidArgument("prompt.chat.messages", "is empty")
+            for position, message in enumerate(prompt.chat.messages):
+                if not message.role:
+                    raise InvalidArgument(f"prompt.chat.messages[{position}].role", "is empty")
+            return tuple(ChatMessage(message.role, message.content) for message in prompt.chat.messages)
+        case _:
+            raise InvalidArgument("prompt", "none of text, token_ids and chat is given")
+
+
+def to_sampling_params(sampling: generation_pb2.SamplingParams) -> SamplingParams:
+    """Fields have one name on both sides, and ListFields gives those that the client set."""
+    given: dict[str, Any] = {field.name: value for field, value in sampling.ListFields()}
+    given["stop"] = tuple(sampling.stop)
+    given["stop_token_ids"] = tuple(sampling.stop_token_ids)
+    given["logit_bias"] = tuple(sorted(sampling.logit_bias.items()))
+    return SamplingParams(**given)
+
+
+_SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+
+
+def to_wire_path(error: InvalidArgument, prompt: Prompt) -> InvalidArgument:
+    """The engine names what it was given (`top_p`, `prompt[3]`); a client wants its own message's path."""
+    root, bracket, rest = error.field.partition("[")
+    if root in _SAMPLING_FIELDS:
+        path = f"sampling.{error.field}"
+    elif root in ("prompt", "prompt_token_ids"):
+        forms = {str: "prompt.text", ChatMessage: "prompt.chat.messages", int: "prompt.token_ids.ids"}
+        path = forms[str if isinstance(prompt, str) else type(prompt[0])] + bracket + rest
+    else:
+        return error
+    return InvalidArgument(path, error.reason)
+
+
+# To the wire
+
+
+def from_event(
+    event: StreamEvent, policies: Callable[[], Iterable[PolicyInfo]]
+) -> generation_pb2.GenerateStreamResponse:
+    """One message of a stream, its sequence number yet to be written. policies: asked at the end only."""
+    message = generation_pb2.GenerateStreamResponse(request_id=event.request_id)
+    match event:
+        case AcceptedEvent():
+            message.accepted.seed = event.seed
+            message.accepted.prompt_tokens = event.num_prompt_tokens
+            message.accepted.max_tokens = event.max_tokens
+        case TokenEvent():
+            message.delta.index = event.index
+            message.delta.text = event.text
+            message.delta.token_ids.extend(token.token_id for token in event.tokens)
+            message.delta.logprobs.extend(from_logprobs(event.tokens))
+        case ChoiceFinishedEvent():
+            message.choice_finished.index = event.index
+            set_finish(message.choice_finished, event)
+        case FinishedEvent():
+            message.finished.usage.CopyFrom(from_usage(event.usage))
+            message.finished.timings.CopyFrom(from_timings(event.timings))
+            message.finished.policies.update(policy_names(policies()))
+    return message
+
+
+def set_finish(
+    message: generation_pb2.ChoiceFinished | generation_pb2.Choice, event: ChoiceFinishedEvent
+) -> None:
+    message.finish_reason = FINISH_REASONS[event.reason]
+    if isinstance(event.matched, str):
+        message.stop_string = event.matched
+    elif event.matched is not None:
+        message.stop_token_id = event.matched
+
+
+def from_logprobs(tokens: Iterable[SampledToken]) -> Iterable[generation_pb2.TokenLogprobs]:
+    """One for each token that carries a log-probability: all of a request's, or none."""
+    for token in tokens:
+        if token.logprob is not None:
+            yield generation_pb2.TokenLogprobs(
+                chosen=generation_pb2.TokenLogprob(token_id=token.token_id, logprob=token.logprob),
+                top=[
+                    generation_pb2.TokenLogprob(token_id=top.token_id, logprob=top.logprob)
+                    for top in token.top_logprobs
+                ],
+            )
+
+
+def from_usage(usage: Usage) -> generation_pb2.Usage:
+    return generation_pb2.Usage(
+        prompt_tokens=usage.num_prompt_tokens,
+        cached_prompt_tokens=usage.num_cached_prompt_tokens,
+        output_tokens=usage.num_output_tokens,
+    )
+
+
+def from_timings(timings: RequestTimings) -> generation_pb2.Timings:
+    return generation_pb2.Timings(
+        queue_seconds=timings.queue_seconds,
+        prefill_seconds=timings.prefill_seconds,
+        decode_seconds=timings.decode_seconds,
+        preemptions=generation_pb2.Preemptions(
+            swaps=timings.num_swaps,
+            recomputes=timings.num_recomputes,
+            tail_reclaims=timings.num_tail_reclaims,
+        ),
+    )
+
+
+def policy_names(policies: Iterable[PolicyInfo]) -> dict[str, str]:
+    return {policy.axis: policy.name for policy in policies}
+
+
+def from_model(model: ModelInfo) -> model_pb2.Model:
+    return model_pb2.Model(**asdict(model))
+
+
+def from_server_info(info: ServerInfo) -> admin_pb2.GetServerInfoResponse:
+    return admin_pb2.GetServerInfoResponse(**asdict(info))
+
+
+def from_stats(stats: SchedulerStats) -> admin_pb2.Load:
+    return admin_pb2.Load(**asdict(stats))
+
+
+def from_policy(policy: PolicyInfo) -> admin_pb2.Policy:
+    return admin_pb2.Policy(
+        axis=policy.axis,
+        name=policy.name,
+        options={name: json.dumps(value, default=str) for name, value in policy.options.items()},
+        available=policy.available,
+    )

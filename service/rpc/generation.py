@@ -1,0 +1,143 @@
+"""GenerationService: a call becomes a submission, the engine's events become messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import grpc
+import structlog
+from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
+from pageturner.service.engine.api import AcceptedEvent, EngineClient, StreamEvent, Submission
+from pageturner.service.errors import InvalidArgument
+from pageturner.service.rpc import convert
+from pageturner.service.rpc.lifecycle import Lifecycle
+from pageturner.service.rpc.models import find_model
+from pageturner.service.rpc.options import ServerOptions
+from pageturner.v1 import generation_pb2 as pb
+from pageturner.v1.generation_pb2_grpc import GenerationServiceServicer
+
+Context = grpc.aio.ServicerContext
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """Raises PageturnerError; the interceptor makes statuses of them.
+
+    new_request_id: names requests whose client did not.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        options: ServerOptions,
+        lifecycle: Lifecycle,
+        logger: structlog.typing.FilteringBoundLogger,
+        new_request_id: Callable[[], str],
+    ) -> None:
+        self._engine = engine
+        self._options = options
+        self._lifecycle = lifecycle
+        self._logger = logger
+        self._new_request_id = new_request_id
+
+    async def GenerateStream(
+        self,
+        request: pb.GenerateStreamRequest,
+        context: Context[pb.GenerateStreamRequest, pb.GenerateStreamResponse],
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        submission = self._submission(request, context.time_remaining())
+        sequence_number = 0
+        async with aclosing(self._events(submission)) as events:
+            async for event in events:
+                message = convert.from_event(event, self._engine.policies)
+                message.sequence_number = sequence_number
+                sequence_number += 1
+                yield message
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context[pb.GenerateRequest, pb.GenerateResponse]
+    ) -> pb.GenerateResponse:
+        submission = self._submission(request, context.time_remaining())
+        response = pb.GenerateResponse(request_id=submission.request_id)
+        response.choices.extend(pb.Choice(index=index) for index in range(submission.params.n))
+        texts: list[list[str]] = [[] for _ in response.choices]
+        async with aclosing(self._events(submission)) as events:
+            async for event in events:
+                match event:
+                    case AcceptedEvent():
+                        response.seed = event.seed
+                    case TokenEvent():
+                        choice = response.choices[event.index]
+                        texts[event.index].append(event.text)
+                        choice.token_ids.extend(token.token_id for token in event.tokens)
+                        choice.logprobs.extend(convert.from_logprobs(event.tokens))
+                    case ChoiceFinishedEvent():
+                        convert.set_finish(response.choices[event.index], event)
+                    case FinishedEvent():
+                        response.usage.CopyFrom(convert.from_usage(event.usage))
+                        response.timings.CopyFrom(convert.from_timings(event.timings))
+                        response.policies.update(convert.policy_names(self._engine.policies()))
+        for choice, parts in zip(response.choices, texts, strict=True):
+            choice.text = "".join(parts)
+        return response
+
+    async def Abort(
+        self, request: pb.AbortRequest, context: Context[pb.AbortRequest, pb.AbortResponse]
+    ) -> pb.AbortResponse:
+        if not 1 <= len(request.request_ids) <= self._options.max_abort_ids:
+            bounds = f"[1, {self._options.max_abort_ids}]"
+            raise InvalidArgument("request_ids", f"{len(request.request_ids)} ids, not in {bounds}")
+        response = pb.AbortResponse()
+        for request_id in request.request_ids:
+            outcome = await self._engine.abort(request_id)
+            response.results.add(request_id=request_id, outcome=convert.ABORT_OUTCOMES[outcome])
+        return response
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: Context[pb.TokenizeRequest, pb.TokenizeResponse]
+    ) -> pb.TokenizeResponse:
+        find_model(self._engine, request.model)
+        add_special_tokens = request.add_special_tokens or not request.HasField("add_special_tokens")
+        prompt = convert.to_prompt(request.prompt)
+        try:
+            token_ids = await self._engine.tokenize(prompt, add_special_tokens=add_special_tokens)
+        except InvalidArgument as error:
+            raise convert.to_wire_path(error, prompt) from error
+        return pb.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context[pb.DetokenizeRequest, pb.DetokenizeResponse]
+    ) -> pb.DetokenizeResponse:
+        find_model(self._engine, request.model)
+        return pb.DetokenizeResponse(text=await self._engine.detokenize(tuple(request.token_ids)))
+
+    def _submission(
+        self, request: pb.GenerateRequest | pb.GenerateStreamRequest, deadline_seconds: float | None
+    ) -> Submission:
+        request_id = request.request_id or self._new_request_id()
+        structlog.contextvars.bind_contextvars(request_id=request_id[: convert.MAX_NAME_LENGTH])
+        submission = convert.to_submission(request, request_id, deadline_seconds)
+        if self._options.log_prompts:
+            self._logger.info("prompt", request_id=request_id, prompt=submission.prompt)
+        return submission
+
+    async def _events(self, submission: Submission) -> AsyncGenerator[StreamEvent, None]:
+        """The engine's events. However this is left, what still runs is aborted before it is gone.
+
+        The abort is shielded: a second cancellation (a stopping server's, after the client's) must not
+        cut it short.
+        """
+        with self._lifecycle.admit(submission.request_id):
+            try:
+                stream = await self._engine.submit(submission)
+            except asyncio.CancelledError:
+                await asyncio.shield(self._engine.abort(submission.request_id))
+                raise
+            except InvalidArgument as error:
+                raise convert.to_wire_path(error, submission.prompt) from error
+            try:
+                async for event in stream:
+                    yield event
+            finally:
+                await asyncio.shield(stream.aclose())

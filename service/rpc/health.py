@@ -1,0 +1,73 @@
+"""grpc.health.v1, read off the engine's own health each time it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1.health_pb2_grpc import HealthServicer as HealthServiceServicer
+from pageturner.service.engine.api import EngineClient, EngineHealth
+from pageturner.service.errors import Draining
+from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle
+
+Status = pb.HealthCheckResponse.ServingStatus
+Context = grpc.aio.ServicerContext
+
+
+class HealthServicer(HealthServiceServicer):
+    """Every service here, and "" for the server, is SERVING while the engine is and no drain has begun."""
+
+    def __init__(self, engine: EngineClient, lifecycle: Lifecycle, services: frozenset[str]) -> None:
+        self._engine = engine
+        self._lifecycle = lifecycle
+        self._services = services | {""}
+
+    async def Check(
+        self,
+        request: pb.HealthCheckRequest,
+        context: Context[pb.HealthCheckRequest, pb.HealthCheckResponse],
+    ) -> pb.HealthCheckResponse:
+        status = self._status(request.service, self._engine.health)
+        if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:256]!r} here")
+        return pb.HealthCheckResponse(status=status)
+
+    async def Watch(
+        self,
+        request: pb.HealthCheckRequest,
+        context: Context[pb.HealthCheckRequest, pb.HealthCheckResponse],
+    ) -> AsyncIterator[pb.HealthCheckResponse]:
+        """Ends when the server stops: an open watch must not hold a shutdown."""
+        sent = None
+        while not self._lifecycle.stopping.is_set():
+            known, draining = self._engine.health, self._lifecycle.draining.is_set()
+            status = self._status(request.service, known)
+            if status != sent:
+                yield pb.HealthCheckResponse(status=status)
+                sent = status
+            else:
+                await self._wait_for_change(known, draining)
+        raise Draining(DRAINING_TEXT)
+
+    def _status(self, service: str, health: EngineHealth) -> pb.HealthCheckResponse.ServingStatus:
+        if service not in self._services:
+            return pb.HealthCheckResponse.SERVICE_UNKNOWN
+        if health is EngineHealth.SERVING and not self._lifecycle.draining.is_set():
+            return pb.HealthCheckResponse.SERVING
+        return pb.HealthCheckResponse.NOT_SERVING
+
+    async def _wait_for_change(self, known: EngineHealth, draining: bool) -> None:
+        next_phase = self._lifecycle.stopping if draining else self._lifecycle.draining
+        waits = {
+            asyncio.ensure_future(self._engine.wait_for_health_change(known)),
+            asyncio.ensure_future(next_phase.wait()),
+        }
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                wait.result()
+        finally:
+            for wait in waits:
+                wait.cancel()

@@ -1,0 +1,141 @@
+"""Around every call: typed errors become statuses, the access log gets a line, the counters a tick."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import grpc
+import structlog
+from grpc_status import rpc_status
+from pageturner.service.core.clock import Clock
+from pageturner.service.errors import EngineDead, PageturnerError, StepFailed
+from pageturner.service.rpc.status import code_of, to_status
+
+_CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+_QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
+
+
+class Method(NamedTuple):
+    """The labels that Prometheus' gRPC dashboards know."""
+
+    grpc_type: str
+    grpc_service: str
+    grpc_method: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallMetrics:
+    """grpc_server_started_total and grpc_server_handled_total, the latter by status code too."""
+
+    started: Counter[Method] = field(default_factory=Counter)
+    handled: Counter[tuple[Method, str]] = field(default_factory=Counter)
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """The one place where a call begins and ends.
+
+    A streaming handler is an async generator to its author and a coroutine that writes to gRPC. So a
+    cancellation, also one that comes while a write waits for a slow client, is raised inside of it, and
+    its `finally` runs then and there, not when the garbage collector finds the generator.
+    """
+
+    def __init__(
+        self, logger: structlog.typing.FilteringBoundLogger, clock: Clock, metrics: CallMetrics
+    ) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._metrics = metrics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        requests = "stream" if handler.request_streaming else "unary"
+        answers = "stream" if handler.response_streaming else "unary"
+        behaviour = getattr(handler, f"{requests}_{answers}")
+        _, service, name = handler_call_details.method.split("/")
+        method = Method(_TYPES[requests, answers], service, name)
+
+        async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            async with self._observe(method, context):
+                return await behaviour(request, context)
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            async with self._observe(method, context), aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+
+        make_handler = getattr(grpc, f"{requests}_{answers}_rpc_method_handler")
+        wrapped: grpc.RpcMethodHandler[Any, Any] = make_handler(
+            stream if handler.response_streaming else answer,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return wrapped
+
+    @asynccontextmanager
+    async def _observe(
+        self, method: Method, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[None]:
+        started_at = self._clock.now()
+        self._metrics.started[method] += 1
+        code = grpc.StatusCode.OK
+        try:
+            yield
+        except grpc.aio.AbortError:
+            number: Any = context.code()  # a plain number in grpc.aio, whatever its types say
+            code = _CODES_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+            raise
+        except asyncio.CancelledError:
+            code = _cancellation_code(context)
+            raise
+        except Exception as error:
+            code = code_of(error)
+            if not isinstance(error, PageturnerError) or isinstance(error, (EngineDead, StepFailed)):
+                self._logger.error("rpc_error", method=method.grpc_method, exc_info=error, **_bound())
+            status = rpc_status.to_status(  # type: ignore[no-untyped-call] # grpcio-status has no types
+                to_status(error, _bound().get("request_id", ""))
+            )
+            await context.abort_with_status(status)
+        finally:
+            self._metrics.handled[method, code.name] += 1
+            log = self._logger.debug if method.grpc_service in _QUIET_SERVICES else self._logger.info
+            log(
+                "rpc",
+                service=method.grpc_service,
+                method=method.grpc_method,
+                code=code.name,
+                seconds=round(self._clock.now() - started_at, 6),
+                peer=context.peer(),
+                **_bound(),
+            )
+
+
+_TYPES = {
+    ("unary", "unary"): "unary",
+    ("unary", "stream"): "server_stream",
+    ("stream", "unary"): "client_stream",
+    ("stream", "stream"): "bidi_stream",
+}
+
+
+def _cancellation_code(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
+    remaining: float | None = context.time_remaining()  # None without a deadline
+    if remaining is not None and remaining <= 0:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.StatusCode.CANCELLED
+
+
+def _bound() -> dict[str, Any]:
+    """What the handler bound for this call's log lines: the request id, once it is known."""
+    bound = structlog.contextvars.get_contextvars()
+    return {"request_id": bound["request_id"]} if "request_id" in bound else {}

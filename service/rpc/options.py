@@ -1,0 +1,83 @@
+"""Options that the server owns; `service/config.py` composes them with those of the other layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageturner.service.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to listen, and the bounds of a connection and of a shutdown. Raises ConfigError.
+
+    host: an address of this machine. port: 0 takes any free one.
+    max_request_bytes, max_response_bytes: of one message.
+    keepalive_seconds, keepalive_timeout_seconds: how often a silent client is pinged, and how long its
+    answer may take before its calls are cancelled. min_ping_interval_seconds: clients that ping more
+    often are disconnected. drain_seconds: how long a shutdown waits for what runs; abort_seconds: how
+    long for the aborted rest. min_watch_seconds, max_watch_seconds: bounds on WatchLoad's interval.
+    max_abort_ids: ids in one Abort. log_prompts: prompts appear in the log; they are private, so off.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    max_request_bytes: int = 16 << 20
+    max_response_bytes: int = 64 << 20
+    keepalive_seconds: float = 30.0
+    keepalive_timeout_seconds: float = 10.0
+    min_ping_interval_seconds: float = 10.0
+    drain_seconds: float = 30.0
+    abort_seconds: float = 2.0
+    min_watch_seconds: float = 0.1
+    max_watch_seconds: float = 3600.0
+    max_abort_ids: int = 1024
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("server.port", f"{self.port} is not in [0, 65535]")
+        if not self.host:
+            raise ConfigError("server.host", "is empty")
+        for name in ("max_request_bytes", "max_response_bytes"):
+            if not 1024 <= getattr(self, name) < 1 << 31:
+                raise ConfigError(
+                    f"server.{name}", f"{getattr(self, name)} is not in [1024, {(1 << 31) - 1}]"
+                )
+        for name in ("keepalive_seconds", "keepalive_timeout_seconds", "min_ping_interval_seconds"):
+            if not 0 < getattr(self, name) < 86400:
+                raise ConfigError(f"server.{name}", f"{getattr(self, name)} is not in (0, 86400)")
+        for name in ("drain_seconds", "abort_seconds"):
+            if not 0 <= getattr(self, name) < 86400:
+                raise ConfigError(f"server.{name}", f"{getattr(self, name)} is not in [0, 86400)")
+        if not 0 < self.min_watch_seconds <= self.max_watch_seconds < 86400:
+            raise ConfigError(
+                "server.min_watch_seconds",
+                f"{self.min_watch_seconds} is not in (0, max_watch_seconds = {self.max_watch_seconds}]",
+            )
+        if self.max_abort_ids < 1:
+            raise ConfigError("server.max_abort_ids", f"{self.max_abort_ids} is not at least 1")
+
+    @property
+    def address(self) -> str:
+        return format_address(self.host, self.port)
+
+    def channel_arguments(self) -> tuple[tuple[str, int], ...]:
+        """What gRPC is told. Without so_reuseport a second server on a port fails instead of sharing it."""
+        return (
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", self.max_request_bytes),
+            ("grpc.max_send_message_length", self.max_response_bytes),
+            ("grpc.keepalive_time_ms", round(self.keepalive_seconds * 1000)),
+            ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_seconds * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            (
+                "grpc.http2.min_recv_ping_interval_without_data_ms",
+                round(self.min_ping_interval_seconds * 1000),
+            ),
+        )
+
+
+def format_address(host: str, port: int) -> str:
+    """host:port, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,308 @@
+"""An EngineClient that follows a script: no model, no thread, no clock.
+
+A request's script is a list of steps. An event is delivered, an exception is raised, and `PAUSE` holds
+the stream until the test resumes it or somebody aborts the request. Every submission and abort is
+recorded, and `reached` lets a test wait for a phase instead of sleeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import Enum
+
+from pageturner.policies.views import Rates
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    FinishedEvent,
+    FinishReason,
+    RequestTimings,
+    SampledToken,
+    SchedulerStats,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
+from pageturner.service.engine.api import (
+    AbortOutcome,
+    AcceptedEvent,
+    ChatMessage,
+    EngineHealth,
+    ModelInfo,
+    PolicyInfo,
+    Prompt,
+    ServerInfo,
+    StreamEvent,
+    Submission,
+)
+from pageturner.service.errors import (
+    Draining,
+    DuplicateRequest,
+    EngineDead,
+    InvalidArgument,
+    ModelNotFound,
+    RequestAborted,
+)
+
+VOCAB_SIZE = 0x110000
+MAX_N = 8
+MAX_MODEL_LEN = 4096
+DEFAULT_MAX_TOKENS = 4
+DRAWN_SEED = 1234
+
+
+class Pause(Enum):
+    PAUSE = "pause"
+
+
+PAUSE = Pause.PAUSE
+Step = StreamEvent | Exception | Pause
+Script = Callable[[Submission, tuple[int, ...]], Sequence[Step]]
+
+
+def accepted(submission: Submission, token_ids: tuple[int, ...]) -> AcceptedEvent:
+    seed = DRAWN_SEED if submission.params.seed is None else submission.params.seed
+    max_tokens = submission.params.max_tokens or DEFAULT_MAX_TOKENS
+    return AcceptedEvent(submission.request_id, seed, len(token_ids), max_tokens)
+
+
+def finished(submission: Submission, num_prompt_tokens: int, num_output_tokens: int) -> FinishedEvent:
+    return FinishedEvent(
+        submission.request_id,
+        Usage(num_prompt_tokens, num_prompt_tokens // 2, num_output_tokens),
+        RequestTimings(0.25, 0.5, 2.0, num_swaps=3, num_recomputes=2, num_tail_reclaims=1),
+    )
+
+
+def echo(submission: Submission, token_ids: tuple[int, ...]) -> Sequence[Step]:
+    """Each choice repeats the prompt's characters, round and round, one token each, up to max_tokens.
+
+    Choices take turns. A stop string ends its choice, as one of one character would.
+    """
+    start = accepted(submission, token_ids)
+    steps: list[Step] = [start]
+    running = set(range(submission.params.n))
+    num_output_tokens = 0
+    for position in range(start.max_tokens):
+        token_id = token_ids[position % len(token_ids)]
+        for index in sorted(running):
+            text = chr(token_id)
+            num_output_tokens += 1
+            if text in submission.params.stop:
+                running.remove(index)
+                steps.append(
+                    ChoiceFinishedEvent(submission.request_id, index, FinishReason.STOP, matched=text)
+                )
+            else:
+                token = _token(submission, token_id)
+                steps.append(TokenEvent(submission.request_id, index, (token,), text))
+    steps.extend(
+        ChoiceFinishedEvent(submission.request_id, index, FinishReason.LENGTH) for index in sorted(running)
+    )
+    return [*steps, finished(submission, len(token_ids), num_output_tokens)]
+
+
+def _token(submission: Submission, token_id: int) -> SampledToken:
+    if submission.params.logprobs is None:
+        return SampledToken(token_id)
+    top = tuple(TokenLogprob(token_id + rank, -0.5 - rank) for rank in range(submission.params.logprobs))
+    return SampledToken(token_id, -0.5, top)
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, request_id: str, steps: Sequence[Step]) -> None:
+        self._engine = engine
+        self._request_id = request_id
+        self._steps = steps
+        self.aborted = asyncio.Event()
+        self.resumed = asyncio.Event()
+        self.num_taken = 0
+        self.is_closed = False
+
+    @property
+    def request_id(self) -> str:
+        return self._request_id
+
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        for step in self._steps:
+            if self.aborted.is_set():
+                raise RequestAborted("aborted by id")
+            self.num_taken += 1
+            if step is PAUSE:
+                self._engine.mark(f"paused {self._request_id}")
+                await _first_of(self.aborted, self.resumed, self._engine.died)
+                self.resumed.clear()
+                if self._engine.died.is_set():
+                    raise EngineDead("secret: Traceback of a step")
+            elif isinstance(step, Exception):
+                self._engine.live.pop(self._request_id, None)
+                raise step
+            else:
+                if isinstance(step, FinishedEvent):
+                    self._engine.live.pop(self._request_id, None)
+                    self._engine.ended.add(self._request_id)
+                yield step
+
+    async def aclose(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            if self._request_id in self._engine.live:
+                await self._engine.abort(self._request_id)
+            self._engine.mark(f"closed {self._request_id}")
+
+
+class FakeEngine:
+    """script: what each accepted request does. Assign `refusal` to have submit raise it."""
+
+    def __init__(self, script: Script = echo) -> None:
+        self.script = script
+        self.refusal: Exception | None = None
+        self.hold_submissions = False
+        self.submissions: list[Submission] = []
+        self.aborts: list[str] = []
+        self.live: dict[str, FakeStream] = {}
+        self.ended: set[str] = set()
+        self.died = asyncio.Event()
+        self.stats = SchedulerStats()
+        self._health = EngineHealth.SERVING
+        self._health_changed = asyncio.Event()
+        self._marks: dict[str, asyncio.Event] = {}
+
+    def mark(self, phase: str) -> None:
+        self._marks.setdefault(phase, asyncio.Event()).set()
+
+    async def reached(self, phase: str) -> None:
+        """Wait until `submitting ID`, `paused ID`, `aborted ID` or `closed ID` has happened."""
+        async with asyncio.timeout(10):
+            await self._marks.setdefault(phase, asyncio.Event()).wait()
+
+    def resume(self, request_id: str) -> None:
+        self.live[request_id].resumed.set()
+
+    def set_health(self, health: EngineHealth) -> None:
+        self._health = health
+        self._health_changed.set()
+        self._health_changed = asyncio.Event()
+
+    def die(self) -> None:
+        self.died.set()
+        self.set_health(EngineHealth.DEAD)
+
+    # EngineClient
+
+    @property
+    def health(self) -> EngineHealth:
+        return self._health
+
+    async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:
+        while self._health is known:
+            await self._health_changed.wait()
+        return self._health
+
+    async def submit(self, submission: Submission) -> FakeStream:
+        self.submissions.append(submission)
+        self.mark(f"submitting {submission.request_id}")
+        if self.refusal is not None:
+            raise self.refusal
+        if self._health is not EngineHealth.SERVING:
+            raise Draining("the engine takes no new requests")
+        if submission.model not in ("", self.models()[0].name):
+            raise ModelNotFound(submission.model, self.models()[0].name)
+        if submission.request_id in self.live:
+            raise DuplicateRequest(submission.request_id)
+        submission.params.check(VOCAB_SIZE, MAX_N)
+        token_ids = await self.tokenize(submission.prompt)
+        if len(token_ids) >= MAX_MODEL_LEN:
+            raise InvalidArgument("prompt", f"{len(token_ids)} tokens; at most {MAX_MODEL_LEN - 1} fit")
+        if self.hold_submissions:
+            await asyncio.Event().wait()
+        stream = FakeStream(self, submission.request_id, self.script(submission, token_ids))
+        self.live[submission.request_id] = stream
+        return stream
+
+    async def abort(self, request_id: str) -> AbortOutcome:
+        self.aborts.append(request_id)
+        self.mark(f"aborted {request_id}")
+        if request_id in self.ended:
+            return AbortOutcome.ALREADY_FINISHED
+        stream = self.live.pop(request_id, None)
+        if stream is None:
+            return AbortOutcome.NOT_FOUND
+        self.ended.add(request_id)
+        stream.aborted.set()
+        return AbortOutcome.ABORTED
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """One token a character; a text that wants special tokens is not changed by them."""
+        if isinstance(prompt, str):
+            return tuple(map(ord, prompt if add_special_tokens else prompt.strip("^")))
+        token_ids: list[int] = []
+        parts: Sequence[int | ChatMessage] = prompt
+        for position, part in enumerate(parts):
+            if isinstance(part, ChatMessage):
+                token_ids.extend(map(ord, f"<{part.role}>{part.content}"))
+            elif part < VOCAB_SIZE:
+                token_ids.append(part)
+            else:
+                raise InvalidArgument(f"prompt[{position}]", f"{part} is not in [0, {VOCAB_SIZE - 1}]")
+        return tuple(token_ids)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        for position, token_id in enumerate(token_ids):
+            if token_id >= VOCAB_SIZE:
+                raise InvalidArgument(f"token_ids[{position}]", f"{token_id} is not in [0, {VOCAB_SIZE - 1}]")
+        return "".join(map(chr, token_ids))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return (
+            ModelInfo(
+                name="echo",
+                source="nowhere",
+                architecture="EchoForCausalLM",
+                backend="fake",
+                dtype="float32",
+                deterministic=True,
+                vocab_size=VOCAB_SIZE,
+                max_model_len=MAX_MODEL_LEN,
+                num_layers=2,
+                num_kv_heads=3,
+                head_dim=64,
+                num_parameters=134_515_008,
+                eos_token_ids=(2, 3),
+                has_chat_template=True,
+            ),
+        )
+
+    def server_info(self) -> ServerInfo:
+        return ServerInfo(
+            version="0.1.0",
+            start_seconds=1.5,
+            uptime_seconds=60.25,
+            block_size=16,
+            num_blocks=64,
+            num_host_blocks=128,
+            block_bytes=1 << 19,
+            max_num_seqs=32,
+            max_num_batched_tokens=512,
+            kernels="reference",
+            rates=Rates(),
+            config={"cache.block_size": "16"},
+        )
+
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        return (
+            PolicyInfo("queue", "fcfs", {}, ("fcfs", "priority")),
+            PolicyInfo("admission", "full-prompt", {"watermark": 0.03, "strict": True}, ("full-prompt",)),
+        )
+
+    def load(self) -> SchedulerStats:
+        return self.stats
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
