@@ -96,6 +96,11 @@ class TorchOps:
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         checks.check_gate_up(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
+        if self.deterministic:
+            # F.silu takes the elements left over from its vectors with another exp (seen in float32), and
+            # which those are depends on the number of rows. torch.exp has one exp for all.
+            wide = gate.float()
+            return (wide / (1 + torch.exp(-wide))).to(gate.dtype) * up
         return torch.nn.functional.silu(gate.contiguous()) * up
 
     def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
