@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.sampling_params import SamplingParams
 
 
@@ -34,6 +35,15 @@ class NewRequest:
     bypass_prefix_cache: bool = False
     deadline: float | None = None
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a sequence of this request."""
+        return self.params.stop_token_ids + (() if self.params.ignore_eos else self.eos_token_ids)
+
+
+QueueEntry = tuple[tuple[tuple[int, float | str], ...], float, int]
+"""Place in a queue: the policy's key made comparable, arrival time, order of acceptance."""
+
 
 class RequestStatus(Enum):
     """WAITING holds no block, save one whose tail was reclaimed; SWAPPED holds host blocks only."""
@@ -42,3 +52,179 @@ class RequestStatus(Enum):
     RUNNING = "running"
     SWAPPED = "swapped"
     FINISHED = "finished"
+
+
+class Sequence:
+    """One choice of a request: its tokens and how far their KV has come.
+
+    tokens: prompt and accepted outputs; only ever appended to.
+    num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
+    num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
+    num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
+        num_computed_tokens by one where the last token is computed again for its logits only.
+    num_accepted_tokens: leading positions whose KV an ended step has made; these may be published.
+    num_claimed_blocks: leading blocks of the table that came from the cache, computed by others.
+    last_step: the last step that computes it, or copies its blocks.
+    epoch: raised whenever work in flight becomes void; results of an older epoch are dropped.
+    """
+
+    __slots__ = (
+        "digests",
+        "epoch",
+        "index",
+        "is_finished",
+        "last_step",
+        "num_accepted_tokens",
+        "num_claimed_blocks",
+        "num_computed_tokens",
+        "num_in_flight",
+        "num_kv_tokens",
+        "num_published_blocks",
+        "request",
+        "seq_id",
+        "tokens",
+    )
+
+    def __init__(self, seq_id: int, request: Request, index: int) -> None:
+        self.seq_id = seq_id
+        self.request = request
+        self.index = index
+        self.tokens = list(request.new.prompt_token_ids)
+        self.digests: list[bytes] = []
+        self.epoch = 0
+        self.is_finished = False
+        self.last_step = 0
+        self.num_in_flight = 0
+        self.num_computed_tokens = 0
+        self.num_kv_tokens = 0
+        self.num_accepted_tokens = 0
+        self.num_published_blocks = 0
+        self.num_claimed_blocks = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.request.num_prompt_tokens
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens to compute until the next one can be sampled; 0 if none is to be sampled (yet).
+
+        A sampler that looks at the history must have it whole, so such a sequence does not run ahead.
+        """
+        if self.num_output_tokens + self.num_in_flight >= self.request.max_tokens:
+            return 0
+        if self.num_in_flight and self.request.new.params.needs_history:
+            return 0
+        return len(self.tokens) + self.num_in_flight - self.num_computed_tokens
+
+    def reset(self, num_kv_tokens: int, block_size: int) -> None:
+        """Void work in flight; KV of the first `num_kv_tokens` positions stays."""
+        self.epoch += 1
+        self.num_in_flight = 0
+        self.set_kv(num_kv_tokens)
+        self.num_published_blocks = min(self.num_published_blocks, num_kv_tokens // block_size)
+        self.num_claimed_blocks = min(self.num_claimed_blocks, num_kv_tokens // block_size)
+
+    def set_kv(self, num_kv_tokens: int) -> None:
+        """KV up to here is there. At least the last token of interest is left to compute: it yields
+        logits, or at the end of a prompt the moment to fork."""
+        self.num_kv_tokens = num_kv_tokens
+        self.num_accepted_tokens = num_kv_tokens
+        end = len(self.tokens) if self.request.is_forked else self.request.num_prompt_tokens
+        self.num_computed_tokens = min(num_kv_tokens, end - 1)
+
+
+class Request:
+    """A live request. Queueing, admission and preemption take it whole.
+
+    is_forked: every sequence has its own table. Before that only the first unfinished one, the lead,
+    computes, and no further than the prompt; the others wait for its table.
+    queue_entry: its place in the order of the queue policy, as last computed.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "first_token_at",
+        "has_first_admission",
+        "is_forked",
+        "is_paused",
+        "max_tokens",
+        "new",
+        "num_blocks_peak",
+        "num_bypasses",
+        "num_cached_prompt_tokens",
+        "num_cached_tokens",
+        "num_preemptions_by_kind",
+        "num_prompt_tokens",
+        "num_step_failures",
+        "order",
+        "queue_entry",
+        "queue_seconds",
+        "queued_since",
+        "root_digest",
+        "sequences",
+        "status",
+    )
+
+    def __init__(self, new: NewRequest, order: int, max_tokens: int, root_digest: bytes) -> None:
+        self.new = new
+        self.order = order
+        self.max_tokens = max_tokens
+        self.root_digest = root_digest
+        self.num_prompt_tokens = len(new.prompt_token_ids)
+        self.status = RequestStatus.WAITING
+        self.sequences: list[Sequence] = []
+        self.is_forked = new.params.n == 1
+        self.is_paused = False
+        self.num_blocks_peak = 0
+        self.num_bypasses = 0
+        self.num_step_failures = 0
+        self.num_cached_tokens = 0
+        self.num_cached_prompt_tokens = 0
+        self.has_first_admission = False
+        self.num_preemptions_by_kind = dict.fromkeys(Reclaim, 0)
+        self.queued_since = new.arrival_time
+        self.queue_seconds = 0.0
+        self.queue_entry: QueueEntry = ((), new.arrival_time, order)
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.new.request_id
+
+    @property
+    def priority(self) -> int:
+        return self.new.priority
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    @property
+    def computing(self) -> list[Sequence]:
+        """The sequences that may be scheduled: all that are unfinished, or before a fork the lead."""
+        if len(self.sequences) == 1:
+            return self.sequences
+        return self.unfinished if self.is_forked else self.unfinished[:1]
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences this request runs, or will once forked; reserved at admission."""
+        return 1 if len(self.sequences) == 1 else len(self.unfinished)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(self.num_preemptions_by_kind.values())
+
+    def num_remaining(self, sequence: Sequence) -> int:
+        """As Sequence.num_remaining, but a lead that has others waiting stops at the prompt's end."""
+        if self.is_forked:
+            return sequence.num_remaining
+        return self.num_prompt_tokens - sequence.num_computed_tokens
+
+    @property
+    def fork_samples(self) -> bool:
+        """Whether the end of the prompt yields a token for each choice (the first time), or merely a
+        table to share again (after a recompute)."""
+        return all(sequence.num_output_tokens == 0 for sequence in self.unfinished)

@@ -1,0 +1,308 @@
+"""Block tables: which blocks hold the KV of which sequence, on the device and on the host.
+
+Only this class changes a table. It plans nothing: callers have made sure, on a scratch ledger, that what
+they ask for fits; an operation that does not fit raises OutOfBlocks and changes nothing.
+
+    fork           shares every block, a partial one too
+    prepare_write  the first writer of a shared block copies it, the last one writes in place
+    swap_out       each distinct block of a request once; sharing inside the request survives in host counts
+    truncate       gives up blocks at the end of a table
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pageturner.service.core.block_pool import BlockPool, Release
+from pageturner.service.core.outputs import BlockCopy
+from pageturner.service.core.prefix_cache import PrefixHasher
+from pageturner.service.core.request import Request, Sequence
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens` slots."""
+    return -(-num_tokens // block_size)
+
+
+_EMPTY: list[int] = []
+
+
+class BlockManager:
+    """Tables over a device pool and a host pool of equal block size.
+
+    hasher: names blocks for the prefix cache; None switches the cache off.
+    """
+
+    def __init__(self, device: BlockPool, host: BlockPool, hasher: PrefixHasher | None) -> None:
+        self.device = device
+        self.host = host
+        self.block_size = device.block_size
+        self._hasher = hasher
+        self._tables: dict[int, list[int]] = {}
+        self._host_tables: dict[int, list[int]] = {}
+
+    # --- what a sequence holds -------------------------------------------------------------
+
+    def table(self, sequence: Sequence) -> tuple[int, ...]:
+        return tuple(self._tables.get(sequence.seq_id, ()))
+
+    def peek(self, sequence: Sequence) -> list[int]:
+        """The table itself, to be read and not kept; `table` gives a copy."""
+        return self._tables.get(sequence.seq_id, _EMPTY)
+
+    def num_blocks(self, sequence: Sequence) -> int:
+        return len(self._tables.get(sequence.seq_id, ()))
+
+    def holds_device_blocks(self, request: Request) -> bool:
+        return any(sequence.seq_id in self._tables for sequence in request.sequences)
+
+    def references(self, request: Request) -> Counter[int]:
+        """Device blocks of all sequences of a request, and how many of its tables name each."""
+        counter: Counter[int] = Counter()
+        for sequence in request.sequences:
+            counter.update(self._tables.get(sequence.seq_id, ()))
+        return counter
+
+    def host_blocks(self, request: Request) -> set[int]:
+        """Distinct host blocks of a swapped request."""
+        return {
+            block_id
+            for sequence in request.sequences
+            for block_id in self._host_tables.get(sequence.seq_id, ())
+        }
+
+    def host_table(self, sequence: Sequence) -> tuple[int, ...]:
+        return tuple(self._host_tables.get(sequence.seq_id, ()))
+
+    def num_tail_blocks(self, sequence: Sequence) -> int:
+        """Exclusive blocks at the end of the table, the ones a tail reclaim can free."""
+        count = 0
+        for block_id in reversed(self._tables.get(sequence.seq_id, ())):
+            if self.device.ref_count(block_id) > 1:
+                break
+            count += 1
+        return count
+
+    def num_wasted_slots(self, sequences: Iterable[Sequence]) -> int:
+        """Allocated device slots that hold no token; a shared block counts once, by its fullest holder."""
+        filled: dict[int, int] = {}
+        for sequence in sequences:
+            for index, block_id in enumerate(self._tables.get(sequence.seq_id, ())):
+                used = min(self.block_size, max(0, sequence.num_kv_tokens - index * self.block_size))
+                filled[block_id] = max(filled.get(block_id, 0), used)
+        return sum(self.block_size - used for used in filled.values())
+
+    # --- prefix cache ----------------------------------------------------------------------
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return self._hasher is not None
+
+    def root_digest(self, *, adapter: str, salt: str) -> bytes:
+        return b"" if self._hasher is None else self._hasher.root(adapter=adapter, salt=salt)
+
+    def digest(self, sequence: Sequence, index: int) -> bytes:
+        """Digest of the index-th block of the sequence, all of whose tokens are known."""
+        assert self._hasher is not None
+        digests = sequence.digests
+        while len(digests) <= index:
+            start = len(digests) * self.block_size
+            parent = digests[-1] if digests else sequence.request.root_digest
+            digests.append(self._hasher.extend(parent, sequence.tokens[start : start + self.block_size]))
+        return digests[index]
+
+    def match(self, sequence: Sequence, num_tokens: int, first_index: int | None = None) -> list[int]:
+        """Cached blocks that continue the table (or start at `first_index`), up to `num_tokens` tokens."""
+        if self._hasher is None or sequence.request.new.bypass_prefix_cache:
+            return []
+        index = self.num_blocks(sequence) if first_index is None else first_index
+        found = []
+        while (index + 1) * self.block_size <= num_tokens:
+            block_id = self.device.lookup(self.digest(sequence, index))
+            if block_id is None:
+                break
+            found.append(block_id)
+            index += 1
+        return found
+
+    def publish(self, sequence: Sequence) -> None:
+        """Publish each full block whose KV an ended step has made."""
+        if self._hasher is None:
+            return
+        table = self._tables.get(sequence.seq_id, ())
+        for index in range(sequence.num_published_blocks, sequence.num_accepted_tokens // self.block_size):
+            self.device.publish(table[index], self.digest(sequence, index), index)
+            sequence.num_published_blocks = index + 1
+
+    # --- growing ---------------------------------------------------------------------------
+
+    def claim(self, sequence: Sequence, block_ids: Iterable[int]) -> None:
+        """Append pinned cached blocks to the table, one reference each."""
+        table = self._tables.setdefault(sequence.seq_id, [])
+        for block_id in block_ids:
+            self.device.share(block_id)
+            table.append(block_id)
+
+    def pin(self, block_ids: Iterable[int]) -> None:
+        """Hold cached blocks until their claims are carried out, so that no allocation evicts them."""
+        for block_id in block_ids:
+            self.device.share(block_id)
+            self.device.count_hit(block_id)
+
+    def unpin(self, block_ids: Iterable[int], release: Release) -> None:
+        for block_id in block_ids:
+            self.device.release(block_id, release)
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """Make the table cover `num_tokens` slots. Raises OutOfBlocks and changes nothing."""
+        missing = blocks_for(num_tokens, self.block_size) - self.num_blocks(sequence)
+        if missing > 0:
+            new = self.device.allocate(missing)
+            self._tables.setdefault(sequence.seq_id, []).extend(new)
+
+    def prepare_write(self, sequence: Sequence, position: int, release: Release) -> BlockCopy | None:
+        """Make the block of `position` safe to write for this sequence alone.
+
+        A shared block is replaced by a fresh one and the copy to be made is returned. A published block
+        held once is unpublished. Raises OutOfBlocks and changes nothing.
+        """
+        table = self._tables.get(sequence.seq_id, [])
+        index = position // self.block_size
+        if index >= len(table):
+            return None
+        block_id = table[index]
+        if self.device.ref_count(block_id) == 1:
+            self.device.unpublish(block_id)
+            return None
+        (fresh,) = self.device.allocate(1)
+        table[index] = fresh
+        self.device.release(block_id, release)
+        return BlockCopy(block_id, fresh)
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        """Let `child` share the blocks that hold the parent's first `num_tokens` tokens."""
+        assert child.seq_id not in self._tables, f"sequence {child.seq_id} already has a table"
+        shared = self._tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
+        for block_id in shared:
+            self.device.share(block_id)
+        self._tables[child.seq_id] = list(shared)
+        child.digests = parent.digests[: num_tokens // self.block_size]
+
+    # --- giving up -------------------------------------------------------------------------
+
+    def free(self, sequence: Sequence, release: Release) -> None:
+        """Drop the whole table, tails first, so that heads stay cached longest. No table: no effect."""
+        for block_id in reversed(self._tables.pop(sequence.seq_id, ())):
+            self.device.release(block_id, release)
+
+    def truncate(self, sequence: Sequence, num_blocks: int, release: Release) -> None:
+        """Keep the first `num_blocks` blocks of the table."""
+        table = self._tables.get(sequence.seq_id, [])
+        while len(table) > num_blocks:
+            self.device.release(table.pop(), release)
+        if not table:
+            self._tables.pop(sequence.seq_id, None)
+
+    def tail_cuts(self, request: Request, num_blocks: int) -> list[tuple[Sequence, int]]:
+        """How to free `num_blocks` exclusive tail blocks: (sequence, blocks it keeps), last choice first.
+
+        What a sequence keeps ends at a block boundary of its computed KV.
+        """
+        cuts = []
+        for sequence in reversed(request.unfinished):
+            if num_blocks <= 0:
+                break
+            taken = min(num_blocks, self.num_tail_blocks(sequence))
+            if taken:
+                kept = self.num_blocks(sequence) - taken
+                cuts.append((sequence, min(kept, sequence.num_kv_tokens // self.block_size)))
+                num_blocks -= taken
+        return cuts
+
+    def forget_content(self, sequence: Sequence, first_index: int) -> tuple[int, ...]:
+        """Unpublish the blocks from `first_index` on: their KV is not to be trusted. Returns their ids."""
+        suspect = tuple(self._tables.get(sequence.seq_id, ())[first_index:])
+        for block_id in suspect:
+            self.device.unpublish(block_id)
+        return suspect
+
+    # --- swapping --------------------------------------------------------------------------
+
+    def swap_out(self, request: Request, release: Release) -> tuple[BlockCopy, ...]:
+        """Move every block of the request to the host; returns the copies to be made.
+
+        Raises OutOfBlocks, and changes nothing, if the host lacks room for its distinct blocks.
+        """
+        held: dict[int, list[int]] = {}
+        for sequence in request.sequences:
+            table = self._tables.get(sequence.seq_id)
+            if table:
+                held[sequence.seq_id] = table[: blocks_for(sequence.num_kv_tokens, self.block_size)]
+        distinct = list(dict.fromkeys(block_id for table in held.values() for block_id in table))
+        host_of = dict(zip(distinct, self.host.allocate(len(distinct)), strict=True))
+        seen: set[int] = set()
+        for seq_id, table in held.items():
+            host_table = [host_of[block_id] for block_id in table]
+            for host_block in host_table:
+                if host_block in seen:
+                    self.host.share(host_block)
+                seen.add(host_block)
+            self._host_tables[seq_id] = host_table
+        for sequence in request.sequences:
+            self.free(sequence, release)
+        return tuple(BlockCopy(source, host_of[source]) for source in distinct)
+
+    def swap_in(self, request: Request, hits: dict[int, int], release: Release) -> tuple[BlockCopy, ...]:
+        """Bring a swapped request back; returns the copies to be made.
+
+        hits: host block -> pinned device block that already holds the same KV; shared, not copied.
+        Raises OutOfBlocks, and changes nothing, if the device lacks room for the rest.
+        """
+        distinct = [
+            block_id
+            for sequence in request.sequences
+            for block_id in self._host_tables.get(sequence.seq_id, ())
+        ]
+        missing = [block_id for block_id in dict.fromkeys(distinct) if block_id not in hits]
+        device_of = dict(zip(missing, self.device.allocate(len(missing)), strict=True))
+        fresh = set(device_of.values())
+        device_of.update(hits)
+        for sequence in request.sequences:
+            host_table = self._host_tables.get(sequence.seq_id)
+            if host_table is None:
+                continue
+            table = []
+            for host_block in host_table:
+                block_id = device_of[host_block]
+                if block_id in fresh:
+                    fresh.discard(block_id)  # the allocation's reference becomes this entry's
+                else:
+                    self.device.share(block_id)
+                table.append(block_id)
+            self._tables[sequence.seq_id] = table
+        self.drop_host(request, release)
+        return tuple(BlockCopy(host_block, device_of[host_block]) for host_block in missing)
+
+    def drop_host(self, request: Request, release: Release) -> None:
+        """Give the request's host blocks back (pending until `release.fence` has ended)."""
+        for sequence in request.sequences:
+            for host_block in self._host_tables.pop(sequence.seq_id, ()):
+                self.host.release(host_block, release)
+
+    # --- proof -----------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless both pools agree with the tables."""
+        for pool, tables in ((self.device, self._tables), (self.host, self._host_tables)):
+            references: Counter[int] = Counter()
+            for table in tables.values():
+                references.update(table)
+            pool.check_integrity(references)
+        both = self._tables.keys() & self._host_tables.keys()
+        assert not both, f"swapped: sequences {sorted(both)} hold device and host blocks"
+
+    def check_released(self, sequence: Sequence) -> None:
+        """Raise AssertionError if a sequence that ended still holds a block."""
+        assert sequence.seq_id not in self._tables, f"leak: sequence {sequence.seq_id} keeps device blocks"
+        assert sequence.seq_id not in self._host_tables, f"leak: sequence {sequence.seq_id} keeps host blocks"

@@ -1,0 +1,284 @@
+"""One pool of KV blocks: who references them, which may be reused, which are cached.
+
+Every block is in exactly one state:
+
+    live       ref_count > 0
+    pending    ref_count = 0, but an unfinished step may still touch it; settles when that step ends
+    evictable  ref_count = 0 and published: its digest finds it until it is overwritten
+    free       ref_count = 0 and not published
+
+Only this class changes a reference count or the digest map. The free list is a stack: a block freed
+last is warm and is reused first. Evictable blocks wait in a heap, scored once when they are released;
+an entry whose block was revived is recognised by its version and skipped.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pageturner.policies.views import BlockView, PoolView
+
+
+class OutOfBlocks(Exception):
+    """An allocation asked for more than free + evictable; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Circumstances of a release. fence: the last step that may touch the block, 0 for none."""
+
+    fence: int = 0
+    now: float = 0.0
+    tenant: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One block's record; `BlockPool` is the only writer."""
+
+    block_id: int
+    ref_count: int = 0
+    digest: bytes | None = None
+    depth: int = 0
+    num_hits: int = 0
+    fence: int = 0
+    is_pending: bool = False
+    heap_version: int = 0
+    in_heap: bool = False
+
+
+def least_recently_released(view: BlockView) -> float:
+    """The score of plain LRU."""
+    return view.released_at
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens.
+
+    score: called once when a published block loses its last reference; the smallest score is evicted
+    first, ties by order of release.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        score: Callable[[BlockView], float] = least_recently_released,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_evictions = 0
+        self._score = score
+        self._blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._block_of_digest: dict[bytes, int] = {}
+        self._heap: list[tuple[float, int, int, int]] = []  # score, order, block id, version
+        self._release_order = 0
+        self._num_evictable = 0
+        self._pending: set[int] = set()
+        self._completed_step = 0
+
+    # --- what there is ---------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_evictable(self) -> int:
+        return self._num_evictable
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks an allocation may take now."""
+        return len(self._free) + self._num_evictable
+
+    @property
+    def num_live(self) -> int:
+        return self.num_blocks - self.num_available - len(self._pending)
+
+    def ref_count(self, block_id: int) -> int:
+        return self._blocks[block_id].ref_count
+
+    def is_published(self, block_id: int) -> bool:
+        return self._blocks[block_id].digest is not None
+
+    def is_available(self, block_id: int) -> bool:
+        """Whether the block counts in num_available (it is free or evictable)."""
+        block = self._blocks[block_id]
+        return block.ref_count == 0 and not block.is_pending
+
+    def is_fenced(self, block_id: int) -> bool:
+        """Whether a step that has not ended may still touch the block."""
+        return self._blocks[block_id].fence > self._completed_step
+
+    def lookup(self, digest: bytes) -> int | None:
+        """The block that holds the KV of this chain, if it is cached."""
+        return self._block_of_digest.get(digest)
+
+    def view(self) -> PoolView:
+        return PoolView(self.num_blocks, self.num_free, self.num_evictable, self.block_size)
+
+    # --- references ------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks with one reference each: free ones first, then the smallest scores.
+
+        Raises OutOfBlocks, and changes nothing, if fewer are available.
+        """
+        if count > self.num_available:
+            raise OutOfBlocks(f"{count} blocks wanted, {self.num_available} available")
+        taken = []
+        for _ in range(count):
+            block = self._blocks[self._free.pop() if self._free else self._evict()]
+            block.ref_count = 1
+            block.num_hits = 0
+            block.fence = 0
+            taken.append(block.block_id)
+        return taken
+
+    def share(self, block_id: int) -> None:
+        """Add a reference; revives an evictable or pending block."""
+        block = self._blocks[block_id]
+        if block.ref_count == 0:
+            if block.is_pending:
+                self._pending.discard(block_id)
+                block.is_pending = False
+            else:
+                assert block.digest is not None, f"block {block_id} is free: it holds nothing to share"
+                self._leave_heap(block)
+        block.ref_count += 1
+
+    def count_hit(self, block_id: int) -> None:
+        """Note that a prefix lookup was served by this block."""
+        self._blocks[block_id].num_hits += 1
+
+    def release(self, block_id: int, release: Release) -> None:
+        """Drop one reference; at the last one the block becomes pending, evictable or free."""
+        block = self._blocks[block_id]
+        assert block.ref_count > 0, f"block {block_id} is released more often than it was taken"
+        block.ref_count -= 1
+        block.fence = max(block.fence, release.fence)
+        if block.ref_count:
+            return
+        if block.fence > self._completed_step:
+            block.is_pending = True
+            self._pending.add(block_id)
+        else:
+            self._settle(block, release)
+
+    def complete(self, step_id: int, release: Release) -> None:
+        """Step `step_id` and all before it have ended: what waited for them settles."""
+        self._completed_step = max(self._completed_step, step_id)
+        for block_id in sorted(self._pending, reverse=True):
+            block = self._blocks[block_id]
+            if block.fence <= self._completed_step:
+                self._pending.discard(block_id)
+                block.is_pending = False
+                self._settle(block, release)
+
+    # --- the cache -------------------------------------------------------------------------
+
+    def publish(self, block_id: int, digest: bytes, depth: int) -> bool:
+        """Let `digest` find this full block. A digest has one block: a later twin stays unpublished."""
+        block = self._blocks[block_id]
+        assert block.ref_count > 0, f"block {block_id} is published while nobody holds it"
+        if digest in self._block_of_digest or block.digest is not None:
+            return False
+        block.digest = digest
+        block.depth = depth
+        self._block_of_digest[digest] = block_id
+        return True
+
+    def unpublish(self, block_id: int) -> None:
+        """Forget the digest, before the block is written or because its content is not to be trusted."""
+        block = self._blocks[block_id]
+        if block.digest is None:
+            return
+        del self._block_of_digest[block.digest]
+        block.digest = None
+        if block.ref_count == 0 and not block.is_pending:
+            self._leave_heap(block)
+            self._free.append(block_id)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _settle(self, block: Block, release: Release) -> None:
+        if block.digest is None:
+            self._free.append(block.block_id)
+            return
+        view = BlockView(
+            block.block_id, block.depth, block.num_hits, release.now, release.tenant, release.priority
+        )
+        self._release_order += 1
+        block.heap_version += 1
+        block.in_heap = True
+        self._num_evictable += 1
+        entry = (self._score(view), self._release_order, block.block_id, block.heap_version)
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * self.num_blocks:
+            self._heap = [e for e in self._heap if self._is_current(e)]
+            heapq.heapify(self._heap)
+
+    def _is_current(self, entry: tuple[float, int, int, int]) -> bool:
+        block = self._blocks[entry[2]]
+        return block.in_heap and block.heap_version == entry[3]
+
+    def _leave_heap(self, block: Block) -> None:
+        block.in_heap = False
+        self._num_evictable -= 1
+
+    def _evict(self) -> int:
+        while True:
+            entry = heapq.heappop(self._heap)
+            if self._is_current(entry):
+                block = self._blocks[entry[2]]
+                # The mapping goes before the block changes hands: no digest may find foreign KV.
+                assert block.digest is not None
+                del self._block_of_digest[block.digest]
+                block.digest = None
+                self._leave_heap(block)
+                self.num_evictions += 1
+                return block.block_id
+
+    # --- proof -----------------------------------------------------------------------------
+
+    def check_integrity(self, references: Mapping[int, int] | Counter[int]) -> None:
+        """Raise AssertionError, naming the invariant, unless the books agree with `references`.
+
+        references: block id -> table entries that name it, counted by the owners of the tables.
+        """
+        free = set(self._free)
+        assert len(free) == len(self._free), "free-list: a block is free twice"
+        for block in self._blocks:
+            counted = references.get(block.block_id, 0)
+            assert block.ref_count == counted, (
+                f"reference-count: block {block.block_id} has {block.ref_count}, tables say {counted}"
+            )
+            states = [
+                block.ref_count > 0,
+                block.is_pending,
+                block.in_heap,
+                block.block_id in free,
+            ]
+            assert sum(states) == 1, f"partition: block {block.block_id} is in {sum(states)} states"
+            if block.in_heap:
+                assert block.digest is not None, f"evictable: block {block.block_id} has no digest"
+            if block.block_id in free:
+                assert block.digest is None, f"free: block {block.block_id} is still published"
+            if block.digest is not None:
+                assert self._block_of_digest.get(block.digest) == block.block_id, (
+                    f"bijection: the digest of block {block.block_id} finds another block"
+                )
+        hashed = sum(block.digest is not None for block in self._blocks)
+        assert hashed == len(self._block_of_digest), "bijection: the map names a block that is not published"
+        assert self._num_evictable == sum(b.in_heap for b in self._blocks), "evictable: miscounted"
+        assert self._pending == {b.block_id for b in self._blocks if b.is_pending}, "pending: miscounted"

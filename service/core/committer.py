@@ -1,0 +1,242 @@
+"""Carries a plan out: the only code that turns decisions into changed tables and counters.
+
+Order matters: yields free blocks, starts pin what they claim before anything is allocated, and only then
+do chunks grow tables. The plan was booked on a ledger, so nothing here can fall short.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.block_pool import Release
+from pageturner.service.core.outputs import (
+    UNKNOWN_TOKEN,
+    BlockCopies,
+    BlockCopy,
+    SampleRow,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+from pageturner.service.core.plan import Chunk, Plan, Start, Yield
+from pageturner.service.core.request import Request, RequestStatus, Sequence
+from pageturner.service.core.state import SchedulerState
+
+
+class Committer:
+    """state: changed here and by the scheduler only. counters: totals for SchedulerStats."""
+
+    def __init__(self, state: SchedulerState, counters: Counter[str]) -> None:
+        self._state = state
+        self._manager = state.manager
+        self._counters = counters
+
+    def commit(self, plan: Plan, step_id: int, clears: tuple[int, ...]) -> SchedulerOutput:
+        swap_outs: list[BlockCopy] = []
+        for given_up in plan.yields:
+            swap_outs += self._yield(given_up, step_id)
+        swap_ins = self._start_all(plan.starts, step_id)
+        copies: list[BlockCopy] = []
+        scheduled = []
+        read_until_then = Release(step_id, self._state.now)
+        for chunk in plan.chunks:
+            copy = self._make_room(chunk, read_until_then)
+            if copy is not None:
+                copies.append(copy)
+            scheduled.append(self._schedule(chunk, step_id))
+        for request in plan.bypassed:
+            request.num_bypasses += 1
+        self._state.producing = plan.producing
+        self._counters["bypasses"] += len(plan.bypassed)
+        self._counters["swapped_out_blocks"] += len(swap_outs)
+        self._counters["swapped_in_blocks"] += len(swap_ins)
+        self._counters["copied_blocks"] += len(copies)
+        self._counters["scheduled_tokens"] += sum(chunk.num_tokens for chunk in plan.chunks)
+        block_copies = BlockCopies(clears, tuple(swap_outs), tuple(swap_ins), tuple(copies))
+        return SchedulerOutput(step_id, tuple(scheduled), block_copies)
+
+    # --- yielding --------------------------------------------------------------------------
+
+    def _yield(self, given_up: Yield, step_id: int) -> tuple[BlockCopy, ...]:
+        request = given_up.request
+        copies: tuple[BlockCopy, ...] = ()
+        if given_up.how is Reclaim.SWAP:
+            copies = self._manager.swap_out(request, self.release(request))
+            for sequence in request.unfinished:
+                sequence.reset(sequence.num_kv_tokens, self._manager.block_size)
+                sequence.last_step = step_id  # its host blocks are being written until this step ends
+            status = RequestStatus.SWAPPED
+        elif given_up.how is Reclaim.TAIL:
+            self._cut_tail(given_up)
+            status = RequestStatus.WAITING
+        else:
+            self.drop_kv(request)
+            status = RequestStatus.WAITING
+        request.num_preemptions_by_kind[given_up.how] += 1
+        self._counters[f"{given_up.how.value}_preemptions"] += 1
+        self.requeue(request, status)
+        return copies
+
+    def _cut_tail(self, given_up: Yield) -> None:
+        request, block_size = given_up.request, self._manager.block_size
+        for sequence, num_kept in given_up.cuts:
+            self._manager.truncate(sequence, num_kept, self.release(request))
+            sequence.num_kv_tokens = min(sequence.num_kv_tokens, num_kept * block_size)
+        for sequence in request.unfinished:
+            sequence.reset(sequence.num_kv_tokens, block_size)
+        if self._manager.holds_device_blocks(request):
+            self._state.holders[request.order] = request
+        elif len(request.unfinished) > 1:
+            self.drop_kv(request)  # nothing is left: its prompt is computed once again, then forked
+
+    def drop_kv(self, request: Request) -> None:
+        """Give back every block on either side; all known tokens are computed again one day."""
+        release = self.release(request)
+        for sequence in request.sequences:
+            self._manager.free(sequence, release)
+        self._manager.drop_host(request, release)
+        request.is_forked = len(request.unfinished) == 1
+        for sequence in request.unfinished:
+            sequence.reset(0, self._manager.block_size)
+        self._state.holders.pop(request.order, None)
+
+    def requeue(self, request: Request, status: RequestStatus) -> None:
+        """The request takes its place among those that do not run."""
+        state = self._state
+        if state.running.pop(request.order, None) is not None:
+            request.queued_since = state.now
+        if request in state.waiting:
+            state.waiting.remove(request)
+        request.status = status
+        state.waiting.add(request)
+
+    def release(self, request: Request) -> Release:
+        """How this request lets go of blocks now: fenced by the last step that has to do with it."""
+        fence = max((sequence.last_step for sequence in request.sequences), default=0)
+        return Release(fence, self._state.now, request.new.tenant, request.priority)
+
+    # --- starting --------------------------------------------------------------------------
+
+    def _start_all(self, starts: tuple[Start, ...], step_id: int) -> list[BlockCopy]:
+        for start in starts:
+            self._manager.pin(start.host_hits.values())
+            for blocks in start.claims.values():
+                self._manager.pin(blocks)
+        copies: list[BlockCopy] = []
+        for start in starts:
+            request = start.request
+            release = Release(step_id, self._state.now, request.new.tenant, request.priority)
+            if request.status is RequestStatus.SWAPPED:
+                copies += self._manager.swap_in(request, start.host_hits, release)
+                for sequence in request.unfinished:
+                    sequence.last_step = step_id
+                num_hits = len(start.host_hits)
+            else:
+                num_hits = sum(self._claim(sequence, start) for sequence in request.computing)
+            self._note_start(request, num_hits)
+        unfenced = Release(0, self._state.now)
+        for start in starts:
+            self._manager.unpin(start.host_hits.values(), unfenced)
+            for blocks in start.claims.values():
+                self._manager.unpin(blocks, unfenced)
+        return copies
+
+    def _claim(self, sequence: Sequence, start: Start) -> int:
+        hits = start.claims[sequence.seq_id]
+        block_size = self._manager.block_size
+        if self._manager.num_blocks(sequence) == 0:
+            sequence.num_claimed_blocks = len(hits)
+        self._manager.claim(sequence, hits)
+        sequence.set_kv(sequence.num_kv_tokens + len(hits) * block_size)
+        return len(hits)
+
+    def _note_start(self, request: Request, num_hits: int) -> None:
+        state, now = self._state, self._state.now
+        num_hit_tokens = num_hits * self._manager.block_size
+        if request.admitted_at is None:
+            request.admitted_at = now
+            request.num_cached_prompt_tokens = min(num_hit_tokens, request.num_prompt_tokens - 1)
+            self._counters["prefix_query_tokens"] += request.num_prompt_tokens
+            self._counters["prefix_hit_tokens"] += request.num_cached_prompt_tokens
+        else:
+            self._counters["resume_hit_tokens"] += num_hit_tokens
+        request.num_cached_tokens = num_hit_tokens
+        request.queue_seconds += now - request.queued_since
+        state.waiting.remove(request)
+        state.holders.pop(request.order, None)
+        request.status = RequestStatus.RUNNING
+        state.running[request.order] = request
+
+    # --- computing -------------------------------------------------------------------------
+
+    def _make_room(self, chunk: Chunk, read_until_then: Release) -> BlockCopy | None:
+        """Blocks for the chunk's slots; a copy if the first of them lies in a shared block."""
+        sequence = chunk.sequence
+        end = sequence.num_computed_tokens + chunk.num_tokens
+        copy = None
+        if end > sequence.num_kv_tokens:
+            copy = self._manager.prepare_write(sequence, sequence.num_kv_tokens, read_until_then)
+        self._manager.grow(sequence, end)
+        return copy
+
+    def _schedule(self, chunk: Chunk, step_id: int) -> ScheduledSequence:
+        sequence, request = chunk.sequence, chunk.sequence.request
+        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + chunk.num_tokens
+        is_complete = chunk.num_tokens == request.num_remaining(sequence)
+        write_start = sequence.num_kv_tokens
+        sequence.num_computed_tokens = end
+        sequence.num_kv_tokens = max(write_start, end)
+        sequence.last_step = step_id
+        samples: tuple[SampleRow, ...] = ()
+        if is_complete:
+            samples = (self._sample(sequence),) if request.is_forked else self._fork(sequence, step_id)
+        token_ids = sequence.tokens[start:end]
+        if len(token_ids) < chunk.num_tokens:
+            token_ids.append(UNKNOWN_TOKEN)
+        return ScheduledSequence(
+            sequence.seq_id,
+            request.request_id,
+            sequence.epoch,
+            tuple(token_ids),
+            start,
+            write_start,
+            self._manager.table(sequence),
+            samples,
+        )
+
+    def _fork(self, lead: Sequence, step_id: int) -> tuple[SampleRow, ...]:
+        """The prompt is computed: every choice gets the lead's table, the first time a token as well."""
+        request = lead.request
+        samples_now = request.fork_samples
+        for child in request.unfinished:
+            if child is not lead:
+                self._manager.fork(lead, child, request.num_prompt_tokens)
+                child.num_computed_tokens = request.num_prompt_tokens
+                child.num_kv_tokens = request.num_prompt_tokens
+                child.num_published_blocks = request.num_prompt_tokens // self._manager.block_size
+                child.num_claimed_blocks = lead.num_claimed_blocks
+                child.last_step = step_id
+        request.is_forked = True
+        return tuple(self._sample(sequence) for sequence in request.unfinished) if samples_now else ()
+
+    @staticmethod
+    def _sample(sequence: Sequence) -> SampleRow:
+        new = sequence.request.new
+        num_outputs = sequence.num_output_tokens + sequence.num_in_flight
+        banned: tuple[int, ...] = ()
+        if num_outputs < new.params.min_tokens:
+            banned = new.stop_ids
+        history: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        if new.params.needs_history:
+            history = (new.prompt_token_ids, tuple(sequence.tokens[len(new.prompt_token_ids) :]))
+        sequence.num_in_flight += 1
+        return SampleRow(
+            sequence.seq_id,
+            sequence.epoch,
+            sequence.index,
+            len(new.prompt_token_ids) + num_outputs,
+            new.seed,
+            new.params,
+            *history,
+            banned_token_ids=banned,
+        )

@@ -1,0 +1,98 @@
+"""A scratch ledger: what would be left if the plan so far were carried out.
+
+The planner books on it and throws it away or carries it out; the pools themselves stay untouched until
+the whole plan stands. Reference counts are the pool's plus a planned difference; a block whose planned
+count reaches zero becomes available at once, or pending if an unfinished step may still touch it.
+
+Blocks that a swap-in will allocate have no id yet; they are booked under `virtual(host block)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pageturner.service.core.block_manager import BlockManager
+
+
+def virtual(host_block: int) -> int:
+    """The id under which the device copy of a host block is booked before it exists."""
+    return -1 - host_block
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """State of a ledger to return to."""
+
+    available: int
+    pending: int
+    host_available: int
+    slots: int
+    difference: dict[int, int]
+    dropped_pending: frozenset[int]
+
+
+class Ledger:
+    """available, pending: device blocks. host_available: host blocks. slots: sequences that may start."""
+
+    def __init__(self, manager: BlockManager, slots: int) -> None:
+        self._device = manager.device
+        self.available = manager.device.num_available
+        self.pending = manager.device.num_pending
+        self.host_available = manager.host.num_available
+        self.slots = slots
+        self._difference: dict[int, int] = {}
+        self._dropped_pending: set[int] = set()
+
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            self.available,
+            self.pending,
+            self.host_available,
+            self.slots,
+            dict(self._difference),
+            frozenset(self._dropped_pending),
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.available = checkpoint.available
+        self.pending = checkpoint.pending
+        self.host_available = checkpoint.host_available
+        self.slots = checkpoint.slots
+        self._difference = dict(checkpoint.difference)
+        self._dropped_pending = set(checkpoint.dropped_pending)
+
+    def references(self, block_id: int) -> int:
+        planned = self._difference.get(block_id, 0)
+        return planned if block_id < 0 else self._device.ref_count(block_id) + planned
+
+    def take(self, count: int) -> None:
+        """Book the allocation of fresh blocks."""
+        self.available -= count
+
+    def claim(self, block_id: int) -> None:
+        """Book one more reference. The first one on a block uses up its availability."""
+        if self.references(block_id) == 0:
+            if block_id < 0:
+                self.available -= 1
+            elif self._is_pending(block_id):
+                self.pending -= 1
+                self._dropped_pending.discard(block_id)
+            else:
+                self.available -= 1
+        self._difference[block_id] = self._difference.get(block_id, 0) + 1
+
+    def drop(self, block_ids: Iterable[int], *, in_flight: bool) -> None:
+        """Book releases. in_flight: the holder is part of a step that has not ended."""
+        for block_id in block_ids:
+            self._difference[block_id] = self._difference.get(block_id, 0) - 1
+            if in_flight:
+                self._dropped_pending.add(block_id)
+            if self.references(block_id) == 0:
+                if self._is_pending(block_id):
+                    self.pending += 1
+                else:
+                    self.available += 1
+
+    def _is_pending(self, block_id: int) -> bool:
+        return block_id in self._dropped_pending or self._device.is_fenced(block_id)

@@ -1,0 +1,62 @@
+"""What one step will do, decided but not yet done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.request import Request, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """A request gives up blocks. cuts: for a tail reclaim, (sequence, blocks it keeps) of each one cut."""
+
+    request: Request
+    how: Reclaim
+    cuts: tuple[tuple[Sequence, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A waiting or swapped request becomes running.
+
+    claims: cached blocks that continue each sequence's table. host_hits: for a swapped request, host
+    block -> cached device block with the same content.
+    """
+
+    request: Request
+    claims: dict[int, list[int]]
+    host_hits: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `num_tokens` tokens of a sequence are computed."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The claimant lacks so many blocks and slots, and may make others yield."""
+
+    claimant: Request
+    num_blocks: int
+    num_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """yields happen first, then starts, then chunks.
+
+    bypassed: requests that were looked past. producing: digests that the chunks of this step, and of
+    the last, are making; waiting requests may wait for them.
+    """
+
+    yields: tuple[Yield, ...]
+    starts: tuple[Start, ...]
+    chunks: tuple[Chunk, ...]
+    bypassed: tuple[Request, ...]
+    producing: dict[bytes, Request]

@@ -1,0 +1,205 @@
+"""Decides one step: attempt to fill it, have somebody yield where it falls short, attempt again.
+
+Each round either ends or settles one more request (as yielding, stalled or blocked), so planning ends.
+Afterwards every victim that turns out not to be needed is spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core import views
+from pageturner.service.core.attempt import Attempt, Constraints, book_yield
+from pageturner.service.core.ledger import Ledger
+from pageturner.service.core.plan import Plan, Shortage, Yield
+from pageturner.service.core.request import Request, RequestStatus
+from pageturner.service.core.state import SchedulerState
+
+
+class Planner:
+    """state: read only; every decision comes back as a `Plan`."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def plan(self, champion: Request | None) -> Plan:
+        constraints = Constraints()
+        while True:
+            attempt = Attempt(self._state, champion, constraints)
+            outcome = attempt.run()
+            if isinstance(outcome, Plan):
+                return self._spare_needless(outcome, champion, constraints)
+            self._resolve(outcome, attempt, champion, constraints)
+
+    # --- who yields ------------------------------------------------------------------------
+
+    def _resolve(
+        self, shortage: Shortage, attempt: Attempt, champion: Request | None, constraints: Constraints
+    ) -> None:
+        """Settle one more request, so that the next attempt gets further."""
+        claimant = shortage.claimant
+        is_running = claimant.status is RequestStatus.RUNNING
+        chosen: list[Request] | None = None
+        # Blocks that fall free when the step in flight ends cover a need too: waiting for them is
+        # cheaper than another victim, and without it a shortage would cascade through everybody.
+        if not (shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.ledger.pending):
+            holders = self._holders(claimant, champion, constraints)
+            candidates = self._candidates(claimant, champion, constraints)
+            order = holders + self._ranked(candidates, claimant)
+            chosen = self._minimal_victims(order, shortage, attempt, constraints)
+        if chosen is None:
+            (constraints.stalled if is_running else constraints.blocked).add(claimant.order)
+            return
+        if not is_running:
+            constraints.claimants.add(claimant.order)
+        for victim in chosen:
+            constraints.yields[victim.order] = self._how(victim, shortage, constraints)
+
+    def _holders(
+        self, claimant: Request, champion: Request | None, constraints: Constraints
+    ) -> list[Request]:
+        """Waiting requests that still hold blocks: they yield before anyone who runs."""
+        return [
+            request
+            for request in self._state.holders.values()
+            if request not in (claimant, champion)
+            and request.order not in constraints.yields
+            and request.order not in constraints.claimants
+            and (claimant is champion or request.priority <= claimant.priority)
+        ]
+
+    def _candidates(
+        self, claimant: Request, champion: Request | None, constraints: Constraints
+    ) -> list[Request]:
+        """Running requests that may yield to the claimant.
+
+        Nobody yields to a less urgent one; a waiting claimant needs a strictly lower priority; who has
+        been preempted often enough yields to the champion alone. None of this binds the champion.
+        """
+        running = [r for o, r in self._state.running.items() if o not in constraints.yields]
+        if claimant is champion:
+            return [request for request in running if request is not champion]
+        is_running = claimant.status is RequestStatus.RUNNING
+        limit = self._state.options.max_preemptions
+        return [
+            request
+            for request in running
+            if request is not champion
+            and request.num_preemptions < limit
+            and (
+                request.priority < claimant.priority or (is_running and request.priority == claimant.priority)
+            )
+        ]
+
+    def _ranked(self, candidates: list[Request], claimant: Request) -> list[Request]:
+        """The policy's order; requests paused for a slow reader come first, protected ones last."""
+        if not candidates:
+            return []
+        manager = self._state.manager
+        by_id = {request.request_id: request for request in candidates}
+        order = self._state.guard.victim_order(
+            [views.victim_view(request, manager) for request in candidates],
+            views.request_view(claimant),
+            self._state.load(),
+        )
+        limit = self._state.options.max_preemptions
+        ranked = [by_id[request_id] for request_id in order]
+        return sorted(ranked, key=lambda r: (not r.is_paused, r.num_preemptions >= limit))
+
+    def _minimal_victims(
+        self, order: list[Request], shortage: Shortage, attempt: Attempt, constraints: Constraints
+    ) -> list[Request] | None:
+        """The shortest head of `order` that covers the shortage, less everyone not needed; None if all
+        together do not. A claimant that comes up first yields alone."""
+        claimant = shortage.claimant
+        chosen: list[Request] = []
+        for request in order:
+            if request is claimant:
+                return [claimant]
+            chosen.append(request)
+            if self._covers(chosen, shortage, attempt, constraints):
+                break
+        else:
+            return None
+        for request in chosen[:-1]:
+            fewer = [other for other in chosen if other is not request]
+            if self._covers(fewer, shortage, attempt, constraints):
+                chosen = fewer
+        return chosen
+
+    def _covers(
+        self,
+        victims: Iterable[Request],
+        shortage: Shortage,
+        attempt: Attempt,
+        constraints: Constraints,
+    ) -> bool:
+        """Whether these victims, as well as those settled before, free enough blocks and slots.
+
+        Blocks are counted on a ledger: one that somebody else still references frees nothing. What the
+        attempt had booked for a victim comes back as well.
+        """
+        ledger = Ledger(self._state.manager, 0)
+        for given_up in constraints.yields.values():
+            book_yield(ledger, self._state.manager, given_up, self._state.last_ended_step)
+        before = ledger.available + ledger.pending
+        booked = slots = 0
+        for victim in victims:
+            whole = Yield(victim, Reclaim.RECOMPUTE)
+            book_yield(ledger, self._state.manager, whole, self._state.last_ended_step)
+            booked += attempt.num_booked.get(victim.order, 0)
+            if victim.status is RequestStatus.RUNNING:
+                slots += victim.num_slots
+        freed = ledger.available + ledger.pending - before + booked
+        return freed >= shortage.num_blocks and slots >= shortage.num_slots
+
+    # --- how they yield --------------------------------------------------------------------
+
+    def _how(self, victim: Request, shortage: Shortage, constraints: Constraints) -> Yield:
+        """Ask the reclaim policy; an impossible answer is replaced by the default's, then by recompute."""
+        if victim.status is not RequestStatus.RUNNING:
+            return Yield(victim, Reclaim.RECOMPUTE)  # a holder yields whole
+        state = self._state
+        view = views.victim_view(victim, state.manager)
+        if view.num_blocks == 0:
+            return Yield(victim, Reclaim.RECOMPUTE)
+        room = state.manager.host.num_available - sum(
+            len(state.manager.references(given_up.request))
+            for given_up in constraints.yields.values()
+            if given_up.how is Reclaim.SWAP
+        )
+        num_short = max(1, shortage.num_blocks)
+        load = state.load()
+        load = replace(load, host=replace(load.host, num_free=max(0, room), num_evictable=0))
+        for ask in (state.guard.reclaim, state.guard.default_reclaim):
+            how = ask(view, num_short, state.rates, load)
+            if how is Reclaim.RECOMPUTE or (how is Reclaim.SWAP and view.num_blocks <= room):
+                return Yield(victim, how)
+            if victim is shortage.claimant and how is Reclaim.TAIL:
+                continue  # its own tail would not help it; the policy could not know whose victim it is
+            if how is Reclaim.TAIL and view.num_tail_blocks >= num_short:
+                return Yield(victim, how, tuple(state.manager.tail_cuts(victim, num_short)))
+            state.guard.fault("reclaim")
+        return Yield(victim, Reclaim.RECOMPUTE)
+
+    # --- sparing ---------------------------------------------------------------------------
+
+    def _spare_needless(self, plan: Plan, champion: Request | None, constraints: Constraints) -> Plan:
+        """Drop each victim without whom the same plan stands: a later one may have freed enough.
+
+        A claimant left out after all would have cost its victims for nothing; sparing them mends that too.
+        """
+        for order in list(constraints.yields):
+            fewer = replace(constraints, yields={o: y for o, y in constraints.yields.items() if o != order})
+            outcome = Attempt(self._state, champion, fewer).run()
+            if isinstance(outcome, Plan) and self._serves_all(plan, outcome):
+                constraints, plan = fewer, outcome
+        return plan
+
+    @staticmethod
+    def _serves_all(plan: Plan, other: Plan) -> bool:
+        """Whether `other` schedules at least the sequences and tokens that `plan` does."""
+        tokens = {chunk.sequence.seq_id: chunk.num_tokens for chunk in other.chunks}
+        return all(tokens.get(chunk.sequence.seq_id, 0) >= chunk.num_tokens for chunk in plan.chunks)

@@ -1,0 +1,59 @@
+"""What the scheduler's parts share: one record, one owner (the scheduler) for each field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pageturner.policies.views import LoadView, Rates
+from pageturner.service.core import views
+from pageturner.service.core.block_manager import BlockManager
+from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.policy_guard import PolicyGuard
+from pageturner.service.core.request import Request, Sequence
+from pageturner.service.core.waiting_queue import WaitingQueue
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """running: by Request.order, in the order of their start. waiting: everything else that lives.
+
+    producing: digests of blocks that requests scheduled in the last step are about to compute.
+    holders: waiting requests that hold blocks (their tail was reclaimed).
+    suspects: while a failed step is being searched, the requests that may run (orders); None otherwise.
+    watermark_blocks: blocks that admissions leave available while anything runs.
+    last_ended_step: the last step whose results are in.
+    """
+
+    options: SchedulerOptions
+    manager: BlockManager
+    guard: PolicyGuard
+    rates: Rates
+    waiting: WaitingQueue
+    watermark_blocks: int
+    now: float = 0.0
+    last_ended_step: int = 0
+    running: dict[int, Request] = field(default_factory=dict)
+    holders: dict[int, Request] = field(default_factory=dict)
+    producing: dict[bytes, Request] = field(default_factory=dict)
+    suspects: frozenset[int] | None = None
+
+    def may_run(self, request: Request) -> bool:
+        return self.suspects is None or request.order in self.suspects
+
+    def load(self, running: list[Request] | None = None, num_available: int | None = None) -> LoadView:
+        """The load now, or as it would be with `running` and `num_available` device blocks planned."""
+        return views.load_view(
+            self.now,
+            list(self.running.values()) if running is None else running,
+            len(self.waiting),
+            self.options.max_num_seqs,
+            self.manager,
+            self.manager.device.num_available if num_available is None else num_available,
+        )
+
+    def unpublished_digests(self, sequence: Sequence) -> list[bytes]:
+        """Digests of the full known blocks of a sequence that are still to be computed or published."""
+        if not self.manager.caches_prefixes:
+            return []
+        num_full = len(sequence.tokens) // self.manager.block_size
+        return [self.manager.digest(sequence, i) for i in range(sequence.num_published_blocks, num_full)]

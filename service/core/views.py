@@ -1,0 +1,125 @@
+"""Builds the frozen views that policies see from the scheduler's own records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pageturner.policies.views import AdmissionView, LoadView, RequestPhase, RequestView, VictimView
+from pageturner.service.core.block_manager import BlockManager, blocks_for
+from pageturner.service.core.request import Request, RequestStatus
+
+_PHASES = {
+    RequestStatus.WAITING: RequestPhase.WAITING,
+    RequestStatus.RUNNING: RequestPhase.RUNNING,
+    RequestStatus.SWAPPED: RequestPhase.SWAPPED,
+}
+
+
+def num_known_tokens(request: Request) -> int:
+    """Prompt and outputs of the unfinished sequences, the shared prompt once."""
+    outputs = sum(sequence.num_output_tokens for sequence in request.unfinished)
+    return request.num_prompt_tokens + outputs
+
+
+def num_computed_tokens(request: Request) -> int:
+    """Known tokens whose KV is in device blocks, the shared prompt once."""
+    if request.status is RequestStatus.SWAPPED:
+        return 0
+    prompt, unfinished = request.num_prompt_tokens, request.unfinished
+    shared = max((min(sequence.num_kv_tokens, prompt) for sequence in unfinished), default=0)
+    own = sum(min(len(s.tokens), s.num_kv_tokens) - prompt for s in unfinished if s.num_kv_tokens > prompt)
+    return shared + own
+
+
+def request_view(request: Request) -> RequestView:
+    known = num_known_tokens(request)
+    return RequestView(
+        request_id=request.request_id,
+        phase=_PHASES[request.status],
+        priority=request.priority,
+        tenant=request.new.tenant,
+        arrival_time=request.new.arrival_time,
+        deadline=request.new.deadline,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_tokens=known,
+        num_output_tokens=known - request.num_prompt_tokens,
+        num_uncomputed_tokens=known - num_computed_tokens(request),
+        num_cached_tokens=request.num_cached_tokens,
+        max_output_tokens=request.max_tokens,
+        num_sequences=request.num_slots,
+        num_preemptions=request.num_preemptions,
+        num_bypasses=request.num_bypasses,
+    )
+
+
+def num_known_blocks(request: Request, block_size: int) -> int:
+    """Blocks that hold every known token, shared prompt blocks once."""
+    unfinished = request.unfinished
+    if len(unfinished) == 1:
+        return blocks_for(len(unfinished[0].tokens), block_size)
+    shared = request.num_prompt_tokens // block_size
+    return shared + sum(blocks_for(len(s.tokens), block_size) - shared for s in unfinished)
+
+
+def num_peak_blocks(num_prompt_tokens: int, max_tokens: int, n: int, block_size: int) -> int:
+    """Blocks held when all n sequences have their last token; that token's own KV is never needed."""
+    total = blocks_for(num_prompt_tokens + max_tokens - 1, block_size)
+    shared = num_prompt_tokens // block_size
+    return total if n == 1 else shared + n * (total - shared)
+
+
+def victim_view(request: Request, manager: BlockManager) -> VictimView:
+    references = manager.references(request)
+    exclusive = sum(manager.device.ref_count(block) == held for block, held in references.items())
+    return VictimView(
+        request=request_view(request),
+        num_blocks=len(references),
+        num_exclusive_blocks=exclusive,
+        num_recompute_tokens=num_computed_tokens(request),
+        num_remaining_tokens=sum(request.max_tokens - s.num_output_tokens for s in request.unfinished),
+        num_tail_blocks=sum(manager.num_tail_blocks(sequence) for sequence in request.unfinished),
+        is_paused=request.is_paused,
+    )
+
+
+def load_view(
+    now: float,
+    running: list[Request],
+    num_waiting: int,
+    max_num_seqs: int,
+    manager: BlockManager,
+    num_available: int,
+) -> LoadView:
+    """The engine's load, with `num_available` device blocks left to whoever asks."""
+    device = manager.device.view()
+    num_free = max(0, min(device.num_free, num_available))
+    device = replace(device, num_free=num_free, num_evictable=max(0, num_available - num_free))
+    return LoadView(
+        now=now,
+        num_running=len(running),
+        num_running_sequences=sum(request.num_slots for request in running),
+        max_num_seqs=max_num_seqs,
+        num_waiting=num_waiting,
+        device=device,
+        host=manager.host.view(),
+        num_blocks_held=device.num_blocks - device.num_available,
+        num_blocks_at_peak=sum(request.num_blocks_peak for request in running),
+    )
+
+
+def admission_view(
+    request: Request,
+    *,
+    num_blocks_first_chunk: int,
+    num_blocks_known: int,
+    num_blocks_held: int,
+    watermark_blocks: int,
+) -> AdmissionView:
+    return AdmissionView(
+        request=request_view(request),
+        num_slots=request.num_slots,
+        num_blocks_first_chunk=num_blocks_first_chunk,
+        num_blocks_known=num_blocks_known,
+        num_blocks_peak=max(num_blocks_known, request.num_blocks_peak - num_blocks_held),
+        watermark_blocks=watermark_blocks,
+    )

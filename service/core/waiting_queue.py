@@ -1,0 +1,62 @@
+"""Requests that are not running, in the order of the queue policy.
+
+Keys are computed when a request enters, and again only as often as the policy says they may change.
+Entering and leaving cost a binary search and a move of pointers, so a queue of 100,000 stays cheap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+from pageturner.policies.interfaces import SortKey
+from pageturner.service.core.request import QueueEntry, Request
+
+
+def _comparable(key: SortKey) -> tuple[tuple[int, float | str], ...]:
+    """Numbers before texts, so that any two keys compare, whatever a policy returns."""
+    return tuple((1, part) if isinstance(part, str) else (0, part) for part in key)
+
+
+class WaitingQueue:
+    """key: the policy's key of a request. Ties fall to arrival, then to order of acceptance."""
+
+    def __init__(self, key: Callable[[Request], SortKey]) -> None:
+        self._key = key
+        self._entries: list[QueueEntry] = []
+        self._entry_of: dict[int, QueueEntry] = {}
+        self._request_of: dict[int, Request] = {}
+        self.num_prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        """First to be served first. The queue must not change meanwhile."""
+        return (self._request_of[order] for _, _, order in self._entries)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.order in self._entry_of
+
+    def add(self, request: Request) -> None:
+        entry = self._make_entry(request)
+        insort(self._entries, entry)
+        self._entry_of[request.order] = entry
+        self._request_of[request.order] = request
+        self.num_prompt_tokens += request.num_prompt_tokens
+
+    def remove(self, request: Request) -> None:
+        entry = self._entry_of.pop(request.order)
+        del self._entries[bisect_left(self._entries, entry)]
+        del self._request_of[request.order]
+        self.num_prompt_tokens -= request.num_prompt_tokens
+
+    def resort(self) -> None:
+        """Compute every key anew."""
+        self._entries = sorted(self._make_entry(request) for request in self._request_of.values())
+        self._entry_of = {entry[2]: entry for entry in self._entries}
+
+    def _make_entry(self, request: Request) -> QueueEntry:
+        entry = (_comparable(self._key(request)), request.new.arrival_time, request.order)
+        request.queue_entry = entry
+        return entry
