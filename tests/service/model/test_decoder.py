@@ -1,0 +1,224 @@
+"""The lean decoder against plain transformers: whole, chunked, decoded, shared, swapped, recomputed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pageturner.kernels.reference import ReferenceOps
+from pageturner.kernels.torch_ops import TorchOps
+from pageturner.service.errors import ModelError
+from pageturner.service.model.decoder import Decoder, load_decoder
+from pageturner.service.model.decoder_config import NotLean, parse_decoder_config
+from pageturner.service.model.loader import WeightFiles, read_folder
+from pageturner.service.model.options import ModelOptions
+from safetensors.torch import load_file, save_file
+from support.paged_sessions import PagedSession
+from support.random_models import VOCAB_SIZE, save, tiny_model
+from transformers import PreTrainedModel
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_bias": ("llama_bias", {}),
+    "llama_tied": ("llama_tied", {}),
+    "llama_llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama_yarn": ("llama", {"rope_parameters": _YARN}),
+    "llama_linear": ("llama", {"rope_parameters": _LINEAR}),
+    "mistral": ("mistral", {}),
+    "mistral_window": ("mistral_window", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_window": ("qwen2_window", {}),
+    "qwen3": ("qwen3", {}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+}
+NUM_TOKENS = 50
+TOLERANCE = 5e-5
+
+
+def load(
+    folder: Path,
+    *,
+    ops: TorchOps | ReferenceOps,
+    dtype: torch.dtype = torch.float32,
+    deterministic: bool = False,
+) -> Decoder:
+    artifacts = read_folder("test", "test", folder, ModelOptions(source="test"))
+    return load_decoder(
+        parse_decoder_config(artifacts.config),
+        WeightFiles(artifacts.weight_files),
+        ops,
+        dtype,
+        deterministic=deterministic,
+    )
+
+
+def tokens_of(seed: int, count: int = NUM_TOKENS) -> list[int]:
+    return [random.Random(seed).randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+@torch.inference_mode()
+def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """[len(tokens), vocab], all at once, without a cache."""
+    logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert not found.isnan().any(), "a slot that nobody owns was read"
+    assert (found - expected).abs().max().item() < TOLERANCE
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[PreTrainedModel, Path]:
+    family, changes = CASES[request.param]
+    _, model = tiny_model(family, 7, **changes)
+    return model, save(model, tmp_path_factory.mktemp(request.param))
+
+
+class TestAgainstTransformers:
+    @pytest.mark.parametrize("chunk", [NUM_TOKENS, 7, 1])
+    def test_every_chunking_gives_the_logits_of_the_plain_model(
+        self, pair: tuple[PreTrainedModel, Path], chunk: int
+    ) -> None:
+        model, folder = pair
+        ops = TorchOps()
+        session = PagedSession(load(folder, ops=ops), ops)
+        tokens = tokens_of(1)
+        found = torch.stack(session.finish(session.add(tokens), chunk))
+        ends = [min(end, NUM_TOKENS) - 1 for end in range(chunk, NUM_TOKENS + chunk, chunk)]
+        assert_close(found, plain_logits(model, tokens)[ends])
+
+    def test_a_ragged_batch_with_a_prefix_hit_a_swap_and_a_recompute(
+        self, pair: tuple[PreTrainedModel, Path]
+    ) -> None:
+        model, folder = pair
+        ops = TorchOps()
+        session = PagedSession(load(folder, ops=ops), ops)
+        first = session.add(tokens_of(1))
+        session.step([(first, 21)])
+        second = session.add(tokens_of(2, 30))
+        hit = session.share(first, 12, tokens_of(1)[:12] + tokens_of(3, 9))
+        whole_hit = session.share(first, 20, tokens_of(1)[:20])
+        work = [(first, 1), (second, 13), (hit, 9), (whole_hit, 1)]
+        found = [(s.tokens[: s.num_computed + n]) for s, n in work]
+        for logits, tokens in zip(session.step(work), found, strict=True):
+            assert_close(logits, plain_logits(model, tokens)[-1])
+
+        session.swap_out(second)
+        session.drop(hit)
+        session.step([(first, 10)])
+        session.swap_in(second)
+        logits = session.step([(second, 3), (hit, 21), (first, 4)])
+        for row, sequence in zip(logits, (second, hit, first), strict=True):
+            assert_close(row, plain_logits(model, sequence.tokens[: sequence.num_computed])[-1])
+
+    def test_the_reference_operations_give_the_same(self, pair: tuple[PreTrainedModel, Path]) -> None:
+        model, folder = pair
+        ops = ReferenceOps()
+        session = PagedSession(load(folder, ops=ops), ops)
+        sequence = session.add(tokens_of(4, 14))
+        found = session.finish(sequence, 5)
+        assert_close(torch.stack(found), plain_logits(model, sequence.tokens)[[4, 9, 13]])
+
+
+def test_dynamic_rope_is_exact_up_to_the_trained_length(tmp_path: Path) -> None:
+    _, model = tiny_model("llama_dynamic_rope", 7)
+    ops = TorchOps()
+    decoder = load(save(model, tmp_path), ops=ops)
+    assert decoder.max_position == 24
+    session = PagedSession(decoder, ops)
+    sequence = session.add(tokens_of(1, 24))
+    assert_close(
+        torch.stack(session.finish(sequence, 11)), plain_logits(model, sequence.tokens)[[10, 21, 23]]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama_bias", "qwen3", "mistral_window"])
+def test_deterministic_logits_have_the_same_bits_in_any_company(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    family, changes = CASES[name]
+    _, model = tiny_model(family, 7, **changes)
+    ops = TorchOps(deterministic=True)
+    decoder = load(save(model, tmp_path), ops=ops, dtype=dtype, deterministic=True)
+    alone = PagedSession(decoder, ops, seed=1)
+    prompts = [tokens_of(seed, length) for seed, length in ((1, 50), (2, 33), (3, 17), (4, 3))]
+    expected = [torch.stack(alone.finish(alone.add(prompt), 1)) for prompt in prompts]
+
+    for seed in range(4):
+        draw = random.Random(seed)
+        together = PagedSession(decoder, ops, seed=seed + 2)
+        sequences = [together.add(prompt) for prompt in prompts]
+        while unfinished := [s for s in sequences if s.num_computed < len(s.tokens)]:
+            chosen = draw.sample(unfinished, draw.randint(1, len(unfinished)))
+            work = [(s, draw.randint(1, len(s.tokens) - s.num_computed)) for s in chosen]
+            for logits, (sequence, _) in zip(together.step(work), work, strict=True):
+                index = sequences.index(sequence)
+                assert torch.equal(logits, expected[index][sequence.num_computed - 1])
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("family", ["gemma2", "gpt2", "mixtral", "phi3", "phi3_longrope"])
+    def test_other_architectures_are_not_lean(self, family: str) -> None:
+        config, _ = tiny_model(family, 0)
+        with pytest.raises(NotLean, match="model_type"):
+            parse_decoder_config(config.to_dict())
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"hidden_act": "gelu"}, "hidden_act"),
+            ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+            ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+            ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+            ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
+            ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+            ({"pretraining_tp": 2}, "pretraining_tp"),
+            ({"num_key_value_heads": 3}, "kv heads"),
+            ({"hidden_size": None}, "hidden_size"),
+        ],
+    )
+    def test_a_config_that_is_not_understood_is_refused(self, changes: dict[str, Any], reason: str) -> None:
+        config, _ = tiny_model("llama", 0)
+        with pytest.raises(NotLean, match=reason):
+            parse_decoder_config(config.to_dict() | changes)
+
+    def test_a_weight_without_a_place_is_refused(self, tmp_path: Path) -> None:
+        _, model = tiny_model("llama", 0)
+        file = save(model, tmp_path) / "model.safetensors"
+        save_file(load_file(file) | {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}, file)
+        with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.q_norm\.weight"):
+            load(tmp_path, ops=TorchOps())
+
+    def test_a_missing_and_a_misshapen_weight_are_named(self, tmp_path: Path) -> None:
+        _, model = tiny_model("llama", 0)
+        file = save(model, tmp_path) / "model.safetensors"
+        weights = load_file(file)
+        save_file({name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}, file)
+        with pytest.raises(ModelError, match=r"lm_head\.weight"):
+            load(tmp_path, ops=TorchOps())
+        save_file(weights | {"model.norm.weight": torch.ones(3)}, file)
+        with pytest.raises(ModelError, match=r"model\.norm\.weight has shape \(3,\)"):
+            load(tmp_path, ops=TorchOps())
