@@ -37,11 +37,12 @@ class Machine:
     num_blocks: int
     num_host_blocks: int
     max_num_batched_tokens: int
+    max_model_len: int
 
 
 def measure_rates(machine: Machine) -> Rates:
     """The median of a few steps of each kind. Without host blocks the copy rates keep their defaults."""
-    capacity = machine.num_blocks * machine.block_size
+    capacity = min(machine.num_blocks * machine.block_size, machine.max_model_len)
     chunk = max(2, min(CHUNK_TOKENS, capacity, machine.max_num_batched_tokens))
     context = min(CONTEXT_TOKENS, capacity - 1)
     _seconds(machine, lambda: machine.forward(_step(machine, chunk)))  # the first run pays for caches

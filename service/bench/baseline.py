@@ -1,6 +1,6 @@
 """`transformers`' own generate() as a process to race against: one warm batch, again and again.
 
-    python -m pageturner.service.bench.baseline FOLDER --batch 16 --prompt-tokens 128 ...
+    python -P -m pageturner.service.bench.baseline MODEL --cache-dir ... --batch 16 --prompt-tokens 128 ...
 
 loads the model once and warms it up, prints "ready", then answers each line on standard input with the
 seconds that one batch took. In a process of its own, so that neither contender's allocator, threads or
@@ -13,17 +13,21 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
     """A function that generates for one batch and returns its seconds."""
     import torch
+    from pageturner.service.model.loader import load_artifacts
+    from pageturner.service.model.options import ModelOptions
     from transformers import AutoModelForCausalLM
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    model = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=getattr(torch, arguments.dtype))
-    model.eval()
+    artifacts = load_artifacts(ModelOptions(arguments.model, dtype=arguments.dtype), arguments.cache_dir)
+    model = AutoModelForCausalLM.from_pretrained(artifacts.folder, dtype=getattr(torch, artifacts.dtype))
+    model.eval()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     generator = torch.Generator().manual_seed(arguments.seed)
     shape = (arguments.batch, arguments.prompt_tokens)
     # Ids from the middle of the vocabulary: special tokens lie at its ends.
@@ -49,11 +53,12 @@ def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
+    parser.add_argument("model")
+    parser.add_argument("--cache-dir", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     generate = load_batch(parser.parse_args())

@@ -1,0 +1,148 @@
+"""What `generate`, `chat` and `demo` share: which server, which sampling, an answer with its figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pageturner.service.bench.server_process import running_server
+from pageturner.service.client import Accepted, ChoiceFinished, Client, Delta, Finished, Options
+from pageturner.service.commands.flags import add_config_flags, config_arguments
+from pageturner.service.commands.output import note
+from pageturner.service.core.outputs import RequestTimings, Usage
+from pageturner.service.engine.api import Prompt
+from pageturner.service.errors import PageturnerError
+
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class ChoiceText:
+    """One choice as it was streamed."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str = ""
+    matched: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A streamed answer and what the client saw of its pace, in seconds on its own clock.
+
+    ttft_seconds: from sending the request to the first token. decode_seconds: from there to the last.
+    """
+
+    request_id: str
+    seed: int
+    choices: tuple[ChoiceText, ...]
+    usage: Usage
+    timings: RequestTimings
+    ttft_seconds: float
+    decode_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """After the first token; 0 where there is no second one."""
+        later = self.usage.num_output_tokens - len(self.choices)
+        return later / self.decode_seconds if later > 0 and self.decode_seconds > 0 else 0.0
+
+    def figures(self) -> str:
+        usage = self.usage
+        return (
+            f"{usage.num_output_tokens} tokens, the first after {self.ttft_seconds:.3f} s, "
+            f"then {self.tokens_per_second:.1f} tokens/s; prompt of {usage.num_prompt_tokens} tokens, "
+            f"{usage.num_cached_prompt_tokens} of them cached"
+        )
+
+
+async def ask(
+    client: Client, prompt: Prompt, options: Options, on_text: Callable[[int, str], None]
+) -> Answer:
+    """Stream one answer; on_text(index, text) for every piece of it."""
+    started = time.monotonic()
+    first = last = 0.0
+    request_id, seed = "", 0
+    choices = [ChoiceText() for _ in range(options.get("n", 1))]
+    finished: Finished | None = None
+    async with aclosing(client.stream(prompt, **options)) as events:
+        async for event in events:
+            match event:
+                case Accepted():
+                    request_id, seed = event.request_id, event.seed
+                case Delta():
+                    if event.tokens:
+                        last = time.monotonic()
+                        first = first or last
+                    choice = choices[event.index]
+                    choice.text += event.text
+                    choice.token_ids += tuple(token.token_id for token in event.tokens)
+                    on_text(event.index, event.text)
+                case ChoiceFinished():
+                    choices[event.index].finish_reason = event.reason.value
+                    choices[event.index].matched = event.matched
+                case Finished():
+                    finished = event
+    assert finished is not None, "a stream that ends without an error ends with Finished"
+    return Answer(
+        request_id,
+        seed,
+        tuple(choices),
+        finished.usage,
+        finished.timings,
+        ttft_seconds=max(first - started, 0.0),
+        decode_seconds=last - first,
+    )
+
+
+def add_target_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target",
+        metavar="HOST:PORT",
+        help="a running server; without it one is started, by the flags below",
+    )
+    add_config_flags(parser)
+
+
+@contextmanager
+def target_of(arguments: argparse.Namespace) -> Iterator[str]:
+    """The server named by --target, or one of our own for as long as it is needed."""
+    given = config_arguments(arguments)
+    if arguments.target:
+        if given:
+            raise PageturnerError(f"{given[0]} is for a server that is started here, not for --target")
+        yield arguments.target
+        return
+    if sys.stderr.isatty():
+        note("starting a server; --target HOST:PORT uses a running one")
+    with running_server(given) as server:
+        yield server.target
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Flags with the names of the wire; what is left out is the server's to choose."""
+    group = parser.add_argument_group("sampling")
+    for name, kind, doc in (
+        ("max-tokens", int, "bound on the answer's tokens"),
+        ("temperature", float, "0 takes the most likely token"),
+        ("top-k", int, "only the k most likely tokens"),
+        ("top-p", float, "only the most likely tokens that together reach this probability"),
+        ("min-p", float, "only tokens this likely, relative to the most likely one"),
+        ("repetition-penalty", float, "above 1 discourages tokens seen before"),
+        ("seed", int, "the same seed gives the same answer"),
+    ):
+        default = defaults.get(name.replace("-", "_"))
+        shown = f"{doc} (default {default})" if default is not None else doc
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=shown)
+    group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
+
+
+def sampling_options(arguments: argparse.Namespace) -> Options:
+    names = (*Options.__required_keys__, *Options.__optional_keys__)
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    return cast(Options, given)

@@ -1,0 +1,88 @@
+"""`pageturner bench`: the project's own measurements of itself."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from pageturner.service.commands.flags import add_config_flags, config_arguments
+from pageturner.service.commands.output import note, write
+from pageturner.service.config import cache_directory
+
+HELP = "measure start-up, or throughput beside transformers' generate()"
+EXAMPLE = "pageturner bench throughput --concurrency 16 --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    benches = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
+    startup = benches.add_parser(
+        "startup",
+        help="from process start to SERVING, the model converted before",
+        epilog="example: pageturner bench startup --runs 5",
+    )
+    startup.add_argument(
+        "--runs", type=int, default=5, metavar="N", help="runs to take the median of (default 5)"
+    )
+    startup.set_defaults(measure=_startup)
+    throughput = benches.add_parser(
+        "throughput",
+        help="output tokens/s of the service and of transformers' generate(), in turns",
+        epilog="example: pageturner bench throughput --concurrency 16 --dtype bfloat16 --json",
+    )
+    for name, default, doc in (
+        ("concurrency", 16, "requests at once, and generate()'s batch"),
+        ("prompt-tokens", 128, "tokens of each prompt"),
+        ("output-tokens", 128, "tokens of each output"),
+        ("rounds", 3, "rounds of each contender, in turns"),
+    ):
+        throughput.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
+        )
+    throughput.set_defaults(measure=_throughput)
+    for bench in (startup, throughput):
+        bench.add_argument("--json", action="store_true", help="the figures as JSON")
+        add_config_flags(bench)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    measured: int = arguments.measure(arguments)
+    return measured
+
+
+def _startup(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.startup import measure_startup
+
+    result = measure_startup(arguments.runs, config_arguments(arguments))
+    if arguments.json:
+        write(json.dumps({**dataclasses.asdict(result), "median_seconds": result.median_seconds}, indent=2))
+        return 0
+    runs = ", ".join(f"{seconds:.2f}" for seconds in result.seconds)
+    write(f"process start to SERVING: {result.median_seconds:.2f} s, the median of {runs}")
+    write(f"(a first start, not counted, took {result.first_seconds:.2f} s)")
+    return 0
+
+
+def _throughput(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.throughput import Workload, measure_throughput
+    from pageturner.service.commands.flags import load_from
+
+    workload = Workload(arguments.concurrency, arguments.prompt_tokens, arguments.output_tokens)
+    result = measure_throughput(
+        workload,
+        arguments.rounds,
+        load_from(arguments).config.model,
+        cache_directory(),
+        config_arguments(arguments),
+        note,
+    )
+    if arguments.json:
+        write(json.dumps({**dataclasses.asdict(result), **result.medians()}, indent=2))
+        return 0
+    medians = result.medians()
+    write(
+        f"output tokens/s, median of {arguments.rounds} rounds in turns: "
+        f"pageturner {medians['service_tokens_per_second']:.1f}, "
+        f"transformers {medians['baseline_tokens_per_second']:.1f}, ratio {medians['ratio']:.2f}"
+    )
+    return 0

@@ -1,0 +1,100 @@
+"""`pageturner chat`: a conversation in the terminal. Ctrl-C ends an answer, Ctrl-D the conversation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator
+
+from pageturner.service.client import Client
+from pageturner.service.commands.asking import (
+    CONNECT_SECONDS,
+    Answer,
+    add_sampling_flags,
+    add_target_flags,
+    ask,
+    sampling_options,
+    target_of,
+)
+from pageturner.service.commands.output import note, write
+from pageturner.service.engine.api import ChatMessage
+from pageturner.service.errors import PageturnerError
+
+HELP = "talk to the model; streams every answer"
+EXAMPLE = "pageturner chat --target localhost:50051 --system 'You answer in one sentence.'"
+COMMANDS = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C ends an answer"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="a system message in front of the conversation")
+    add_sampling_flags(parser, temperature=0.7, max_tokens=512)
+    add_target_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with target_of(arguments) as target, asyncio.Runner() as runner:
+        client = runner.run(_connect(target))
+        try:
+            return _converse(runner, client, arguments)
+        finally:
+            runner.run(client.close())
+
+
+async def _connect(target: str) -> Client:
+    client = Client(target)
+    await client.wait_until_serving(CONNECT_SECONDS)
+    return client
+
+
+def _converse(runner: asyncio.Runner, client: Client, arguments: argparse.Namespace) -> int:
+    opening = [ChatMessage("system", arguments.system)] if arguments.system else []
+    history = list(opening)
+    for line in _lines():
+        if line == "/quit":
+            break
+        if line == "/reset":
+            history = list(opening)
+            continue
+        turn = ChatMessage("user", line)
+        try:
+            answer = runner.run(_answer(client, [*history, turn], arguments))
+        except KeyboardInterrupt:
+            write(" [stopped]")
+            continue
+        except PageturnerError as error:
+            # One refused turn (a conversation grown too long) must not end the others.
+            note(f"pageturner chat: {error}")
+            continue
+        history += [turn, ChatMessage("assistant", answer.choices[0].text)]
+        write()
+        if sys.stderr.isatty():
+            note(f"[{answer.figures()}]")
+    return 0
+
+
+async def _answer(client: Client, messages: list[ChatMessage], arguments: argparse.Namespace) -> Answer:
+    return await ask(
+        client, tuple(messages), sampling_options(arguments), lambda _index, text: write(text, end="")
+    )
+
+
+def _lines() -> Iterator[str]:
+    """What the user says, line by line; a prompt and line editing on a terminal."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  # importing it gives input() history and editing
+
+        note(COMMANDS)
+    while True:
+        try:
+            line = input("> " if interactive else "").strip()
+        except EOFError:
+            if interactive:
+                write()
+            return
+        except KeyboardInterrupt:
+            write()
+            continue
+        if line:
+            yield line

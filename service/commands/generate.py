@@ -1,0 +1,78 @@
+"""`pageturner generate`: one prompt, one streamed answer."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+
+from pageturner.service.client import Client
+from pageturner.service.commands.asking import (
+    CONNECT_SECONDS,
+    Answer,
+    add_sampling_flags,
+    add_target_flags,
+    ask,
+    sampling_options,
+    target_of,
+)
+from pageturner.service.commands.output import note, write
+from pageturner.service.engine.api import ChatMessage, Prompt
+
+HELP = "stream the answer to one prompt"
+EXAMPLE = 'pageturner generate "Why is the sky blue?" --max-tokens 100'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text as it is, without chat template"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="a system message in front of the prompt")
+    parser.add_argument("--n", type=int, default=1, help="answers to sample in parallel (default 1)")
+    parser.add_argument("--timeout-seconds", type=float, metavar="X", help="time limit, kept by the server")
+    parser.add_argument("--priority", type=int, metavar="X", help="larger is more urgent")
+    parser.add_argument("--json", action="store_true", help="no stream; the answer and its figures as JSON")
+    add_sampling_flags(parser)
+    add_target_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    with target_of(arguments) as target:
+        answer = asyncio.run(_generate(target, _prompt(text, arguments), arguments))
+    if arguments.json:
+        write(json.dumps(to_json(answer), indent=2, ensure_ascii=False))
+    elif len(answer.choices) > 1:
+        for index, choice in enumerate(answer.choices):
+            write(f"--- {index} ({choice.finish_reason})\n{choice.text}")
+    else:
+        write()
+    if not arguments.json and sys.stderr.isatty():
+        note(answer.figures())
+    return 0
+
+
+def _prompt(text: str, arguments: argparse.Namespace) -> Prompt:
+    if arguments.raw:
+        return f"{arguments.system}\n{text}" if arguments.system else text
+    system = (ChatMessage("system", arguments.system),) if arguments.system else ()
+    return (*system, ChatMessage("user", text))
+
+
+async def _generate(target: str, prompt: Prompt, arguments: argparse.Namespace) -> Answer:
+    shows = not arguments.json and arguments.n == 1
+
+    def show(_index: int, text: str) -> None:
+        if shows:
+            write(text, end="")
+
+    async with Client(target) as client:
+        await client.wait_until_serving(CONNECT_SECONDS)
+        return await ask(client, prompt, sampling_options(arguments), show)
+
+
+def to_json(answer: Answer) -> dict[str, object]:
+    return {**dataclasses.asdict(answer), "tokens_per_second": answer.tokens_per_second}

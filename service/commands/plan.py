@@ -1,0 +1,94 @@
+"""`pageturner plan`: how much KV cache a model needs, and how many requests fit, before it is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pageturner.service import plan
+from pageturner.service.commands.output import write
+from pageturner.service.errors import ConfigError, ModelError
+from pageturner.service.schema import parse_size
+
+HELP = "compute the size of a KV cache: a token, a block, a request, a budget"
+EXAMPLE = "pageturner plan --num-layers 80 --num-kv-heads 8 --head-dim 128 --dtype float16 --budget 80GiB"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="a model folder, or any model that `serve` takes")
+    shape = parser.add_argument_group("a model by its numbers")
+    shape.add_argument("--num-layers", type=int, metavar="N")
+    shape.add_argument("--num-kv-heads", type=int, metavar="N", help="all heads, where none are shared")
+    shape.add_argument("--head-dim", type=int, metavar="N")
+    load = parser.add_argument_group("the load")
+    load.add_argument("--dtype", help="of the KV cache (default: the model's, or float16)")
+    load.add_argument(
+        "--request-tokens", type=int, default=2048, metavar="N", help="prompt and output (default 2048)"
+    )
+    load.add_argument("--batch", type=int, default=1, metavar="N", help="requests at once (default 1)")
+    load.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default 16)")
+    load.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="what contiguous memory is reserved for (default: the same)",
+    )
+    load.add_argument("--budget", metavar="SIZE", help="memory for KV, such as 24GiB: how many requests fit?")
+    parser.add_argument("--json", action="store_true", help="every number, exact")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    planned = plan.Plan(
+        shape=_shape(arguments),
+        request_tokens=arguments.request_tokens,
+        batch=arguments.batch,
+        block_size=arguments.block_size,
+        max_model_len=arguments.max_model_len,
+        budget_bytes=_budget(arguments.budget),
+    )
+    if arguments.json:
+        write(json.dumps(plan.to_json(planned), indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(plan.render(planned))
+    return 0
+
+
+def _shape(arguments: argparse.Namespace) -> plan.ModelShape:
+    if arguments.model:
+        return plan.plan_from_config(_model_config(arguments.model), arguments.dtype)
+    for name in ("num_layers", "num_kv_heads", "head_dim"):
+        if getattr(arguments, name) is None:
+            raise ConfigError(f"--{name.replace('_', '-')}", "is needed where no model is named")
+    return plan.ModelShape(
+        arguments.num_layers,
+        arguments.num_kv_heads,
+        arguments.head_dim,
+        plan.dtype_bytes(arguments.dtype or "float16"),
+    )
+
+
+def _model_config(model: str) -> dict[str, object]:
+    """config.json of a folder; whatever else `serve` takes goes through its loader."""
+    path = Path(model) / "config.json"
+    if path.is_file():
+        try:
+            config: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ModelError(f"{path} is not JSON: {error}") from error
+        return config
+    from pageturner.service.config import cache_directory
+    from pageturner.service.model.loader import load_artifacts
+    from pageturner.service.model.options import ModelOptions
+
+    artifacts = load_artifacts(ModelOptions(source=model), cache_directory())
+    return {**artifacts.config, "dtype": artifacts.dtype}
+
+
+def _budget(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise ConfigError("--budget", str(error)) from error

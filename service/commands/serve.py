@@ -1,0 +1,101 @@
+"""`pageturner serve`: the service itself, until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from pageturner.service.bench.server_process import ready_line
+from pageturner.service.commands.flags import add_config_flags, load_from
+from pageturner.service.commands.output import note, write
+from pageturner.service.config import LoadedConfig, cache_directory
+from pageturner.service.core.clock import MonotonicClock
+from pageturner.service.errors import EngineDead
+
+if TYPE_CHECKING:
+    from pageturner.service.wiring import Service
+    from structlog.typing import FilteringBoundLogger
+
+HELP = "run the service"
+EXAMPLE = "pageturner serve --model ./my-model --num-blocks 2048 --victim-policy last_arrived"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    clock = MonotonicClock()
+    started_at = clock.now()
+    return asyncio.run(_serve(load_from(arguments), clock, started_at))
+
+
+async def _serve(loaded: LoadedConfig, clock: MonotonicClock, started_at: float) -> int:
+    import structlog
+    from pageturner.service import logs
+    from pageturner.service.engine.api import EngineHealth
+    from pageturner.service.rpc.options import format_address
+    from pageturner.service.rpc.server import check_address
+
+    logs.configure(loaded.config.log)
+    stopped = asyncio.Event()
+    loading = asyncio.create_task(_load(loaded, clock, started_at, structlog.get_logger()))
+    _on_signals(stopped, is_loading=lambda: not loading.done())
+    options = loaded.config.server
+    check_address(options)  # before the seconds that loading takes
+    service = await loading
+    engine, server = service.engine, service.server
+    try:
+        port = await server.start()
+        await engine.start()
+        write(ready_line(engine.models()[0].name, format_address(options.host, port)))
+        while not stopped.is_set() and engine.health is not EngineHealth.DEAD:
+            await _first(stopped.wait(), engine.wait_for_health_change(engine.health))
+        if engine.health is EngineHealth.DEAD:
+            raise EngineDead("the engine met a fault that it cannot recover from; the log has it")
+        note("draining; the same signal once more exits at once")
+        await server.drain()
+    finally:
+        await server.stop()
+        await engine.aclose()
+    return 0
+
+
+async def _load(
+    loaded: LoadedConfig, clock: MonotonicClock, started_at: float, logger: FilteringBoundLogger
+) -> Service:
+    def build() -> Service:
+        from pageturner.service.wiring import build_service  # torch comes with it
+
+        return build_service(loaded, cache_directory(), clock, started_at, logger)
+
+    return await asyncio.to_thread(build)
+
+
+def _on_signals(stopped: asyncio.Event, is_loading: Callable[[], bool]) -> None:
+    """The first signal asks for a drain; a second one, or one that comes while loading, ends the process."""
+    loop = asyncio.get_running_loop()
+
+    def handle(number: int) -> None:
+        if stopped.is_set() or is_loading():
+            # Not sys.exit: threads of the model may be deep in a product and would be waited for.
+            os._exit(128 + number)
+        stopped.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, handle, number)
+
+
+async def _first(*awaitables: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them is done, and cancel the others."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

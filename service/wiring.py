@@ -1,0 +1,209 @@
+"""The composition root: a configuration becomes a service. Nobody else knows every room of the house."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import SystemRandom
+
+import torch
+from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.ops import PagedOps, select_ops
+from pageturner.policies import registry
+from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.service import __version__
+from pageturner.service.calibration import Machine, measure_rates
+from pageturner.service.config import LoadedConfig
+from pageturner.service.core.clock import Clock
+from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.engine.api import ModelInfo, PolicyInfo, ServerInfo
+from pageturner.service.engine.async_engine import AsyncEngine
+from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import EngineMetrics
+from pageturner.service.engine.text_output import TextOutput
+from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.causal_model import CausalModel
+from pageturner.service.model.decoder import load_decoder
+from pageturner.service.model.decoder_config import parse_decoder_config
+from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.model.loader import WeightFiles, load_artifacts
+from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.runner import Runner
+from pageturner.service.model.sampler import Sampler
+from pageturner.service.rpc.server import Server
+from pageturner.service.sizing import fit_model_len, machine_memory, size_cache
+from structlog.typing import FilteringBoundLogger
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A loaded model behind a server, neither of them started."""
+
+    engine: AsyncEngine
+    server: Server
+
+
+def build_service(
+    loaded: LoadedConfig, cache_dir: Path, clock: Clock, started_at: float, logger: FilteringBoundLogger
+) -> Service:
+    """Load the model, size and fill the house. started_at: when the program began, on `clock`.
+
+    Raises ConfigError or ModelError.
+    """
+    config = loaded.config
+    if config.model.num_threads is not None:
+        torch.set_num_threads(config.model.num_threads)
+    artifacts = load_artifacts(config.model, cache_dir)
+    model, ops = load_model(artifacts, config.model, config.cache.block_size, cache_dir)
+    layout = KvLayout(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.cache.block_size,
+        dtype=model.dtype,
+        key_page=ops.key_page,
+    )
+    cache = size_cache(config.cache, layout.block_bytes, machine_memory())
+    kv_cache = KvCache(layout, cache.num_blocks, cache.num_host_blocks, ops, torch.device("cpu"))
+    limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
+    runner = Runner(model, kv_cache)
+    rates = measure_rates(
+        Machine(
+            forward=runner.forward,
+            apply=kv_cache.apply,
+            timer=time.perf_counter,
+            block_size=cache.block_size,
+            block_bytes=layout.block_bytes,
+            num_blocks=cache.num_blocks,
+            num_host_blocks=cache.num_host_blocks,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        )
+    )
+    tokenizer = load_tokenizer(artifacts)
+    policies = config.policies.create()
+    # A secret of this process: nobody outside can craft a prompt whose digest meets another one.
+    hash_key = secrets.token_bytes(16)
+    scheduler = Scheduler(limits, cache, policies, TextOutput(tokenizer), rates, hash_key=hash_key)
+    engine = AsyncEngine(
+        Engine(
+            scheduler,
+            kv_cache,
+            runner,
+            Sampler(model.vocab_size),
+            clock=clock,
+            options=config.engine,
+            metrics=EngineMetrics(),
+            logger=logger,
+        ),
+        tokenizer,
+        model=describe_model(artifacts, model, config.model, limits, tokenizer),
+        server_info=ServerInfo(
+            version=__version__,
+            start_seconds=clock.now() - started_at,
+            uptime_seconds=0.0,
+            block_size=cache.block_size,
+            num_blocks=cache.num_blocks,
+            num_host_blocks=cache.num_host_blocks,
+            block_bytes=layout.block_bytes,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            kernels=ops.name,
+            rates=rates,
+            config=config.flat(),
+        ),
+        policies=describe_policies(policies),
+        max_n=limits.max_n,
+        options=config.engine,
+        clock=clock,
+        random=SystemRandom(),
+        logger=logger,
+    )
+    logger.info(
+        "built",
+        model=artifacts.name,
+        forward=model.backend,
+        kernels=ops.name,
+        num_blocks=cache.num_blocks,
+        num_host_blocks=cache.num_host_blocks,
+        block_bytes=layout.block_bytes,
+    )
+    return Service(engine, Server(engine, config.server, logger, clock))
+
+
+def load_model(
+    artifacts: ModelArtifacts, options: ModelOptions, block_size: int, cache_dir: Path
+) -> tuple[CausalModel, PagedOps]:
+    """The forward that runs this model, and the operations it runs on."""
+    decoder_config = parse_decoder_config(artifacts.config)
+    dtype: torch.dtype = getattr(torch, artifacts.dtype)
+    ops = select_ops(
+        torch.device("cpu"),
+        dtype,
+        head_dim=decoder_config.head_dim,
+        block_size=block_size,
+        deterministic=options.deterministic,
+        cache_dir=cache_dir,
+    )
+    decoder = load_decoder(
+        decoder_config,
+        WeightFiles(artifacts.weight_files),
+        ops,
+        dtype,
+        max_position=options.max_position,
+        deterministic=options.deterministic,
+    )
+    return decoder, ops
+
+
+def load_tokenizer(artifacts: ModelArtifacts) -> Tokenizer | None:
+    if artifacts.tokenizer_file is None:
+        return None
+    return Tokenizer.from_file(
+        artifacts.tokenizer_file,
+        chat_template=artifacts.chat_template,
+        bos_token=artifacts.bos_token,
+        eos_token=artifacts.eos_token,
+        add_bos=artifacts.add_bos,
+    )
+
+
+def describe_model(
+    artifacts: ModelArtifacts,
+    model: CausalModel,
+    options: ModelOptions,
+    limits: SchedulerOptions,
+    tokenizer: Tokenizer | None,
+) -> ModelInfo:
+    return ModelInfo(
+        name=artifacts.name,
+        source=artifacts.source,
+        architecture=artifacts.architecture,
+        backend=model.backend,
+        dtype=artifacts.dtype,
+        deterministic=options.deterministic,
+        vocab_size=model.vocab_size,
+        max_model_len=limits.max_model_len,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        num_parameters=model.num_parameters,
+        eos_token_ids=artifacts.eos_token_ids,
+        has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+    )
+
+
+def describe_policies(policies: PolicySet) -> tuple[PolicyInfo, ...]:
+    return tuple(
+        PolicyInfo(
+            axis=axis,
+            name=registry.name_of(getattr(policies, axis)),
+            options=registry.options_of(getattr(policies, axis)),
+            available=registry.names(axis),
+        )
+        for axis in AXES
+    )
