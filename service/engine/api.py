@@ -88,10 +88,14 @@ class AbortOutcome(Enum):
 
 
 class EngineHealth(Enum):
-    """STARTING and DRAINING refuse new work; DEAD is final."""
+    """STARTING and DRAINING refuse new work; DEAD is final.
+
+    STALLED: the step under way hangs, so that new work waits; SERVING again once it returns.
+    """
 
     STARTING = "starting"
     SERVING = "serving"
+    STALLED = "stalled"
     DRAINING = "draining"
     DEAD = "dead"
 

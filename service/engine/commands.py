@@ -1,0 +1,58 @@
+"""What enters the step loop and what leaves it: plain frozen data, so that the loop may move into a
+process of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageturner.service.core.outputs import Event
+from pageturner.service.core.request import NewRequest
+from pageturner.service.engine.api import AcceptedEvent
+from pageturner.service.errors import PageturnerError
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Queue a request; answered by AcceptedEvent or Refused."""
+
+    request: NewRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request with this error. Nothing happens if it has ended."""
+
+    request_id: str
+    error: PageturnerError
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop scheduling a request whose reader lags; cancel it unless resumed by `until` (our clock)."""
+
+    request_id: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The reader has caught up."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Leave the loop. Requests that still run are not heard of again: abort them first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request was not queued."""
+
+    request_id: str
+    error: PageturnerError
+
+
+Command = Submit | Abort | Pause | Resume | Shutdown
+EngineOutput = AcceptedEvent | Refused | Event

@@ -1,0 +1,203 @@
+"""The step loop: plan, move blocks, compute, sample, account. Synchronous, and bound to no thread."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from pageturner.service.core.clock import Clock
+from pageturner.service.core.outputs import (
+    BlockCopies,
+    Event,
+    FinishedEvent,
+    SampledSequence,
+    SchedulerOutput,
+    SchedulerStats,
+)
+from pageturner.service.core.request import NewRequest
+from pageturner.service.engine.api import AcceptedEvent
+from pageturner.service.engine.commands import Abort, Command, EngineOutput, Pause, Refused, Resume, Submit
+from pageturner.service.engine.metrics import EngineMetrics
+from pageturner.service.engine.options import EngineOptions
+from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StepFailed
+from structlog.typing import FilteringBoundLogger
+
+Logits = TypeVar("Logits")
+LogitsOut = TypeVar("LogitsOut", covariant=True)
+LogitsIn = TypeVar("LogitsIn", contravariant=True)
+
+EMPTY_SCHEDULE_PAUSE = 0.002
+"""Seconds between two schedules of which the first planned nothing though there was work: no spinning."""
+
+
+class StepScheduler(Protocol):
+    """What the loop asks of `service.core.scheduler.Scheduler`."""
+
+    def add_request(self, request: NewRequest) -> int: ...
+    def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]: ...
+    def expire(self, now: float) -> tuple[Event, ...]: ...
+    def pause_request(self, request_id: str) -> None: ...
+    def resume_request(self, request_id: str) -> None: ...
+    def has_work(self) -> bool: ...
+    def schedule(self, now: float) -> SchedulerOutput: ...
+    def update(
+        self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...], now: float
+    ) -> tuple[Event, ...]: ...
+    def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]: ...
+    def stats(self) -> SchedulerStats: ...
+
+
+class BlockStore(Protocol):
+    """Where KV lives: carries out the block traffic of a step."""
+
+    def apply(self, copies: BlockCopies) -> None: ...
+
+
+class Runner(Protocol[LogitsOut]):
+    """The model: computes every scheduled token, returns logits of the rows to be sampled."""
+
+    def forward(self, output: SchedulerOutput) -> LogitsOut: ...
+
+
+class Sampler(Protocol[LogitsIn]):
+    """Logits to tokens, one result for each row."""
+
+    def sample(self, logits: LogitsIn, output: SchedulerOutput) -> tuple[SampledSequence, ...]: ...
+
+
+class Engine:
+    """One scheduler, one KV cache, one model. Call `apply` and `step` from one thread.
+
+    A step that fails costs only the requests that the scheduler finds guilty. What cannot be survived
+    is raised from `apply` or `step`: a fault of the scheduler itself, as it comes, or EngineDead
+    after max_consecutive_failures failed steps without a success.
+    """
+
+    def __init__(
+        self,
+        scheduler: StepScheduler,
+        kv_cache: BlockStore,
+        runner: Runner[Logits],
+        sampler: Sampler[Logits],
+        *,
+        clock: Clock,
+        options: EngineOptions,
+        metrics: EngineMetrics,
+        logger: FilteringBoundLogger,
+    ) -> None:
+        self._scheduler = scheduler
+        self._kv_cache = kv_cache
+        self._runner = runner
+        self._sampler = sampler
+        self._clock = clock
+        self._options = options
+        self._logger = logger
+        self.metrics = metrics
+        self.stats = scheduler.stats()
+        # Live requests in order of arrival, each with its deadline.
+        self._deadlines: dict[str, float | None] = {}
+        self._paused_until: dict[str, float] = {}
+        self._num_failures = 0
+        self._num_empty_schedules = 0
+
+    def apply(self, command: Command) -> tuple[EngineOutput, ...]:
+        """Carry out one command between two steps."""
+        match command:
+            case Submit(request):
+                return (self._submit(request),)
+            case Abort(request_id, error):
+                return self._settle(self._scheduler.abort_request(request_id, error))
+            case Pause(request_id, until) if request_id in self._deadlines:
+                self._paused_until[request_id] = until
+                self._scheduler.pause_request(request_id)
+            case Resume(request_id) if self._paused_until.pop(request_id, None) is not None:
+                self._scheduler.resume_request(request_id)
+        return ()
+
+    def step(self) -> tuple[Event, ...]:
+        """Advance everything that can advance by one forward of the model."""
+        expired = self._expire()
+        output = self._scheduler.schedule(self._clock.now())
+        if not output:
+            return self._settle(expired + self._notice_standstill())
+        try:
+            sampled: tuple[SampledSequence, ...] = ()
+            self._kv_cache.apply(output.block_copies)
+            if output.scheduled:
+                logits = self._runner.forward(output)
+                sampled = self._sampler.sample(logits, output)
+        except Exception as error:
+            return self._settle(expired + self._recover(output, error))
+        events = self._scheduler.update(output, sampled, self._clock.now())
+        self._num_failures = self._num_empty_schedules = 0
+        return self._settle(expired + events)
+
+    def seconds_to_next_step(self) -> float | None:
+        """How long the loop may wait for commands: 0 while there is work, None for as long as it takes."""
+        if self._scheduler.has_work():
+            return EMPTY_SCHEDULE_PAUSE if self._num_empty_schedules else 0.0
+        moments = [moment for moment in self._deadlines.values() if moment is not None]
+        moments += self._paused_until.values()
+        return max(0.0, min(moments) - self._clock.now()) if moments else None
+
+    def _submit(self, request: NewRequest) -> EngineOutput:
+        try:
+            max_tokens = self._scheduler.add_request(request)
+        except PageturnerError as error:
+            self.metrics.refused()
+            return Refused(request.request_id, error)
+        self._deadlines[request.request_id] = request.deadline
+        accepted = AcceptedEvent(request.request_id, request.seed, len(request.prompt_token_ids), max_tokens)
+        self.metrics.accepted(accepted, request.arrival_time)
+        self.stats = self._scheduler.stats()
+        return accepted
+
+    def _expire(self) -> tuple[Event, ...]:
+        now = self._clock.now()
+        events = self._scheduler.expire(now)
+        for request_id in [name for name, until in self._paused_until.items() if until <= now]:
+            del self._paused_until[request_id]
+            seconds = self._options.slow_consumer_timeout_seconds
+            error = SlowConsumer(f"the stream was not read for {seconds:g} s")
+            events += self._scheduler.abort_request(request_id, error)
+        return events
+
+    def _recover(self, output: SchedulerOutput, error: Exception) -> tuple[Event, ...]:
+        self._num_failures += 1
+        self._logger.error(
+            "step_failed",
+            step_id=output.step_id,
+            num_sequences=len(output.scheduled),
+            num_failures=self._num_failures,
+            exc_info=error,
+        )
+        if self._num_failures > self._options.max_consecutive_failures:
+            raise EngineDead(
+                f"{self._num_failures} steps failed in a row, the last one with: {error}"
+            ) from error
+        return self._scheduler.fail_step(output, error, self._clock.now())
+
+    def _notice_standstill(self) -> tuple[Event, ...]:
+        """Work that nobody advances would hang for ever behind a healthy face: give up the oldest."""
+        if not self._scheduler.has_work():
+            self._num_empty_schedules = 0
+            return ()
+        self._num_empty_schedules += 1
+        if self._num_empty_schedules < self._options.max_empty_schedules:
+            return ()
+        if not self._deadlines:
+            raise EngineDead("the scheduler claims to have work but holds no request")
+        self._num_empty_schedules = 0
+        oldest = next(iter(self._deadlines))
+        self._logger.error("standstill", request_id=oldest, num_requests=len(self._deadlines))
+        self.metrics.gave_up()
+        return self._scheduler.abort_request(oldest, StepFailed("the scheduler could not advance it"))
+
+    def _settle(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        """Forget the requests that ended, and count."""
+        for event in events:
+            if isinstance(event, FinishedEvent):
+                self._deadlines.pop(event.request_id, None)
+                self._paused_until.pop(event.request_id, None)
+        self.metrics.observe(events, self._clock.now())
+        self.stats = self._scheduler.stats()
+        return events

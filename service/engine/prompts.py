@@ -1,0 +1,78 @@
+"""Prompts as clients state them to token ids, checked; errors name the field as on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeGuard
+
+from pageturner.service.engine.api import ChatMessage, ModelInfo, Prompt
+from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.errors import InvalidArgument
+
+
+class PromptReader:
+    """One model's way from prompt to ids. tokenizer: None for a model of token ids.
+
+    inline_characters: longer texts are encoded in a worker thread, so that they hold up nobody.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, model: ModelInfo, inline_characters: int) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+        self._inline_characters = inline_characters
+
+    @property
+    def has_text(self) -> bool:
+        return self._tokenizer is not None
+
+    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Raises InvalidArgument for an empty prompt, an id out of range, or text the model cannot take."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidArgument("prompt.text", "empty")
+            tokenizer = self._require_tokenizer("prompt.text")
+            if len(prompt) > self._inline_characters:
+                token_ids = await asyncio.to_thread(
+                    tokenizer.encode, prompt, add_special_tokens=add_special_tokens
+                )
+            else:
+                token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            if not token_ids:
+                raise InvalidArgument("prompt.text", "no token comes of it")
+            return token_ids
+        if _is_chat(prompt):
+            tokenizer = self._require_tokenizer("prompt.chat")
+            if sum(len(message.content) for message in prompt) > self._inline_characters:
+                return await asyncio.to_thread(tokenizer.encode_chat, prompt)
+            return tokenizer.encode_chat(prompt)
+        return self._checked(prompt, "prompt.token_ids")
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        tokenizer = self._require_tokenizer("token_ids")
+        token_ids = self._checked(token_ids, "token_ids", may_be_empty=True)
+        if len(token_ids) > self._inline_characters:
+            return await asyncio.to_thread(tokenizer.decode, token_ids)
+        return tokenizer.decode(token_ids)
+
+    def _checked(
+        self, token_ids: Sequence[object], field: str, *, may_be_empty: bool = False
+    ) -> tuple[int, ...]:
+        if not token_ids and not may_be_empty:
+            raise InvalidArgument(field, "empty")
+        checked: list[int] = []
+        for position, token_id in enumerate(token_ids):
+            if not isinstance(token_id, int) or not 0 <= token_id < self._model.vocab_size:
+                bound = self._model.vocab_size - 1
+                raise InvalidArgument(f"{field}[{position}]", f"{token_id} is not in [0, {bound}]")
+            checked.append(token_id)
+        return tuple(checked)
+
+    def _require_tokenizer(self, field: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidArgument(field, f"{self._model.name!r} has no tokenizer; send token ids")
+        return self._tokenizer
+
+
+def _is_chat(prompt: tuple[int, ...] | tuple[ChatMessage, ...]) -> TypeGuard[tuple[ChatMessage, ...]]:
+    return bool(prompt) and isinstance(prompt[0], ChatMessage)

@@ -1,0 +1,96 @@
+"""The thread that owns the engine: commands in by a queue, the outputs of a step out in one call."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from pageturner.service.core.clock import Clock
+from pageturner.service.engine.commands import Command, EngineOutput, Shutdown
+from pageturner.service.engine.engine import Engine
+
+LONGEST_WAIT = 3600.0
+"""Seconds; a deadline may lie further off than a lock can wait."""
+
+
+class StepThread:
+    """Runs `Engine.step` whenever there is work, and sleeps on its queue when there is none.
+
+    on_outputs: called in this thread with all that one step put out. on_end: called once, last, with
+    what ended the loop: None for a Shutdown, else the fault.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        on_outputs: Callable[[tuple[EngineOutput, ...]], None],
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._on_outputs = on_outputs
+        self._on_end = on_end
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        # A step that hangs must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._run, name="pageturner-engine", daemon=True)
+        self._busy_since: float | None = None
+        self._last_progress = clock.now()
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the step under way began; None between steps."""
+        return self._busy_since
+
+    @property
+    def last_progress(self) -> float:
+        """When a step last ended."""
+        return self._last_progress
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """Leave a command for the next step; wakes the thread. From any thread."""
+        self._commands.put(command)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        fault: BaseException | None = None
+        try:
+            while self._iterate():
+                pass
+        except BaseException as error:  # whatever it is, every stream must hear of it
+            fault = error
+        self._busy_since = None
+        self._on_end(fault)
+
+    def _iterate(self) -> bool:
+        commands = self._receive(self._engine.seconds_to_next_step())
+        self._busy_since = self._clock.now()
+        outputs: list[EngineOutput] = []
+        for command in commands:
+            if isinstance(command, Shutdown):
+                self._on_outputs(tuple(outputs))
+                return False
+            outputs += self._engine.apply(command)
+        outputs += self._engine.step()
+        self._busy_since, self._last_progress = None, self._clock.now()
+        if outputs:
+            self._on_outputs(tuple(outputs))
+        return True
+
+    def _receive(self, wait: float | None) -> list[Command]:
+        """All commands that wait; if there are none, the first to come within `wait` seconds."""
+        commands: list[Command] = []
+        try:
+            if wait is None or wait > 0:
+                commands.append(self._commands.get(timeout=min(wait or LONGEST_WAIT, LONGEST_WAIT)))
+            while True:
+                commands.append(self._commands.get_nowait())
+        except queue.Empty:
+            return commands

@@ -1,0 +1,140 @@
+"""The buffer between the step loop and one reader. Lives on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from pageturner.service.core.outputs import FinishedEvent, SampledToken, TokenEvent
+from pageturner.service.engine.api import StreamEvent
+from pageturner.service.errors import PageturnerError
+
+
+class _Tokens:
+    """Token events of one choice that wait to be read as one."""
+
+    __slots__ = ("_first", "_text", "_tokens")
+
+    def __init__(self, first: TokenEvent) -> None:
+        self._first = first
+        self._tokens: list[SampledToken] = list(first.tokens)
+        self._text: list[str] = [first.text]
+
+    def add(self, event: TokenEvent) -> None:
+        self._tokens += event.tokens
+        self._text.append(event.text)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def joined(self) -> TokenEvent:
+        if len(self._text) == 1:
+            return self._first
+        first = self._first
+        return TokenEvent(first.request_id, first.index, tuple(self._tokens), "".join(self._text))
+
+
+class BufferedStream:
+    """Implements `api.RequestStream`. One task reads; `push` and `fail` come from the engine's side.
+
+    on_full, on_drained: called when stream_buffer_tokens wait, and when the reader has brought that
+    down to half. on_leave: called once, if the reader leaves before the end.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        max_tokens: int,
+        *,
+        on_full: Callable[[], None],
+        on_drained: Callable[[], None],
+        on_leave: Callable[[], None],
+    ) -> None:
+        self._request_id = request_id
+        self._max_tokens = max_tokens
+        self._on_full, self._on_drained, self._on_leave = on_full, on_drained, on_leave
+        self._buffer: deque[StreamEvent | _Tokens] = deque()
+        # The waiting tokens of each choice. A choice's tokens precede its finish, so adding to them
+        # never overtakes anything of the same choice.
+        self._waiting: dict[int, _Tokens] = {}
+        self._num_tokens = 0
+        self._is_full = False
+        self._is_ended = False
+        self._is_left = False
+        self._error: PageturnerError | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def request_id(self) -> str:
+        return self._request_id
+
+    @property
+    def num_buffered_tokens(self) -> int:
+        return self._num_tokens
+
+    def push(self, event: StreamEvent) -> None:
+        """Take an event for the reader; after the end, or after the reader left, it is dropped."""
+        if self._is_ended or self._is_left:
+            return
+        if isinstance(event, TokenEvent):
+            self._push_tokens(event)
+        elif isinstance(event, FinishedEvent) and event.error is not None:
+            self.fail(event.error)
+        else:
+            self._buffer.append(event)
+            self._is_ended = isinstance(event, FinishedEvent)
+        self._ready.set()
+
+    def fail(self, error: PageturnerError) -> None:
+        """End the stream with an error, after what waits already."""
+        if not self._is_ended:
+            self._is_ended, self._error = True, error
+            self._ready.set()
+
+    def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        while not self._buffer:
+            if self._error is not None and not self._is_left:
+                error, self._error = self._error, None
+                raise error
+            if self._is_ended or self._is_left:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        event = self._buffer.popleft()
+        return self._take(event) if isinstance(event, _Tokens) else event
+
+    async def aclose(self) -> None:
+        if self._is_left:
+            return
+        self._is_left = True
+        self._buffer.clear()
+        self._waiting.clear()
+        self._ready.set()
+        if not self._is_ended:
+            self._on_leave()
+
+    def _push_tokens(self, event: TokenEvent) -> None:
+        tokens = self._waiting.get(event.index)
+        if tokens is None:
+            self._waiting[event.index] = tokens = _Tokens(event)
+            self._buffer.append(tokens)
+        else:
+            tokens.add(event)
+        self._num_tokens += len(event.tokens)
+        if self._num_tokens >= self._max_tokens and not self._is_full:
+            self._is_full = True
+            self._on_full()
+
+    def _take(self, tokens: _Tokens) -> TokenEvent:
+        event = tokens.joined()
+        del self._waiting[event.index]
+        self._num_tokens -= len(tokens)
+        if self._is_full and self._num_tokens <= self._max_tokens // 2:
+            self._is_full = False
+            if not self._is_ended:
+                self._on_drained()
+        return event

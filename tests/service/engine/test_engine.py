@@ -1,0 +1,324 @@
+"""The step loop on a clock that moves only when told to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pageturner.service.core.clock import ManualClock
+from pageturner.service.core.outputs import BlockCopies, ChoiceFinishedEvent, FinishedEvent, TokenEvent
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.api import AcceptedEvent
+from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Submit
+from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import EngineMetrics
+from pageturner.service.engine.options import EngineOptions
+from pageturner.service.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineDead,
+    PageturnerError,
+    QueueFull,
+    RequestAborted,
+    SlowConsumer,
+    StepFailed,
+)
+from support.scripted import ScriptedModel, ScriptedScheduler, recording_logger
+
+OPTIONS = EngineOptions(max_consecutive_failures=8, max_empty_schedules=4, slow_consumer_timeout_seconds=5)
+
+
+@dataclass
+class Bench:
+    """An engine and everything below it, within reach."""
+
+    clock: ManualClock
+    scheduler: ScriptedScheduler
+    model: ScriptedModel
+    engine: Engine
+
+    def submit(
+        self, request_id: str, max_tokens: int = 3, n: int = 1, deadline: float | None = None
+    ) -> EngineOutput:
+        params = SamplingParams(max_tokens=max_tokens, n=n)
+        request = NewRequest(request_id, (1, 2), params, 7, self.clock.now(), deadline=deadline)
+        (output,) = self.engine.apply(Submit(request))
+        return output
+
+    def steps(self, count: int) -> list[EngineOutput]:
+        return [event for _ in range(count) for event in self.engine.step()]
+
+
+def make_bench(max_requests: int = 1000, options: EngineOptions = OPTIONS) -> Bench:
+    clock, scheduler, model = ManualClock(100.0), ScriptedScheduler(max_requests), ScriptedModel()
+    engine = Engine(
+        scheduler,
+        model,
+        model,
+        model,
+        clock=clock,
+        options=options,
+        metrics=EngineMetrics(),
+        logger=recording_logger()[0],
+    )
+    return Bench(clock, scheduler, model, engine)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return make_bench()
+
+
+def error_of(events: list[EngineOutput], request_id: str) -> PageturnerError | None:
+    (finished,) = [e for e in events if isinstance(e, FinishedEvent) and e.request_id == request_id]
+    return finished.error
+
+
+def test_a_step_moves_blocks_then_computes_then_samples(bench: Bench) -> None:
+    assert bench.submit("a") == AcceptedEvent("a", 7, 2, 3)
+    events = bench.steps(1)
+    assert bench.model.calls == ["apply", "forward", "sample"]
+    assert [type(event) for event in events] == [TokenEvent]
+
+
+def test_a_step_of_copies_alone_does_not_run_the_model(bench: Bench) -> None:
+    bench.scheduler.copies = BlockCopies(clears=(1,))
+    assert bench.engine.step() == ()
+    assert bench.model.calls == ["apply"]
+
+
+def test_a_request_runs_to_its_end(bench: Bench) -> None:
+    bench.submit("a", max_tokens=3, n=2)
+    events = bench.steps(3)
+    assert Counter(type(event) for event in events) == {
+        TokenEvent: 6,
+        ChoiceFinishedEvent: 2,
+        FinishedEvent: 1,
+    }
+    assert isinstance(events[-1], FinishedEvent)
+    assert bench.engine.stats.num_blocks_used == 0
+    assert bench.engine.seconds_to_next_step() is None
+
+
+def test_a_full_queue_refuses(bench: Bench) -> None:
+    bench.scheduler.max_requests = 1
+    bench.submit("a")
+    refused = bench.submit("b")
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, QueueFull)
+    assert error_of(bench.steps(3), "a") is None
+
+
+@pytest.mark.parametrize("where", ["apply", "forward", "sample"])
+def test_a_failed_step_costs_nobody_else(bench: Bench, where: str) -> None:
+    bench.submit("a")
+    bench.submit("b")
+    bench.model.fail_in[where] = RuntimeError("once")
+    assert bench.steps(1) == []
+    bench.model.fail_in.clear()
+    events = bench.steps(5)
+    assert error_of(events, "a") is None
+    assert error_of(events, "b") is None
+
+
+def test_only_the_poison_fails(bench: Bench) -> None:
+    for name in "abcd":
+        bench.submit(name)
+    bench.model.poison.add("c")
+    events = bench.steps(12)
+    assert isinstance(error_of(events, "c"), StepFailed)
+    assert [error_of(events, name) for name in "abd"] == [None] * 3
+
+
+def test_too_many_failures_in_a_row_kill_the_engine(bench: Bench) -> None:
+    bench.model.fail_in["forward"] = RuntimeError("broken")
+    for i in range(40):
+        bench.submit(str(i))
+    with pytest.raises(EngineDead, match=r"9 steps failed in a row.*broken"):
+        bench.steps(9)
+
+
+def test_a_success_clears_the_count_of_failures(bench: Bench) -> None:
+    bench.submit("a", max_tokens=1000)
+    bench.submit("b", max_tokens=1000)
+    for _ in range(10):
+        bench.model.fail_in["forward"] = RuntimeError("now and then")
+        bench.steps(1)
+        bench.model.fail_in.clear()
+        bench.steps(2)
+    assert bench.engine.stats.num_blocks_used == 2
+
+
+def test_a_fault_of_the_scheduler_is_not_survived(bench: Bench) -> None:
+    bench.submit("a")
+    bench.scheduler.fault = AssertionError("our bug")
+    with pytest.raises(AssertionError, match="our bug"):
+        bench.steps(1)
+
+
+def test_a_standstill_gives_up_the_oldest(bench: Bench) -> None:
+    for name in "ab":
+        bench.submit(name)
+    bench.scheduler.is_stuck |= {"a", "b"}
+    events = bench.steps(OPTIONS.max_empty_schedules)
+    assert isinstance(error_of(events, "a"), StepFailed)
+    assert not any(event.request_id == "b" for event in events)
+    bench.scheduler.is_stuck.clear()
+    assert error_of(bench.steps(3), "b") is None
+    counters = bench.engine.metrics.snapshot(bench.engine.stats).counters
+    assert counters["requests_given_up_total"] == 1
+
+
+def test_empty_schedules_do_not_spin(bench: Bench) -> None:
+    bench.submit("a")
+    assert bench.engine.seconds_to_next_step() == 0
+    bench.scheduler.is_stuck.add("a")
+    bench.steps(1)
+    wait = bench.engine.seconds_to_next_step()
+    assert wait is not None
+    assert wait > 0
+
+
+def test_a_paused_request_rests_until_resumed(bench: Bench) -> None:
+    bench.submit("a")
+    bench.engine.apply(Pause("a", until=105.0))
+    assert bench.steps(3) == []
+    assert bench.engine.seconds_to_next_step() == 5.0
+    bench.engine.apply(Resume("a"))
+    bench.clock.advance(60)
+    assert error_of(bench.steps(3), "a") is None
+
+
+def test_a_request_paused_too_long_is_cancelled(bench: Bench) -> None:
+    bench.submit("a")
+    bench.submit("b")
+    bench.engine.apply(Pause("a", until=105.0))
+    bench.clock.advance(4.9)
+    assert not any(event.request_id == "a" for event in bench.steps(1))
+    bench.clock.advance(0.2)
+    events = bench.steps(2)
+    assert isinstance(error_of(events, "a"), SlowConsumer)
+    assert error_of(events, "b") is None
+
+
+def test_a_deadline_ends_even_a_paused_request(bench: Bench) -> None:
+    bench.submit("a", deadline=103.0)
+    bench.engine.apply(Pause("a", until=105.0))
+    bench.steps(1)
+    assert bench.engine.seconds_to_next_step() == 3.0
+    bench.clock.advance(3.0)
+    assert isinstance(error_of(bench.steps(1), "a"), DeadlineExceeded)
+    assert bench.engine.seconds_to_next_step() is None
+
+
+def test_commands_for_unknown_requests_do_nothing(bench: Bench) -> None:
+    for command in (Abort("x", RequestAborted("gone")), Pause("x", 1.0), Resume("x")):
+        assert bench.engine.apply(command) == ()
+    assert bench.engine.step() == ()
+
+
+def test_latencies_are_those_of_the_clock(bench: Bench) -> None:
+    bench.submit("a", max_tokens=3)
+    for seconds in (2.0, 0.5, 0.25):
+        bench.clock.advance(seconds)
+        bench.steps(1)
+    snapshot = bench.engine.metrics.snapshot(bench.engine.stats)
+    first, between = (
+        snapshot.histograms[name] for name in ("time_to_first_token_seconds", "inter_token_latency_seconds")
+    )
+    assert (first.count, first.sum) == (1, 2.0)
+    assert (between.count, between.sum) == (2, 0.75)
+    assert between.cumulative[between.bounds.index(0.25)] == 1
+    assert snapshot.histograms["e2e_request_latency_seconds"].sum == 2.75
+    assert snapshot.counters["prompt_tokens_total"] == 2
+    assert snapshot.counters["generation_tokens_total"] == 3
+    assert snapshot.requests_finished_total == {"ok": 1}
+
+
+operations = st.one_of(
+    st.tuples(st.just("submit"), st.integers(0, 9)),
+    st.tuples(st.just("abort"), st.integers(0, 9)),
+    st.tuples(st.just("pause"), st.integers(0, 9)),
+    st.tuples(st.just("resume"), st.integers(0, 9)),
+    st.tuples(st.just("poison"), st.integers(0, 9)),
+    st.tuples(st.just("stick"), st.integers(0, 9)),
+    st.tuples(st.just("fail"), st.just(0)),
+    st.tuples(st.just("step"), st.just(0)),
+    st.tuples(st.just("advance"), st.integers(1, 4)),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(operations, max_size=60))
+def test_every_accepted_request_ends_exactly_once(script: list[tuple[str, int]]) -> None:
+    bench = make_bench(max_requests=6)
+    outputs: list[EngineOutput] = []
+    num_submitted = 0
+    for operation, argument in script:
+        name = str(argument)
+        match operation:
+            case "submit":
+                # The client side never submits an id that is live.
+                if name not in bench.scheduler.entries:
+                    num_submitted += 1
+                    deadline = bench.clock.now() + 6 if argument % 3 == 0 else None
+                    outputs.append(
+                        bench.submit(name, max_tokens=1 + argument, n=1 + argument % 2, deadline=deadline)
+                    )
+            case "abort":
+                outputs += bench.engine.apply(Abort(name, RequestAborted("asked for")))
+            case "pause":
+                outputs += bench.engine.apply(Pause(name, bench.clock.now() + 5))
+            case "resume":
+                outputs += bench.engine.apply(Resume(name))
+            case "poison":
+                bench.model.poison.add(name)
+            case "stick":
+                bench.scheduler.is_stuck.add(name)
+            case "fail":
+                bench.model.fail_in["sample"] = RuntimeError("once")
+                outputs += bench.engine.step()
+                bench.model.fail_in.clear()
+            case "step":
+                outputs += bench.engine.step()
+            case "advance":
+                bench.clock.advance(float(argument))
+    for _ in range(200):
+        bench.clock.advance(10.0)
+        outputs += bench.engine.step()
+    assert bench.engine.seconds_to_next_step() is None
+    assert bench.engine.stats.num_blocks_used == 0
+    accepted = Counter(output.request_id for output in outputs if isinstance(output, AcceptedEvent))
+    finished = Counter(output.request_id for output in outputs if isinstance(output, FinishedEvent))
+    refused = sum(isinstance(output, Refused) for output in outputs)
+    assert accepted == finished
+    assert accepted.total() + refused == num_submitted
+    live: set[str] = set()
+    for output in outputs:
+        if isinstance(output, AcceptedEvent):
+            live.add(output.request_id)
+        elif not isinstance(output, Refused):
+            assert output.request_id in live
+            if isinstance(output, FinishedEvent):
+                live.remove(output.request_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stream_buffer_tokens", 0),
+        ("slow_consumer_timeout_seconds", 0.0),
+        ("stall_seconds", float("nan")),
+        ("max_consecutive_failures", 0),
+        ("inline_prompt_characters", -1),
+    ],
+)
+def test_options_are_checked(name: str, value: float) -> None:
+    values: dict[str, float] = {name: value}
+    with pytest.raises(ConfigError) as caught:
+        EngineOptions(**values)  # type: ignore[arg-type]  # the wrong value is the point
+    assert caught.value.key == f"engine.{name}"
