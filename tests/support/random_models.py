@@ -54,7 +54,6 @@ _LONGROPE: dict[str, Any] = {
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
     "factor": 8.0,
-    "original_max_position_embeddings": 16,
 }
 _FULL_AND_WINDOW = ["sliding_attention", "full_attention"]
 
@@ -80,7 +79,10 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", _MODERN | _HEAD_DIM | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "phi": ("phi", _MODERN),
     "phi3": ("phi3", _MODERN | {"sliding_window": 9}),
-    "phi3_longrope": ("phi3", _MODERN | {"rope_parameters": _LONGROPE}),
+    "phi3_longrope": (
+        "phi3",
+        _MODERN | {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64},
+    ),
     "llama_dynamic_rope": (
         "llama",
         _MODERN
@@ -228,7 +230,8 @@ def tiny_model(family: str, seed: int, **changes: Any) -> tuple[PreTrainedConfig
             else:
                 parameter.add_(noise * 0.1)
     model.requires_grad_(False)
-    return config, model.eval()
+    torch.nn.Module.eval(model)
+    return config, model
 
 
 def save(model: PreTrainedModel, folder: Path) -> Path:

@@ -1,0 +1,150 @@
+"""Any causal model of `transformers` over the paged cache: flat tokens in, logits of the wanted rows out.
+
+The rows of a step go in as one sequence [1, T] with their true positions; whatever tells them apart is
+attention, and that is ours. Whether it works for a model is found out before it serves (`probe`).
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.ops import PagedOps
+from pageturner.service.errors import ModelError
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.batch import ForwardBatch
+from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.model.linear import Linear, LinearFactory
+from pageturner.service.model.probe import check_paged_model, examine, plain_logits, probe_prompts
+from pageturner.service.model.transformers_attention import (
+    IMPLEMENTATION,
+    PagedStep,
+    attention_by,
+    set_implementation,
+)
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+class TransformersModel:
+    """A `CausalModel` around a `transformers` model, which it takes over: its attention is ours from now on.
+
+    max_position: the longest sequence, at most and by default the model's own. Raises ModelError if the
+    model's attention does not come to us, or asks for what we can't give. `probe.check_paged_model` tells
+    whether the results are right.
+    """
+
+    backend = "transformers"
+
+    def __init__(self, model: PreTrainedModel, ops: PagedOps, *, max_position: int | None = None) -> None:
+        config = model.config.get_text_config()
+        self.model_type: str = model.config.model_type
+        shapes = examine(model)
+        self.num_layers = len(shapes.layers)
+        self.num_heads, self.num_kv_heads = shapes.num_heads, shapes.num_kv_heads
+        self.head_dim = shapes.head_dim
+        self.vocab_size: int = config.vocab_size
+        self.max_position = _longest_sequence(model, max_position)
+        self.num_parameters: int = model.num_parameters()
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.ops = ops
+        self._model = model
+        self._layers = shapes.layers
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def kv_layout(self, block_size: int) -> KvLayout:
+        """The layout that a cache for this model must have."""
+        return KvLayout(
+            self.num_layers, self.num_kv_heads, self.head_dim, block_size, self.dtype, self.ops.key_page
+        )
+
+    def pack_linears(self, *, deterministic: bool = False) -> None:
+        """Replace every nn.Linear by one of packed weights; see `linear`. Raises ModelError as that does."""
+        make = LinearFactory(deterministic=deterministic)
+        for parent in list(self._model.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    setattr(parent, name, _PackedLinear(make(child.weight.detach(), child.bias)))
+
+    def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
+        """Write the KV of every row with a slot; logits [len(batch.logit_rows), vocab_size]."""
+        options = {"logits_to_keep": batch.logit_rows} if self._keeps_rows else {}
+        with attention_by(PagedStep(self.ops, kv_cache, batch.attention, self._layers)):
+            logits: torch.Tensor = self._model(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+                **options,
+            ).logits.squeeze(0)
+        return logits if self._keeps_rows else logits[batch.logit_rows]
+
+
+class _PackedLinear(nn.Module):
+    """nn.Linear's place, for rows [..., in]."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+
+
+def _longest_sequence(model: PreTrainedModel, wanted: int | None) -> int:
+    """The smaller of what is wanted and what the configuration names; ModelError if there is neither."""
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    bounds = [bound for bound in (own, wanted) if bound is not None]
+    if not bounds:
+        raise ModelError(f"{model.config.model_type}: names no longest sequence; set model.max_position")
+    return min(bounds)
+
+
+def load_transformers_model(
+    artifacts: ModelArtifacts,
+    ops: PagedOps,
+    *,
+    max_position: int | None = None,
+    deterministic: bool = False,
+    device: torch.device | None = None,
+) -> TransformersModel:
+    """Read a model by `transformers`, and make sure that it runs right over the paged cache.
+
+    No code that comes with it is executed. Raises ModelError, with its type and the reason, if it cannot
+    be read or does not.
+    """
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            artifacts.folder,
+            dtype=getattr(torch, artifacts.dtype),
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ModelError(f"transformers cannot read {artifacts.name}: {error}") from error
+    nn.Module.to(model, device)
+    return checked_model(model, ops, max_position=max_position, deterministic=deterministic)
+
+
+def checked_model(
+    model: PreTrainedModel,
+    ops: PagedOps,
+    *,
+    max_position: int | None = None,
+    deterministic: bool = False,
+) -> TransformersModel:
+    """The model over the paged cache, its weights packed, after the probe has seen it right.
+
+    Raises ModelError, with its type and the reason, if it is not.
+    """
+    nn.Module.eval(model).requires_grad_(False)
+    paged = TransformersModel(model, ops, max_position=max_position)
+    prompts = probe_prompts(paged.vocab_size, paged.max_position)
+    expected = plain_logits(model, prompts)
+    set_implementation(model, IMPLEMENTATION)
+    paged.pack_linears(deterministic=deterministic)
+    check_paged_model(paged, prompts, expected, deterministic=deterministic)
+    return paged
