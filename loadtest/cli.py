@@ -1,0 +1,100 @@
+"""`pageturner loadtest`: put load on a running server and say honestly how it bore it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+
+from pageturner.loadtest.client import RequestRecord
+from pageturner.loadtest.errors import LoadtestError, OptionError
+from pageturner.loadtest.report import render, to_json
+from pageturner.loadtest.runner import Run, execute
+from pageturner.loadtest.server import ServedModel, Target, discover
+from pageturner.loadtest.statistics import summarize_run
+from pageturner.loadtest.workload import Lengths, Mix, Workload
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+HELP = "put load on a running server and report latency and throughput"
+EXAMPLE = "pageturner loadtest --concurrency 16 --requests 128 --prompt-tokens 128 --output-tokens 128"
+EXIT_SOME_FAILED = 1
+EXIT_USER_ERROR = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--address", default="127.0.0.1:50051", help="host:port of the server (%(default)s)")
+    add("--model", default="", help="its name; the one that the server runs if left out")
+    loop = parser.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency", type=int, default=16, help="closed loop: requests at once (%(default)s)"
+    )
+    loop.add_argument(
+        "--rate", type=float, help="open loop: arrivals a second on average, as a Poisson process"
+    )
+    add("--requests", type=int, default=128, help="how many to send (%(default)s)")
+    add("--warmup", type=int, default=4, help="requests sent before, not counted (%(default)s)")
+    add("--processes", type=int, default=1, help="client processes; more if send lag shows (%(default)s)")
+    add("--prompt-tokens", default="128", metavar="N|LOW-HIGH", help="length of prompts (%(default)s)")
+    add("--output-tokens", default="128", metavar="N|LOW-HIGH", help="length of outputs (%(default)s)")
+    add("--shared-prefix-tokens", type=int, default=0, help="how all prompts begin (%(default)s)")
+    add("--priorities", default="0", metavar="P:WEIGHT,...", help="mix of priorities, such as 0:9,5:1")
+    add("--tenants", default="", metavar="NAME:WEIGHT,...", help="mix of tenants, such as alice:3,bob:1")
+    add("--seed", type=int, default=0, help="of prompts, lengths and arrivals (%(default)s)")
+    add("--timeout", type=float, default=600.0, help="seconds for one request (%(default)s)")
+    add("--json", action="store_true", help="figures as JSON on standard output, tables on standard error")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 if every request ended well or was shed, 1 if any failed, 2 if nothing could be run."""
+    console = Console(stderr=arguments.json)
+    try:
+        target = Target(arguments.address, arguments.model, _positive("timeout", arguments.timeout))
+        model = asyncio.run(discover(target, arguments.seed))
+        plan = make_run(arguments, target, model)
+        records = _execute_with_progress(plan)
+    except LoadtestError as error:
+        sys.stderr.write(f"pageturner loadtest: {error}\n")
+        return EXIT_USER_ERROR
+    summary = summarize_run(records)
+    console.print(render(plan, model, summary))
+    if arguments.json:
+        sys.stdout.write(json.dumps(to_json(plan, model, summary), indent=2) + "\n")
+    return EXIT_SOME_FAILED if summary.num_failed or summary.num_cancelled else 0
+
+
+def make_run(arguments: argparse.Namespace, target: Target, model: ServedModel) -> Run:
+    """What the flags ask for. Raises OptionError, also where the model is too short for it."""
+    workload = Workload(
+        num_requests=arguments.requests,
+        prompt_lengths=Lengths.parse("prompt-tokens", arguments.prompt_tokens),
+        output_lengths=Lengths.parse("output-tokens", arguments.output_tokens),
+        token_ids=model.token_ids,
+        seed=arguments.seed,
+        shared_prefix_tokens=arguments.shared_prefix_tokens,
+        rate=arguments.rate,
+        priorities=Mix.parse_integers("priorities", arguments.priorities),
+        tenants=Mix.parse("tenants", arguments.tenants),
+    )
+    longest = workload.prompt_lengths.high + workload.output_lengths.high
+    if longest > model.max_model_len:
+        raise OptionError(
+            "output-tokens",
+            f"prompt and output may reach {longest} tokens, {model.name} has {model.max_model_len}",
+        )
+    return Run(target, workload, arguments.concurrency, arguments.processes, arguments.warmup)
+
+
+def _execute_with_progress(plan: Run) -> list[RequestRecord]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("requests", total=plan.workload.num_requests)
+        return execute(plan, lambda _: progress.advance(task))
+
+
+def _positive(option: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise OptionError(option, f"must be positive, not {value}")
+    return value

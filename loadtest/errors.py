@@ -1,0 +1,24 @@
+"""Why a load test could not be run at all; a request that fails is a result, not an error."""
+
+from __future__ import annotations
+
+
+class LoadtestError(Exception):
+    """str() is fit to be shown to the user."""
+
+
+class OptionError(LoadtestError):
+    """An option makes no sense; `option` is its flag without the dashes."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"--{option}: {reason}")
+        self.option = option
+        self.reason = reason
+
+
+class ServerError(LoadtestError):
+    """The server cannot be reached, or cannot serve this workload."""
+
+
+class WorkerDied(LoadtestError):
+    """A client process ended before its part of the work was done."""
