@@ -42,10 +42,10 @@ def check_kv_layer(kv_layer: torch.Tensor, key_page: KeyPage) -> None:
         raise KernelArgumentError("kv_layer", describe(kv_layer), f"block_size a multiple of {KEY_TILE}")
 
 
-def check_query(query: torch.Tensor, kv_layer: torch.Tensor) -> None:
+def check_query(query: torch.Tensor, kv_layer: torch.Tensor, num_rows: int) -> None:
     """[T, num_heads, head_dim] in the cache's dtype; kv heads divide heads."""
     num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
-    check_shape("query", query, (None, None, head_dim), kv_layer.dtype)
+    check_shape("query", query, (num_rows, None, head_dim), kv_layer.dtype)
     if query.shape[1] == 0 or query.shape[1] % num_kv_heads:
         raise KernelArgumentError("query", describe(query), f"heads a multiple of {num_kv_heads}")
 
@@ -127,6 +127,23 @@ def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> None
             raise KernelArgumentError(
                 "slot_mapping", f"{low} to {high}", f"-1 to {num_blocks * block_size - 1}"
             )
+
+
+class CheckedBatch:
+    """Runs `check_batch` once for each batch: the layers of a step share one, and its tensors stay."""
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+        self._size: tuple[int, int] | None = None
+
+    def check(self, batch: AttentionBatch, kv_layer: torch.Tensor) -> bool:
+        """True if this batch is new."""
+        size = (kv_layer.shape[0], kv_layer.shape[3])
+        if batch is self._batch and size == self._size:
+            return False
+        check_batch(batch, *size)
+        self._batch, self._size = batch, size
+        return True
 
 
 def check_copy(pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:

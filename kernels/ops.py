@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from pageturner.kernels.layout import AttentionBatch, KeyPage
+from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,16 @@ def select_ops(
     """
     # Here, not above: the backends import this file, and a compiler is only looked for when asked.
     from pageturner.kernels.checks import DTYPES
-    from pageturner.kernels.errors import KernelArgumentError
+    from pageturner.kernels.cpu.ops import CpuOps
+    from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError
     from pageturner.kernels.torch_ops import TorchOps
 
     if dtype not in DTYPES:
         raise KernelArgumentError("dtype", str(dtype), f"one of {DTYPES}")
+    tiled = head_dim % KEY_TILE == 0 and block_size % KEY_TILE == 0
+    if device.type == "cpu" and tiled and cache_dir is not None:
+        try:
+            return CpuOps(cache_dir)
+        except CompilerUnavailable as reason:
+            logger.warning("attention runs in torch, several times slower: %s", reason)
     return TorchOps(deterministic=deterministic)

@@ -72,10 +72,9 @@ class ReferenceOps:
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> torch.Tensor:
         checks.check_kv_layer(kv_layer, self.key_page)
-        checks.check_query(query, kv_layer)
         num_blocks, _, num_kv_heads, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
-        checks.check_shape("query", query, (batch.slot_mapping.shape[0], None, None))
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_sinks(spec.sinks, query.shape[1])
         group = query.shape[1] // num_kv_heads
         starts, seq_lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
@@ -123,7 +122,7 @@ class ReferenceOps:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         checks.check_kv_layer(kv_layer, self.key_page)
-        checks.check_query(query, kv_layer)
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_key_value(key, value, kv_layer, query.shape[0])
         checks.check_rope(query, cos, sin)
         self.write_kv(rotate(key, cos, sin), value, kv_layer, batch)

@@ -8,10 +8,9 @@ shares its batch and of how its prompt was chunked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
-from pageturner.kernels import checks
+from pageturner.kernels import block_copy, checks
 from pageturner.kernels.batch_plan import RowGroup, plan_by_row_tile, plan_by_sequence
 from pageturner.kernels.gather_attention import gather_attention
 from pageturner.kernels.layout import AttentionBatch, KeyPage, key_tiles
@@ -29,8 +28,7 @@ class TorchOps:
     def __init__(self, key_page: KeyPage = KeyPage.PLAIN, *, deterministic: bool = False) -> None:
         self.key_page = key_page
         self.deterministic = deterministic
-        self._batch: AttentionBatch | None = None
-        self._checked: tuple[int, int] | None = None
+        self._checked_batch = checks.CheckedBatch()
         self._plans: dict[tuple[int, int | None, int | None], list[RowGroup]] = {}
 
     @property
@@ -53,8 +51,7 @@ class TorchOps:
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> torch.Tensor:
         self._check(kv_layer, batch)
-        checks.check_query(query, kv_layer)
-        checks.check_shape("query", query, (batch.slot_mapping.shape[0], None, None))
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_sinks(spec.sinks, query.shape[1])
         num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
         attend = tile_attention if self.deterministic else gather_attention
@@ -77,8 +74,8 @@ class TorchOps:
         kv_layer: torch.Tensor,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        checks.check_kv_layer(kv_layer, self.key_page)
-        checks.check_query(query, kv_layer)
+        self._check(kv_layer, batch)
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_key_value(key, value, kv_layer, query.shape[0])
         checks.check_rope(query, cos, sin)
         self.write_kv(_rotate(key, cos, sin), value, kv_layer, batch)
@@ -104,24 +101,17 @@ class TorchOps:
         return torch.nn.functional.silu(gate.contiguous()) * up
 
     def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        checks.check_copy(pool, pairs)
-        if pairs:
-            sources, destinations = torch.tensor(pairs, device=pool.device).unbind(1)
-            pool.index_copy_(0, destinations, pool.index_select(0, sources))
+        block_copy.copy_blocks(pool, pairs)
 
     def transfer_blocks(
         self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
     ) -> None:
-        checks.check_transfer(source, destination, pairs)
-        for from_id, to_id, length in _runs(pairs):
-            destination[to_id : to_id + length].copy_(source[from_id : from_id + length], non_blocking=True)
+        block_copy.transfer_blocks(source, destination, pairs)
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
         checks.check_kv_layer(kv_layer, self.key_page)
-        size = (kv_layer.shape[0], kv_layer.shape[3])
-        if batch is not self._batch or size != self._checked:
-            checks.check_batch(batch, *size)
-            self._batch, self._checked, self._plans = batch, size, {}
+        if self._checked_batch.check(batch, kv_layer):
+            self._plans = {}
 
     def _plan(self, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec) -> list[RowGroup]:
         """Of a batch that `_check` has just seen; layers with the same window share it."""
@@ -136,14 +126,3 @@ def _rotate(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     low, high = rows.chunk(2, dim=-1)
     turned = torch.cat((-high, low), dim=-1)
     return (rows * cos[:, None] + turned * sin[:, None]).to(rows.dtype)
-
-
-def _runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(source, destination, length) of each stretch in which both ids rise by one."""
-    runs: list[tuple[int, int, int]] = [(*pairs[0], 1)] if pairs else []
-    for (source, destination), (next_source, next_destination) in pairwise(pairs):
-        if (next_source, next_destination) == (source + 1, destination + 1):
-            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
-        else:
-            runs.append((next_source, next_destination, 1))
-    return runs

@@ -25,8 +25,8 @@ def ops(request: pytest.FixtureRequest) -> PagedOps:
 
 @pytest.fixture
 def case(ops: PagedOps) -> PagedCase:
-    """A decode row and a chunk of three, on 2 kv heads of 8; 7 blocks, 3 of them nobody's."""
-    layout = KvLayout(2, 2, 8, 16, torch.float32, ops.key_page)
+    """A decode row and a chunk of three, on 2 kv heads of 16; 7 blocks, 3 of them nobody's."""
+    layout = KvLayout(2, 2, 16, 16, torch.float32, ops.key_page)
     return make_case([(1, 20), (3, 30)], layout=layout, num_heads=4, layer=1)
 
 
@@ -54,7 +54,7 @@ BAD_BATCHES: dict[str, tuple[str, Callable[[AttentionBatch], AttentionBatch]]] =
 def test_bad_batches(ops: PagedOps, case: PagedCase, bad: str) -> None:
     argument, spoil = BAD_BATCHES[bad]
     batch, before = spoil(case.batch), case.kv_layer.clone()
-    rows = torch.zeros(4, 2, 8)
+    rows = torch.zeros(4, 2, 16)
     with pytest.raises(KernelArgumentError) as attention:
         ops.attention(case.query, case.kv_layer, batch, SPEC)
     with pytest.raises(KernelArgumentError) as write:
@@ -66,12 +66,12 @@ def test_bad_batches(ops: PagedOps, case: PagedCase, bad: str) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        torch.zeros(3, 4, 8),
-        torch.zeros(4, 3, 8),
-        torch.zeros(4, 0, 8),
-        torch.zeros(4, 4, 16),
-        torch.zeros(4, 32),
-        torch.zeros(4, 4, 8, dtype=torch.bfloat16),
+        torch.zeros(3, 4, 16),
+        torch.zeros(4, 3, 16),
+        torch.zeros(4, 0, 16),
+        torch.zeros(4, 4, 32),
+        torch.zeros(4, 64),
+        torch.zeros(4, 4, 16, dtype=torch.bfloat16),
     ],
     ids=["rows", "heads", "no heads", "head_dim", "flat", "dtype"],
 )
@@ -100,13 +100,13 @@ def test_bad_sinks(ops: PagedOps, case: PagedCase) -> None:
 
 
 def test_bad_keys_and_tables(ops: PagedOps, case: PagedCase) -> None:
-    rows, table, before = torch.zeros(4, 2, 8), torch.zeros(4, 8), case.kv_layer.clone()
+    rows, table, before = torch.zeros(4, 2, 16), torch.zeros(4, 16), case.kv_layer.clone()
     for key, value, cos, sin in (
         (rows[:3], rows, table, table),
         (rows, rows[:, :1], table, table),
         (rows, rows.bfloat16(), table, table),
         (rows, rows, table[:3], table),
-        (rows, rows, table, table[:, :4]),
+        (rows, rows, table, table[:, :8]),
         (rows, rows, table.bfloat16(), table),
         (rows, rows, table.half(), table.half()),
     ):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
+from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.layout import KeyPage
 from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.torch_ops import TorchOps
+
+
+@cache
+def cpu_cache_dir() -> Path:
+    """Compiled once for each source on this machine and kept between runs."""
+    return Path(tempfile.gettempdir()) / "pageturner-tests"
+
 
 BACKENDS: dict[str, Callable[[], PagedOps]] = {
     "torch": TorchOps,
     "torch-tiled": lambda: TorchOps(KeyPage.TILED16),
     "torch-deterministic": lambda: TorchOps(deterministic=True),
     "torch-deterministic-tiled": lambda: TorchOps(KeyPage.TILED16, deterministic=True),
+    "cpu-deterministic": lambda: CpuOps(cpu_cache_dir()),
 }

@@ -1,0 +1,254 @@
+"""The operations for the CPU in C++: checks here, one call each below."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from pageturner.kernels import block_copy, checks
+from pageturner.kernels.cpu.build import load_library
+from pageturner.kernels.errors import KernelArgumentError
+from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
+from pageturner.kernels.ops import AttentionSpec
+
+
+class _AttentionArgs(ctypes.Structure):
+    """attention.cpp's AttentionArgs."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "output", "kv_layer")),
+        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "block_tables", "sinks")),
+        *((name, c_int64) for name in ("query_stride", "table_stride")),
+        *((name, c_int64) for name in ("block_stride", "value_stride", "head_stride")),
+        *((name, c_int32) for name in ("num_sequences", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("block_size", "sliding_window", "chunk", "num_threads")),
+        *((name, c_float) for name in ("scale", "softcap")),
+    )
+
+
+class _KvWriteArgs(ctypes.Structure):
+    """rows.cpp's KvWriteArgs."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("key", "value", "kv_layer", "slot_mapping")),
+        *((name, c_int64) for name in ("key_stride", "value_row_stride")),
+        *((name, c_int64) for name in ("block_stride", "value_stride", "head_stride")),
+        *((name, c_int32) for name in ("num_rows", "num_kv_heads", "head_dim", "block_size", "num_threads")),
+    )
+
+
+class _RotateArgs(ctypes.Structure):
+    """rows.cpp's RotateArgs."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "output", "cos", "sin")),
+        ("query_stride", c_int64),
+        ("num_heads", c_int32),
+    )
+
+
+class _RmsNormArgs(ctypes.Structure):
+    """rows.cpp's RmsNormArgs."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("hidden", "residual", "weight", "normed", "summed")),
+        *((name, c_int64) for name in ("outer_stride", "inner_stride")),
+        *((name, c_int32) for name in ("outer", "inner", "size", "num_threads")),
+        ("eps", c_float),
+    )
+
+
+STRUCTURES = {
+    "attention": _AttentionArgs,
+    "kv_write": _KvWriteArgs,
+    "rotate": _RotateArgs,
+    "rms_norm": _RmsNormArgs,
+}
+
+
+class CpuOps:
+    """`PagedOps` in C++, for head_dim a multiple of 16 and pages of TILED16 keys.
+
+    A row's result depends on its own tokens alone, bit for bit: on no other row, chunk, batch or number
+    of threads. Threads are torch's. cache_dir: where the compiled library is kept. Raises
+    CompilerUnavailable.
+    """
+
+    name = "cpu"
+    key_page = KeyPage.TILED16
+
+    def __init__(self, cache_dir: Path, compiler: str = "g++") -> None:
+        self._library = load_library(cache_dir, compiler)
+        self._checked_batch = checks.CheckedBatch()
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
+    ) -> None:
+        self._check(kv_layer, batch)
+        checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
+        key, value = _rows(key), _rows(value)
+        args = _kv_write_args(key, value, kv_layer, batch)
+        self._call("write_kv", kv_layer.dtype)(ctypes.byref(args))
+
+    def attention(
+        self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
+    ) -> torch.Tensor:
+        self._check(kv_layer, batch)
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
+        checks.check_sinks(spec.sinks, query.shape[1])
+        query = _rows(query)
+        tables = batch.block_tables.contiguous()
+        starts, seq_lens = batch.query_start_loc.contiguous(), batch.seq_lens.contiguous()
+        sinks = None if spec.sinks is None else spec.sinks.contiguous()
+        output = query.new_empty(query.shape)
+        args = _AttentionArgs(
+            query=query.data_ptr(),
+            output=output.data_ptr(),
+            kv_layer=kv_layer.data_ptr(),
+            query_start_loc=starts.data_ptr(),
+            seq_lens=seq_lens.data_ptr(),
+            block_tables=tables.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            query_stride=query.stride(0),
+            table_stride=tables.shape[1],
+            block_stride=kv_layer.stride(0),
+            value_stride=kv_layer.stride(1),
+            head_stride=kv_layer.stride(2),
+            num_sequences=batch.num_sequences,
+            num_heads=query.shape[1],
+            num_kv_heads=kv_layer.shape[2],
+            head_dim=kv_layer.shape[4],
+            block_size=kv_layer.shape[3],
+            sliding_window=spec.sliding_window or 0,
+            chunk=spec.chunk or 0,
+            num_threads=torch.get_num_threads(),
+            scale=spec.scale,
+            softcap=spec.logit_softcap or 0.0,
+        )
+        self._call("attention", kv_layer.dtype)(ctypes.byref(args))
+        return output
+
+    def rope_and_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        self._check(kv_layer, batch)
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
+        checks.check_key_value(key, value, kv_layer, query.shape[0])
+        checks.check_rope(query, cos, sin)
+        query, key, value = _rows(query), _rows(key), _rows(value)
+        cos, sin = cos.contiguous(), sin.contiguous()
+        output = query.new_empty(query.shape)
+        rotate = _RotateArgs(
+            query=query.data_ptr(),
+            output=output.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            query_stride=query.stride(0),
+            num_heads=query.shape[1],
+        )
+        write = _kv_write_args(key, value, kv_layer, batch)
+        self._call("rope_and_write_kv", kv_layer.dtype, cos.dtype)(ctypes.byref(rotate), ctypes.byref(write))
+        return output
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        checks.check_rms_norm(hidden, weight, residual)
+        rows = (
+            hidden
+            if hidden.dim() == 3 and hidden.stride(-1) == 1
+            else hidden.reshape(-1, 1, hidden.shape[-1])
+        )
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        added = None if residual is None else residual.contiguous()
+        weight = weight.contiguous()
+        normed = hidden.new_empty(hidden.shape)
+        summed = hidden if added is None else hidden.new_empty(hidden.shape)
+        args = _RmsNormArgs(
+            hidden=rows.data_ptr(),
+            residual=None if added is None else added.data_ptr(),
+            weight=weight.data_ptr(),
+            normed=normed.data_ptr(),
+            summed=summed.data_ptr(),
+            outer_stride=rows.stride(0),
+            inner_stride=rows.stride(1),
+            outer=rows.shape[0],
+            inner=rows.shape[1],
+            size=rows.shape[2],
+            num_threads=torch.get_num_threads(),
+            eps=eps,
+        )
+        self._call("rms_norm", hidden.dtype)(ctypes.byref(args))
+        return normed, summed
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        checks.check_gate_up(gate_up)
+        gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        output = gate_up.new_empty(rows, size)
+        self._call("silu_and_mul", gate_up.dtype)(
+            c_void_p(gate_up.data_ptr()),
+            c_void_p(output.data_ptr()),
+            c_int64(gate_up.stride(0)),
+            rows,
+            size,
+            torch.get_num_threads(),
+        )
+        return output
+
+    def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        block_copy.copy_blocks(pool, pairs)
+
+    def transfer_blocks(
+        self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        block_copy.transfer_blocks(source, destination, pairs)
+
+    def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
+        checks.check_kv_layer(kv_layer, self.key_page)
+        if kv_layer.shape[4] % KEY_TILE:
+            raise KernelArgumentError(
+                "kv_layer", checks.describe(kv_layer), f"head_dim a multiple of {KEY_TILE}"
+            )
+        self._checked_batch.check(batch, kv_layer)
+
+    def _call(self, name: str, *dtypes: torch.dtype) -> ctypes._NamedFuncPointer:
+        return self._library["_".join((name, *(str(dtype).removeprefix("torch.") for dtype in dtypes)))]
+
+
+def _rows(heads: torch.Tensor) -> torch.Tensor:
+    """[T, heads, head_dim] with only its rows strided."""
+    if heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]:
+        return heads
+    return heads.contiguous()
+
+
+def _kv_write_args(
+    key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
+) -> _KvWriteArgs:
+    return _KvWriteArgs(
+        key=key.data_ptr(),
+        value=value.data_ptr(),
+        kv_layer=kv_layer.data_ptr(),
+        slot_mapping=batch.slot_mapping.data_ptr(),
+        key_stride=key.stride(0),
+        value_row_stride=value.stride(0),
+        block_stride=kv_layer.stride(0),
+        value_stride=kv_layer.stride(1),
+        head_stride=kv_layer.stride(2),
+        num_rows=key.shape[0],
+        num_kv_heads=kv_layer.shape[2],
+        head_dim=kv_layer.shape[4],
+        block_size=kv_layer.shape[3],
+        num_threads=torch.get_num_threads(),
+    )

@@ -1,0 +1,148 @@
+// Sixteen floats at a time, in GCC's vector extensions: one source for AVX-512, AVX2 and anything else.
+//
+// Compiled with -ffp-contract=off, so that an expression rounds as it is written wherever it is inlined;
+// fma() alone fuses. Hence a row's result does not depend on which template instance computed it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__FMA__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace pageturner {
+
+constexpr int LANES = 16;
+using f32x16 = float __attribute__((vector_size(64)));
+using i32x16 = std::int32_t __attribute__((vector_size(64)));
+using u32x16 = std::uint32_t __attribute__((vector_size(64)));
+using u16x16 = std::uint16_t __attribute__((vector_size(32)));
+
+struct bf16 {
+  std::uint16_t bits;
+};
+
+constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+inline f32x16 broadcast(float x) { return x - f32x16{}; }  // x - 0 is x, -0 and NaN included
+
+inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  union Halves {
+    f32x16 whole;
+    __m256 half[2];
+  } x{a}, y{b}, z{c};
+  z.half[0] = _mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]);
+  z.half[1] = _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1]);
+  return z.whole;
+#else
+  return a * b + c;
+#endif
+}
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+  const std::uint32_t bits = std::uint32_t{x.bits} << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+// To the nearest bf16, ties to even, as torch rounds; NaN stays NaN.
+inline bf16 to_bf16(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (x != x) return {0x7fc0};
+  return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+template <class T>
+T from_float(float x);
+template <>
+inline float from_float<float>(float x) { return x; }
+template <>
+inline bf16 from_float<bf16>(float x) { return to_bf16(x); }
+
+inline f32x16 load(const float* from) {
+  f32x16 x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline f32x16 load(const bf16* from) {
+  u16x16 half;
+  std::memcpy(&half, from, sizeof half);
+  return reinterpret_cast<f32x16>(__builtin_convertvector(half, u32x16) << 16);
+}
+
+inline void store(float* to, f32x16 x) { std::memcpy(to, &x, sizeof x); }
+
+inline void store(bf16* to, f32x16 x) {
+  const u32x16 bits = reinterpret_cast<u32x16>(x);
+  const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const u32x16 not_nan = reinterpret_cast<u32x16>(x == x);
+  const u16x16 half = __builtin_convertvector((rounded & not_nan) | (0x7fc0 & ~not_nan), u16x16);
+  std::memcpy(to, &half, sizeof half);
+}
+
+// What x would be after a store and a load.
+template <class T>
+f32x16 rounded(f32x16 x) {
+  T stored[LANES];
+  store(stored, x);
+  return load(stored);
+}
+template <>
+inline f32x16 rounded<float>(f32x16 x) { return x; }
+
+inline float sum_lanes(f32x16 x) {
+  x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  return x[0];
+}
+
+inline float max_lanes(f32x16 x) {
+  x = max(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  x = max(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  x = max(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  x = max(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return x[0];
+}
+
+// e^x to 2 ulp for x in [-87, 88]; 0 below, e^88 above, NaN for NaN; exactly 1 at 0.
+// x = n ln 2 + f with |f| <= ln 2 / 2 (ln 2 in two parts, Cody and Waite 1980), then Taylor in f.
+inline f32x16 exp(f32x16 x) {
+  const f32x16 lowest = broadcast(-87.0f), highest = broadcast(88.0f);
+  const f32x16 clamped = x < lowest ? lowest : (x > highest ? highest : x);
+  const f32x16 shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const f32x16 shifted = fma(clamped, broadcast(1.44269504f), shifter);
+  const f32x16 n = shifted - shifter;
+  f32x16 f = fma(n, broadcast(-0.693145752f), clamped);
+  f = fma(n, broadcast(-1.42860677e-6f), f);
+  f32x16 e = broadcast(1.0f / 5040);
+  e = fma(e, f, broadcast(1.0f / 720));
+  e = fma(e, f, broadcast(1.0f / 120));
+  e = fma(e, f, broadcast(1.0f / 24));
+  e = fma(e, f, broadcast(1.0f / 6));
+  e = fma(e, f, broadcast(0.5f));
+  e = fma(e, f, broadcast(1.0f));
+  e = fma(e, f, broadcast(1.0f));
+  // The low bits of `shifted` are n: add it to the exponent.
+  const u32x16 scaled = reinterpret_cast<u32x16>(e) + (reinterpret_cast<u32x16>(shifted) << 23);
+  const f32x16 result = x < lowest ? f32x16{} : reinterpret_cast<f32x16>(scaled);
+  return x == x ? result : x;
+}
+
+inline float exp(float x) { return exp(broadcast(x))[0]; }
+
+// tanh x = 1 - 2 / (e^2x + 1), to 1e-7 absolute.
+inline f32x16 tanh(f32x16 x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
+
+}  // namespace pageturner

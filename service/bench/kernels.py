@@ -1,0 +1,103 @@
+"""Attention of one layer: the C++ operations beside gather + SDPA, on the shapes that serving meets."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from pageturner.kernels.cpu.ops import CpuOps
+from pageturner.kernels.layout import AttentionBatch, KvLayout
+from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.torch_ops import TorchOps
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
+SHAPES = ((1, 1, 2048), (8, 1, 512), (64, 1, 512), (64, 1, 2048), (1, 512, 512), (4, 128, 1024))
+"""(sequences, rows each, keys each)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median milliseconds of one layer's attention."""
+
+    dtype: str
+    num_sequences: int
+    num_rows: int
+    num_keys: int
+    torch_ms: float
+    torch_deterministic_ms: float
+    cpu_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.torch_ms / self.cpu_ms
+
+
+def run(cache_dir: Path, *, as_json: bool = False) -> None:
+    """Print a table, or JSON. Raises CompilerUnavailable where there is nothing to compare."""
+    timings = [
+        _time_shape(dtype, cache_dir, *shape) for dtype in (torch.float32, torch.bfloat16) for shape in SHAPES
+    ]
+    if as_json:
+        report = {"num_threads": torch.get_num_threads(), "timings": [asdict(timing) for timing in timings]}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        return
+    sys.stdout.write(
+        f"one layer, {NUM_HEADS} query and {NUM_KV_HEADS} kv heads of {HEAD_DIM}, "
+        f"blocks of {BLOCK_SIZE}, {torch.get_num_threads()} threads, ms\n"
+        f"{'dtype':>9} {'seqs':>5} {'rows':>5} {'keys':>5} {'torch':>9} {'determ.':>9} {'C++':>9} {'ratio':>7}\n"
+    )
+    for t in timings:
+        sys.stdout.write(
+            f"{t.dtype:>9} {t.num_sequences:5} {t.num_rows:5} {t.num_keys:5} {t.torch_ms:9.3f} "
+            f"{t.torch_deterministic_ms:9.3f} {t.cpu_ms:9.3f} {t.ratio:6.1f}x\n"
+        )
+
+
+def _time_shape(
+    dtype: torch.dtype, cache_dir: Path, num_sequences: int, num_rows: int, num_keys: int
+) -> Timing:
+    width = -(-num_keys // BLOCK_SIZE)
+    tables = torch.randperm(num_sequences * width, dtype=torch.int32).view(num_sequences, width)
+    batch = AttentionBatch(
+        query_start_loc=torch.arange(num_sequences + 1, dtype=torch.int32) * num_rows,
+        seq_lens=torch.full((num_sequences,), num_keys, dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.full((num_sequences * num_rows,), -1),
+        positions=torch.arange(num_keys - num_rows, num_keys).repeat(num_sequences),
+        max_query_len=num_rows,
+        max_seq_len=num_keys,
+    )
+    query = torch.randn(num_sequences * num_rows, NUM_HEADS, HEAD_DIM).to(dtype)
+    spec = AttentionSpec(scale=HEAD_DIM**-0.5)
+
+    def milliseconds(ops: PagedOps) -> float:
+        layout = KvLayout(1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype, ops.key_page)
+        kv_layer = torch.randn(layout.pool_shape(num_sequences * width)).to(dtype)[:, 0]
+        return _median_ms(lambda: ops.attention(query, kv_layer, batch, spec))
+
+    return Timing(
+        str(dtype).removeprefix("torch."),
+        num_sequences,
+        num_rows,
+        num_keys,
+        torch_ms=milliseconds(TorchOps()),
+        torch_deterministic_ms=milliseconds(TorchOps(deterministic=True)),
+        cpu_ms=milliseconds(CpuOps(cache_dir)),
+    )
+
+
+def _median_ms(call: Callable[[], object]) -> float:
+    """Over at least 5 calls and a fifth of a second, after one to warm up."""
+    call()
+    times: list[float] = []
+    while len(times) < 5 or sum(times) < 0.2:
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return median(times) * 1e3
