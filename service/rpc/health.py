@@ -39,17 +39,18 @@ class HealthServicer(HealthServiceServicer):
         request: pb.HealthCheckRequest,
         context: Context[pb.HealthCheckRequest, pb.HealthCheckResponse],
     ) -> AsyncIterator[pb.HealthCheckResponse]:
-        """Ends when the server stops: an open watch must not hold a shutdown."""
+        """Ends when the server stops, its last status told: an open watch must not hold a shutdown."""
         sent = None
-        while not self._lifecycle.stopping.is_set():
+        while True:
             known, draining = self._engine.health, self._lifecycle.draining.is_set()
             status = self._status(request.service, known)
             if status != sent:
                 yield pb.HealthCheckResponse(status=status)
                 sent = status
+            elif self._lifecycle.stopping.is_set():
+                raise Draining(DRAINING_TEXT)
             else:
                 await self._wait_for_change(known, draining)
-        raise Draining(DRAINING_TEXT)
 
     def _status(self, service: str, health: EngineHealth) -> pb.HealthCheckResponse.ServingStatus:
         if service not in self._services:

@@ -75,7 +75,8 @@ class Server:
         try:
             port = server.add_insecure_port(self._options.address)
         except RuntimeError as error:
-            raise ConfigError("server.port", _why_not(self._options)) from error
+            check_address(self._options)  # gRPC says only that it could not bind
+            raise ConfigError("server.port", f"cannot listen on {self._options.address}") from error
         await server.start()
         self._server = server
         self._logger.info("listening", host=self._options.host, port=port)
@@ -125,16 +126,18 @@ class Server:
         reflection.enable_server_reflection(names, server)  # type: ignore[no-untyped-call] # has no types
 
 
-def _why_not(options: ServerOptions) -> str:
-    """gRPC says only that it could not bind; ask the system for the reason."""
+def check_address(options: ServerOptions) -> None:
+    """Raise ConfigError, with the system's reason, if nobody could listen there now."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
+            # As gRPC does: connections of an earlier server that linger do not hold the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
+        reason = f"cannot listen on {options.address}: {error.strerror or error}"
         if error.errno == errno.EADDRINUSE:
-            return f"{options.address} is in use: another server listens there"
-        return f"cannot listen on {options.address}: {error.strerror or error}"
-    return f"cannot listen on {options.address}"
+            reason = f"{options.address} is in use: another server listens there"
+        raise ConfigError("server.port", reason) from error

@@ -8,7 +8,7 @@ recorded, and `reached` lets a test wait for a phase instead of sleeping.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from enum import Enum
 
 from pageturner.policies.views import Rates
@@ -57,7 +57,7 @@ class Pause(Enum):
 
 PAUSE = Pause.PAUSE
 Step = StreamEvent | Exception | Pause
-Script = Callable[[Submission, tuple[int, ...]], Sequence[Step]]
+Script = Callable[[Submission, tuple[int, ...]], Iterable[Step]]
 
 
 def accepted(submission: Submission, token_ids: tuple[int, ...]) -> AcceptedEvent:
@@ -110,7 +110,7 @@ def _token(submission: Submission, token_id: int) -> SampledToken:
 
 
 class FakeStream:
-    def __init__(self, engine: FakeEngine, request_id: str, steps: Sequence[Step]) -> None:
+    def __init__(self, engine: FakeEngine, request_id: str, steps: Iterable[Step]) -> None:
         self._engine = engine
         self._request_id = request_id
         self._steps = steps
@@ -172,9 +172,11 @@ class FakeEngine:
         self._marks.setdefault(phase, asyncio.Event()).set()
 
     async def reached(self, phase: str) -> None:
-        """Wait until `submitting ID`, `paused ID`, `aborted ID` or `closed ID` has happened."""
+        """Wait until `submitting ID`, `paused ID`, `aborted ID` or `closed ID` has happened (once more)."""
+        mark = self._marks.setdefault(phase, asyncio.Event())
         async with asyncio.timeout(10):
-            await self._marks.setdefault(phase, asyncio.Event()).wait()
+            await mark.wait()
+        mark.clear()
 
     def resume(self, request_id: str) -> None:
         self.live[request_id].resumed.set()

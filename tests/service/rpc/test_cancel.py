@@ -1,0 +1,197 @@
+"""A call that ends early, whoever ends it and in whichever phase, aborts its request in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import weakref
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import grpc
+import pytest
+from pageturner.service.client import Accepted, Client, Delta
+from pageturner.service.core.outputs import SampledToken, TokenEvent
+from pageturner.service.engine.api import Submission
+from pageturner.service.errors import DeadlineExceeded, PageturnerError, SlowConsumer
+from pageturner.v1 import generation_pb2 as pb
+from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
+from support.fake_engine import PAUSE, FakeEngine, FakeStream, Step, accepted, echo, finished
+from support.serving import serving
+
+PHASES = ("submitting", "queued", "accepted", "streaming", "last")
+CALLS = ("Generate", "GenerateStream")
+
+
+def _pausing(phase: str) -> FakeEngine:
+    """An engine that stands still in one phase of every request."""
+
+    def script(submission: Submission, token_ids: tuple[int, ...]) -> list[Step]:
+        steps = list(echo(submission, token_ids))
+        steps.insert({"queued": 0, "accepted": 1, "streaming": 3, "last": len(steps) - 1}[phase], PAUSE)
+        return steps
+
+    engine = FakeEngine(script if phase != "submitting" else echo)
+    engine.hold_submissions = phase == "submitting"
+    return engine
+
+
+async def _run(client: Client, call: str, request_id: str, timeout_seconds: float = 60) -> None:
+    if call == "Generate":
+        await client.generate("ab", request_id=request_id, timeout_seconds=timeout_seconds)
+    else:
+        stream = client.stream("ab", request_id=request_id, timeout_seconds=timeout_seconds)
+        _ = [item async for item in stream]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("phase", PHASES)
+async def test_vllm_54947_atom_1562_a_cancelled_call_is_aborted(phase: str, call: str) -> None:
+    """sglang#36475 too: in no phase does it harm the next call."""
+    engine = _pausing(phase)
+    async with serving(engine) as served:
+        task = asyncio.create_task(_run(served.client, call, "r"))
+        await engine.reached("submitting r" if phase == "submitting" else "paused r")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await engine.reached("aborted r")
+        assert engine.live == {}
+        assert engine.aborts == ["r"], "once"
+        engine.hold_submissions, engine.script = False, echo
+        assert (await served.client.generate("ab", request_id="r")).text == "abab", "the id is free again"
+    [code] = {key[1] for key, _ in served.server.metrics.handled.items() if key[0].grpc_method == call} - {
+        "OK"
+    }
+    assert code == "CANCELLED"
+
+
+async def test_a_deadline_aborts_in_every_phase() -> None:
+    """All at once, as each has to wait for its deadline."""
+
+    async def run(phase: str, call: str) -> None:
+        engine = _pausing(phase)
+        async with serving(engine) as served:
+            with pytest.raises(DeadlineExceeded):
+                await _run(served.client, call, "r", timeout_seconds=1.0)
+            await engine.reached("aborted r")
+            assert engine.live == {}
+        limit = engine.submissions[0].deadline_seconds
+        assert limit is not None
+        assert 0 < limit < 1.1, "the scheduler was told, give or take gRPC's rounding"
+
+    await asyncio.gather(*itertools.starmap(run, itertools.product(PHASES, CALLS)))
+
+
+async def test_a_deadline_that_the_engine_notices_first_has_the_same_status() -> None:
+    engine = FakeEngine(lambda s, t: [accepted(s, t), DeadlineExceeded("the request's time is over")])
+    async with serving(engine) as served:
+        for call in CALLS:
+            with pytest.raises(DeadlineExceeded, match="time is over"):
+                await _run(served.client, call, call)
+
+
+async def test_leaving_a_stream_at_any_message_aborts_it() -> None:
+    """The scripted request has 3 + 2 x 6 messages; the client leaves after each count of them."""
+    engine = FakeEngine(lambda s, t: [*list(echo(s, t))[:-1], PAUSE, finished(s, 2, 12)])
+    async with serving(engine) as served:
+        for count in range(1, 15):
+            request_id = f"after-{count}"
+            stream = served.client.stream("ab", request_id=request_id, n=2, max_tokens=6)
+            async with aclosing(stream) as items:
+                for _ in range(count):
+                    await anext(items)
+            await engine.reached(f"aborted {request_id}")
+            await engine.reached(f"closed {request_id}")
+        assert engine.live == {}
+        assert len(engine.aborts) == 14
+
+
+async def test_grpc_36193_a_request_that_ends_by_itself_is_not_aborted() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as served:
+        for call in CALLS:
+            await _run(served.client, call, call)
+            await engine.reached(f"closed {call}")
+    assert engine.aborts == []
+
+
+async def test_grpc_43360_34843_cancelled_streams_leave_nothing_behind() -> None:
+    """Not one stream of 200, nor one task."""
+    engine = _pausing("streaming")
+    streams: list[weakref.ref[FakeStream]] = []
+    async with serving(engine) as served:
+        num_tasks = len(asyncio.all_tasks())
+        for i in range(200):
+            async with aclosing(served.client.stream("ab", request_id=f"r{i}")) as items:
+                assert isinstance(await anext(items), Accepted)
+                await engine.reached(f"paused r{i}")
+                streams.append(weakref.ref(engine.live[f"r{i}"]))
+            await engine.reached(f"closed r{i}")
+        await served.client.load()  # a whole call later, the handlers of all the others are gone
+        gc.collect()
+        assert engine.live == {}
+        assert [stream for stream in streams if stream() is not None] == []
+        assert len(asyncio.all_tasks()) <= num_tasks + 1, "gRPC may keep one poller"
+
+
+def _endless(submission: Submission, token_ids: tuple[int, ...]) -> Iterator[Step]:
+    yield accepted(submission, token_ids)
+    for _ in range(100_000):
+        yield TokenEvent(submission.request_id, 0, (SampledToken(97),), "x" * 65536)
+
+
+async def _until_writes_block(client: Client, stream: FakeStream) -> int:
+    """The stream stands still when 20 whole calls in a row saw it take nothing."""
+    seen, still = stream.num_taken, 0
+    for _ in range(20_000):
+        await client.load()
+        seen, still = (seen, still + 1) if stream.num_taken == seen else (stream.num_taken, 0)
+        if still == 20:
+            return seen
+    raise AssertionError("a client that does not read was sent everything")
+
+
+async def test_a_client_that_does_not_read_holds_only_itself_up() -> None:
+    """HTTP/2 flow control stops the handler; a cancellation reaches it in the middle of a write."""
+    engine = FakeEngine(_endless)
+    async with serving(engine) as served:
+        request = pb.GenerateStreamRequest(request_id="slow", prompt=pb.Prompt(text="x"))
+        call = GenerationServiceStub(served.channel).GenerateStream(request)
+        assert (await call.read()) is not grpc.aio.EOF
+        num_taken = await _until_writes_block(served.client, engine.live["slow"])
+        assert num_taken < 1000, "64 MB lie between client and server"
+        engine.script = echo
+        assert (await served.client.generate("ab")).text == "abab", "others go on"
+        call.cancel()
+        await engine.reached("aborted slow")
+        await engine.reached("closed slow")
+        assert engine.live == {}
+
+
+async def test_a_reader_too_slow_for_the_engine_learns_so_when_it_reads_on() -> None:
+    engine = FakeEngine(
+        lambda s, t: itertools.chain(itertools.islice(_endless(s, t), 4), [SlowConsumer("30 s unread")])
+    )
+    async with serving(engine) as served:
+        stream = served.client.stream("x", request_id="slow")
+        assert isinstance(await anext(stream), Accepted)
+        await engine.reached("closed slow")
+        for _ in range(3):
+            assert isinstance(await anext(stream), Delta)
+        with pytest.raises(SlowConsumer, match="30 s unread"):
+            await anext(stream)
+
+
+async def test_one_abort_by_id_ends_a_call_with_all_its_choices() -> None:
+    """vllm#14326: n = 4 is one request, and one abort."""
+    engine = _pausing("streaming")
+    async with serving(engine) as served:
+        task = asyncio.create_task(served.client.generate("ab", request_id="r", n=4))
+        await engine.reached("paused r")
+        await served.client.abort("r")
+        with pytest.raises(PageturnerError, match="aborted by id"):
+            await task
+        await engine.reached("closed r")
+    assert engine.aborts == ["r"]

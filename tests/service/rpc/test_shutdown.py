@@ -1,0 +1,178 @@
+"""Health and the end of a server: what runs may finish, what waits is refused, nothing is left open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pageturner.service.engine.api import EngineHealth
+from pageturner.service.errors import Draining, RequestAborted
+from pageturner.service.rpc.server import OWN_SERVICES
+from pageturner.service.rpc.status import UnknownStatus
+from support.fake_engine import PAUSE, FakeEngine, accepted, finished
+from support.serving import Served, serving
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def _pausing() -> FakeEngine:
+    return FakeEngine(lambda s, t: [accepted(s, t), PAUSE, finished(s, len(t), 0)])
+
+
+def _health(served: Served) -> Any:
+    return health_pb2_grpc.HealthStub(served.channel)  # type: ignore[no-untyped-call] # has no types
+
+
+async def _check(served: Served, service: str = "") -> int:
+    answer = await _health(served).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(answer.status)
+
+
+def _watch(served: Served, service: str = "") -> Any:
+    return _health(served).Watch(health_pb2.HealthCheckRequest(service=service))
+
+
+async def test_sglang_11387_health_is_the_engines_own() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as served:
+        watch = _watch(served)
+        assert (await watch.read()).status == SERVING
+        for health in EngineHealth:
+            if health is EngineHealth.SERVING:
+                continue
+            engine.set_health(health)
+            assert (await watch.read()).status == NOT_SERVING, health
+            for service in ("", *OWN_SERVICES):
+                assert await _check(served, service) == NOT_SERVING
+            engine.set_health(EngineHealth.SERVING)
+            assert (await watch.read()).status == SERVING
+        for service in ("", *OWN_SERVICES):
+            assert await _check(served, service) == SERVING
+
+
+async def test_a_watch_repeats_no_status() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as served:
+        watch = _watch(served)
+        assert (await watch.read()).status == SERVING
+        engine.set_health(EngineHealth.STARTING)
+        assert (await watch.read()).status == NOT_SERVING
+        engine.set_health(EngineHealth.DRAINING)
+        assert await _check(served) == NOT_SERVING  # a whole call in which the watch could have spoken
+        engine.set_health(EngineHealth.SERVING)
+        assert (await watch.read()).status == SERVING
+
+
+async def test_a_service_that_is_not_here() -> None:
+    async with serving(FakeEngine()) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _check(served, "pageturner.v1.NoService")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = _watch(served, "pageturner.v1.NoService")
+        assert (await watch.read()).status == SERVICE_UNKNOWN
+
+
+async def test_the_client_can_wait_for_a_server_that_starts() -> None:
+    engine = FakeEngine()
+    engine.set_health(EngineHealth.STARTING)
+    async with serving(engine) as served:
+        waiting = asyncio.create_task(served.client.wait_until_serving(30))
+        assert await _check(served) == NOT_SERVING
+        assert not waiting.done()
+        engine.set_health(EngineHealth.SERVING)
+        await waiting
+
+
+async def test_a_drain_lets_the_running_finish_and_refuses_the_new() -> None:
+    engine = _pausing()
+    async with serving(engine, drain_seconds=60) as served:
+        watch = _watch(served)
+        assert (await watch.read()).status == SERVING
+        running = asyncio.create_task(served.client.generate("x", request_id="old"))
+        await engine.reached("paused old")
+        drain = asyncio.create_task(served.server.drain())
+        assert (await watch.read()).status == NOT_SERVING
+        with pytest.raises(Draining):
+            await served.client.generate("y")
+        with pytest.raises(Draining):
+            _ = [item async for item in served.client.stream("y")]
+        assert not drain.done()
+        engine.resume("old")
+        assert (await running).request_id == "old"
+        await drain
+    assert engine.aborts == []
+    assert [submission.request_id for submission in engine.submissions] == ["old"]
+
+
+async def test_a_drain_that_takes_too_long_aborts_the_rest() -> None:
+    engine = _pausing()
+    async with serving(engine, drain_seconds=0) as served:
+        calls = [asyncio.create_task(served.client.generate("x", request_id=f"r{i}")) for i in range(3)]
+        for i in range(3):
+            await engine.reached(f"paused r{i}")
+        await served.server.drain()
+        for call in calls:
+            with pytest.raises(RequestAborted):
+                await call
+    assert sorted(engine.aborts) == ["r0", "r1", "r2"]
+    assert engine.live == {}
+
+
+async def test_grpc_dotnet_2572_open_watches_do_not_hold_the_shutdown() -> None:
+    """They end by themselves, before gRPC's own stop has to cancel anything."""
+    engine = FakeEngine()
+    async with serving(engine, drain_seconds=3600) as served:
+        watches = [_watch(served, service) for service in ("", "pageturner.v1.AdminService", "unknown")]
+        for watch in watches:
+            await watch.read()
+        loads = served.client.watch_load(3600)
+        await anext(loads)
+        await served.server.drain()
+        for watch, statuses in zip(watches, ([NOT_SERVING], [NOT_SERVING], []), strict=True):
+            for status in statuses:
+                assert (await watch.read()).status == status
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await watch.read()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "shutting down" in str(caught.value.details())
+        with pytest.raises(Draining):
+            await anext(loads)
+
+
+async def test_a_call_that_no_abort_can_reach_is_cancelled_and_cleaned_up() -> None:
+    """It hangs in the engine's submit, where its id is not yet known."""
+    engine = FakeEngine()
+    engine.hold_submissions = True
+    async with serving(engine, drain_seconds=0, abort_seconds=0.05) as served:
+        call = asyncio.create_task(served.client.generate("x", request_id="stuck"))
+        await engine.reached("submitting stuck")
+        await served.server.drain()
+        with pytest.raises((UnknownStatus, asyncio.CancelledError)):
+            await call
+    assert engine.aborts == ["stuck", "stuck"], "by the drain, then by the call itself"
+
+
+async def test_a_stop_overtakes_a_drain() -> None:
+    """The second Ctrl-C."""
+    engine = _pausing()
+    async with serving(engine, drain_seconds=3600) as served:
+        call = asyncio.create_task(served.client.generate("x", request_id="r"))
+        await engine.reached("paused r")
+        drain = asyncio.create_task(served.server.drain())
+        await served.server.stop()
+        with pytest.raises(RequestAborted):
+            await call
+        await drain
+        await served.server.drain()
+
+
+async def test_a_drain_ends_the_wait_for_termination() -> None:
+    async with serving(FakeEngine()) as served:
+        waiting = asyncio.create_task(served.server.wait_for_termination())
+        await served.server.drain()
+        await waiting
