@@ -28,6 +28,9 @@ LogitsIn = TypeVar("LogitsIn", contravariant=True)
 EMPTY_SCHEDULE_PAUSE = 0.002
 """Seconds between two schedules of which the first planned nothing though there was work: no spinning."""
 
+STATS_INTERVAL = 0.25
+"""Seconds between two readings of the scheduler's figures while it works: they cost time a block."""
+
 
 class StepScheduler(Protocol):
     """What the loop asks of `service.core.scheduler.Scheduler`."""
@@ -98,6 +101,7 @@ class Engine:
         self._paused_until: dict[str, float] = {}
         self._num_failures = 0
         self._num_empty_schedules = 0
+        self._next_stats = 0.0
 
     def apply(self, command: Command) -> tuple[EngineOutput, ...]:
         """Carry out one command between two steps."""
@@ -148,7 +152,6 @@ class Engine:
         self._deadlines[request.request_id] = request.deadline
         accepted = AcceptedEvent(request.request_id, request.seed, len(request.prompt_token_ids), max_tokens)
         self.metrics.accepted(accepted, request.arrival_time)
-        self.stats = self._scheduler.stats()
         return accepted
 
     def _expire(self) -> tuple[Event, ...]:
@@ -198,6 +201,10 @@ class Engine:
             if isinstance(event, FinishedEvent):
                 self._deadlines.pop(event.request_id, None)
                 self._paused_until.pop(event.request_id, None)
-        self.metrics.observe(events, self._clock.now())
-        self.stats = self._scheduler.stats()
+        now = self._clock.now()
+        self.metrics.observe(events, now)
+        # The last step before a rest is read in any case, so that a resting engine shows its true load.
+        if now >= self._next_stats or not self._scheduler.has_work():
+            self.stats = self._scheduler.stats()
+            self._next_stats = now + STATS_INTERVAL
         return events

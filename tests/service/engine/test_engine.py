@@ -14,7 +14,7 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Submit
-from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.engine import STATS_INTERVAL, Engine
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import (
@@ -150,7 +150,7 @@ def test_a_success_clears_the_count_of_failures(bench: Bench) -> None:
         bench.steps(1)
         bench.model.fail_in.clear()
         bench.steps(2)
-    assert bench.engine.stats.num_blocks_used == 2
+    assert bench.scheduler.stats().num_blocks_used == 2
 
 
 def test_a_fault_of_the_scheduler_is_not_survived(bench: Bench) -> None:
@@ -219,6 +219,20 @@ def test_commands_for_unknown_requests_do_nothing(bench: Bench) -> None:
     for command in (Abort("x", RequestAborted("gone")), Pause("x", 1.0), Resume("x")):
         assert bench.engine.apply(command) == ()
     assert bench.engine.step() == ()
+
+
+def test_figures_are_read_now_and_then_and_before_a_rest(bench: Bench) -> None:
+    bench.submit("a", max_tokens=4)
+    bench.steps(1)
+    seen = [bench.engine.stats.num_steps_total]
+    bench.steps(1)
+    seen.append(bench.engine.stats.num_steps_total)
+    bench.clock.advance(STATS_INTERVAL)
+    bench.steps(1)
+    seen.append(bench.engine.stats.num_steps_total)
+    bench.steps(1)
+    seen.append(bench.engine.stats.num_steps_total)
+    assert seen == [1, 1, 3, 4]
 
 
 def test_latencies_are_those_of_the_clock(bench: Bench) -> None:

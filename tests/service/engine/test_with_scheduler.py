@@ -1,0 +1,244 @@
+"""The engine over the real scheduler, real block traffic and real text, in a pool far too small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pageturner.policies import registry
+from pageturner.policies.views import Rates
+from pageturner.service.core.clock import ManualClock
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.outputs import (
+    BlockCopies,
+    FinishedEvent,
+    SampledSequence,
+    SchedulerOutput,
+    TokenEvent,
+)
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.engine.api import AcceptedEvent, ModelInfo, ServerInfo, Submission
+from pageturner.service.engine.async_engine import AsyncEngine
+from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Submit
+from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import EngineMetrics
+from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.text_output import TextOutput
+from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.errors import PageturnerError, RequestAborted, StepFailed
+from support.fake_model import FakeModel, Stop, expected_tokens
+from support.scripted import recording_logger
+from support.tiny_tokenizers import byte_level_bpe
+
+TOKENIZER = Tokenizer(byte_level_bpe())
+NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 12, 6, 4
+OPTIONS = EngineOptions(
+    stream_buffer_tokens=16, max_consecutive_failures=500, slow_consumer_timeout_seconds=5
+)
+
+
+class PagedModel:
+    """The fake model behind the engine's three interfaces; fails a forward that holds a poisoned request."""
+
+    def __init__(self) -> None:
+        self._model = FakeModel(NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE)
+        self.poison: set[str] = set()
+        self.fails_once = False
+
+    def apply(self, copies: BlockCopies) -> None:
+        """Nothing: `sample` carries the traffic out with the computation it belongs to."""
+
+    def forward(self, output: SchedulerOutput) -> SchedulerOutput:
+        fails_once, self.fails_once = self.fails_once, False
+        if fails_once or any(part.request_id in self.poison for part in output.scheduled):
+            self._model.kv_cache.apply(output.block_copies)
+            raise RuntimeError("poison")
+        return output
+
+    def sample(self, logits: SchedulerOutput, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+        return self._model.run(output)
+
+
+@dataclass
+class House:
+    """Everything from the scheduler down, real but for the model."""
+
+    clock: ManualClock = field(default_factory=lambda: ManualClock(100.0))
+    text: TextOutput = field(default_factory=lambda: TextOutput(TOKENIZER))
+    model: PagedModel = field(default_factory=PagedModel)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(
+            SchedulerOptions(max_model_len=40, max_num_seqs=6, max_num_batched_tokens=16, max_waiting=64),
+            CacheOptions(NUM_BLOCKS, BLOCK_SIZE, NUM_HOST_BLOCKS),
+            registry.default_policies(),
+            self.text,
+            Rates(),
+            hash_key=b"test",
+        )
+        self.engine = Engine(
+            self.scheduler,
+            self.model,
+            self.model,
+            self.model,
+            clock=self.clock,
+            options=OPTIONS,
+            metrics=EngineMetrics(),
+            logger=recording_logger()[0],
+        )
+
+    def check_empty(self) -> None:
+        """Every block is back and every sequence's text is forgotten."""
+        self.scheduler.check_integrity()
+        stats = self.scheduler.stats()
+        assert (stats.num_blocks_used, stats.num_host_blocks_used) == (0, 0)
+        assert len(self.text) == 0
+
+
+operations = st.one_of(
+    st.tuples(st.just("submit"), st.integers(0, 9)),
+    st.tuples(st.just("submit"), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["abort", "pause", "resume", "poison"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["fail", "step", "step"]), st.just(0)),
+    st.tuples(st.just("advance"), st.integers(1, 4)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(operations, max_size=50))
+def test_every_accepted_request_ends_once_with_the_tokens_of_unlimited_memory(
+    script: list[tuple[str, int]],
+) -> None:
+    house = House()
+    outputs: list[EngineOutput] = []
+    requests: dict[str, NewRequest] = {}
+    for operation, argument in script:
+        name = str(argument)
+        match operation:
+            case "submit" if name not in requests:
+                params = SamplingParams(n=1 + argument % 3, max_tokens=3 + 2 * argument)
+                prompt = tuple(i % 3 for i in range(argument, 2 * argument + 1))
+                deadline = house.clock.now() + 8 if argument % 4 == 0 else None
+                now = house.clock.now()
+                requests[name] = NewRequest(name, prompt, params, argument, now, deadline=deadline)
+                outputs += house.engine.apply(Submit(requests[name]))
+            case "abort":
+                outputs += house.engine.apply(Abort(name, RequestAborted("asked for")))
+            case "pause":
+                outputs += house.engine.apply(Pause(name, house.clock.now() + 5))
+            case "resume":
+                outputs += house.engine.apply(Resume(name))
+            case "poison":
+                house.model.poison.add(name)
+            case "fail":
+                house.model.fails_once = True
+                outputs += house.engine.step()
+            case "step":
+                outputs += house.engine.step()
+            case "advance":
+                house.clock.advance(float(argument))
+    for _ in range(2000):
+        if house.engine.seconds_to_next_step() is None:
+            break
+        house.clock.advance(0.01 if house.scheduler.has_work() else 1.0)
+        outputs += house.engine.step()
+    assert house.engine.seconds_to_next_step() is None
+    house.check_empty()
+    check_outputs(outputs, requests)
+
+
+def check_outputs(outputs: list[EngineOutput], requests: dict[str, NewRequest]) -> None:
+    accepted = Counter(output.request_id for output in outputs if isinstance(output, AcceptedEvent))
+    finished = {output.request_id: output for output in outputs if isinstance(output, FinishedEvent)}
+    num_finished = sum(isinstance(output, FinishedEvent) for output in outputs)
+    assert accepted.keys() == finished.keys()
+    assert accepted.total() == num_finished == len(finished)
+    assert accepted.keys() | {o.request_id for o in outputs if isinstance(o, Refused)} == requests.keys()
+    for name, end in finished.items():
+        params = requests[name].params
+        assert params.max_tokens is not None
+        for index in range(params.n):
+            events = [
+                output
+                for output in outputs
+                if isinstance(output, TokenEvent) and (output.request_id, output.index) == (name, index)
+            ]
+            tokens = [token.token_id for event in events for token in event.tokens]
+            expected = expected_tokens(
+                requests[name].prompt_token_ids, requests[name].seed, index, Stop(params.max_tokens)
+            )
+            assert tokens == expected[: len(tokens)]
+            if end.error is None:
+                assert tokens == expected
+                assert "".join(event.text for event in events) == TOKENIZER.decode(expected)
+
+
+def test_only_the_poison_fails() -> None:
+    house = House()
+    for argument in range(6):
+        params = SamplingParams(max_tokens=8)
+        request = NewRequest(str(argument), (argument % 3,) * 5, params, argument, house.clock.now())
+        house.engine.apply(Submit(request))
+    house.model.poison.add("3")
+    outputs = [event for _ in range(200) for event in house.engine.step()]
+    errors = {e.request_id: type(e.error) for e in outputs if isinstance(e, FinishedEvent)}
+    assert errors == {str(i): StepFailed if i == 3 else type(None) for i in range(6)}
+    house.check_empty()
+
+
+MODEL = ModelInfo("tiny", "here", "Fake", "fake", "float32", True, 500, 40, 2, 1, 3, 0, (), False)
+SERVER = ServerInfo("1", 0.5, 0.0, BLOCK_SIZE, NUM_BLOCKS, 0, 1, 6, 16, "torch", Rates(), {})
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_64_streams_and_a_storm_of_cancellations(seed: int) -> None:
+    random = Random(seed)
+    house = House()
+    engine = AsyncEngine(
+        house.engine,
+        TOKENIZER,
+        model=MODEL,
+        server_info=SERVER,
+        policies=(),
+        max_n=4,
+        options=OPTIONS,
+        clock=house.clock,
+        random=random,
+        logger=recording_logger()[0],
+    )
+    await engine.start()
+
+    async def use(i: int) -> bool:
+        """Read one request to its end and check it."""
+        prompt = tuple((i * j) % 3 for j in range(1 + i % 7))
+        stream = await engine.submit(Submission(prompt, SamplingParams(max_tokens=12, n=1 + i % 2, seed=i)))
+        try:
+            tokens: dict[int, list[int]] = {index: [] for index in range(1 + i % 2)}
+            async for event in stream:
+                if isinstance(event, TokenEvent):
+                    tokens[event.index] += [token.token_id for token in event.tokens]
+        finally:
+            await stream.aclose()
+        return all(got == expected_tokens(prompt, i, index, Stop(12)) for index, got in tokens.items())
+
+    tasks = [asyncio.ensure_future(use(i)) for i in range(64)]
+    doomed = random.sample(range(64), 32)
+    for i in doomed:
+        for _ in range(random.randrange(3)):
+            await asyncio.sleep(0)
+        tasks[i].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await engine.drain(grace_seconds=60.0)
+    await engine.aclose()
+    house.check_empty()
+    for i, result in enumerate(results):
+        assert result is True or (
+            i in doomed and isinstance(result, asyncio.CancelledError | PageturnerError)
+        )
