@@ -75,9 +75,9 @@ def _serve_round(target: str, workload: Workload, seed: int) -> float:
     command = [
         *PROGRAM,
         "loadtest",
-        f"--target={target}",
+        f"--address={target}",
         f"--concurrency={workload.concurrency}",
-        f"--num-requests={workload.concurrency * REQUESTS_PER_CLIENT}",
+        f"--requests={workload.concurrency * REQUESTS_PER_CLIENT}",
         f"--prompt-tokens={workload.prompt_tokens}",
         f"--output-tokens={workload.output_tokens}",
         f"--seed={seed}",
@@ -86,7 +86,7 @@ def _serve_round(target: str, workload: Workload, seed: int) -> float:
     finished = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  # our own program
     if finished.returncode:
         raise PageturnerError(f"the load test failed: {finished.stderr.strip() or finished.stdout.strip()}")
-    return float(json.loads(finished.stdout)["output_tokens_per_second"])
+    return float(json.loads(finished.stdout)["results"]["output_tokens_per_second"])
 
 
 @contextmanager

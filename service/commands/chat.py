@@ -1,4 +1,4 @@
-"""`pageturner chat`: a conversation in the terminal. Ctrl-C ends an answer, Ctrl-D the conversation."""
+"""`pageturner chat`: a conversation in the terminal. Ctrl-C ends an answer, Ctrl-D all."""
 
 from __future__ import annotations
 

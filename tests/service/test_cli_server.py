@@ -1,0 +1,196 @@
+"""Commands that start a server or talk to one: real processes, a tiny model, every signal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pageturner.service.bench.server_process import PROGRAM, READY, RunningServer, running_server
+from pageturner.service.client import Client, Delta
+from pageturner.service.errors import ModelError
+from support.random_models import save, tiny_model
+from support.tiny_tokenizers import byte_level_bpe
+
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama with a tokenizer of its own and a chat template."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    tokenizer = byte_level_bpe()
+    _, tiny = tiny_model("llama", seed=0, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=4096)
+    save(tiny, folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flags(model: Path) -> list[str]:
+    return [f"--model={model}", "--num-blocks=512", "--swap-space=0", "--num-threads=1"]
+
+
+@pytest.fixture(scope="module")
+def server(flags: list[str]) -> Iterator[RunningServer]:
+    with running_server(flags) as running:
+        yield running
+
+
+def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PROGRAM, *words], input=stdin, capture_output=True, text=True)
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process under the test's own hand, and its address."""
+    command = [*PROGRAM, "serve", "--port=0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            assert ready.startswith(READY)
+            yield process, ready.split()[-1]
+        finally:
+            process.kill()
+
+
+def test_generate_streams_text(server: RunningServer) -> None:
+    plain = run("generate", "hello", f"--target={server.target}", "--max-tokens=8", "--temperature=0")
+    assert plain.returncode == 0, plain.stderr
+    figures = run(
+        "generate", "hello", f"--target={server.target}", "--max-tokens=8", "--temperature=0", "--json"
+    )
+    answer = json.loads(figures.stdout)
+    assert plain.stdout == answer["choices"][0]["text"] + "\n"
+    assert answer["usage"]["num_output_tokens"] == len(answer["choices"][0]["token_ids"]) > 0
+
+
+def test_generate_reads_a_raw_prompt_from_standard_input(server: RunningServer) -> None:
+    words = (
+        "generate",
+        "-",
+        "--raw",
+        f"--target={server.target}",
+        "--max-tokens=3",
+        "--json",
+        "--n=2",
+        "--seed=1",
+    )
+    answer = json.loads(run(*words, stdin="def f(x):").stdout)
+    assert len(answer["choices"]) == 2
+    assert answer["seed"] == 1
+
+
+def test_chat_answers_each_line_and_remembers(server: RunningServer) -> None:
+    flags = (f"--target={server.target}", "--max-tokens=4", "--temperature=0", "--system=s")
+    first = run("chat", *flags, stdin="hello\n")
+    assert first.returncode == 0, first.stderr
+    again = run("chat", *flags, stdin="hello\n/reset\nhello\n/quit\nnot reached\n")
+    assert again.stdout == first.stdout * 2
+    longer = run("chat", *flags, stdin="hello\nhello\n")
+    assert longer.stdout.startswith(first.stdout)
+    assert longer.stdout != first.stdout * 2
+
+
+def test_a_refused_turn_does_not_end_the_chat(server: RunningServer) -> None:
+    flags = (f"--target={server.target}", "--max-tokens=4", "--temperature=0")
+    chat = run("chat", *flags, stdin="x " * 5000 + "\nhello\n")
+    assert chat.returncode == 0
+    assert "prompt" in chat.stderr
+    assert chat.stdout.strip()
+
+
+def test_a_refusal_names_the_field(server: RunningServer) -> None:
+    refused = run("generate", "hi", f"--target={server.target}", "--temperature=-1")
+    assert refused.returncode == 2
+    assert "temperature" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_load_test_is_a_command(server: RunningServer) -> None:
+    words = (
+        "--requests=4",
+        "--concurrency=2",
+        "--prompt-tokens=8",
+        "--output-tokens=4",
+        "--warmup=0",
+        "--json",
+    )
+    finished = run("loadtest", f"--address={server.target}", *words)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["results"]["num_ok"] == 4
+
+
+def test_a_second_server_on_the_port_says_so(server: RunningServer, flags: list[str]) -> None:
+    port = server.target.rpartition(":")[2]
+    second = run("serve", *flags, f"--port={port}")
+    assert second.returncode == 2
+    assert "server.port" in second.stderr
+    assert "in use" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_demo_starts_asks_and_stops(flags: list[str]) -> None:
+    finished = run("demo", *flags, "--json", "--max-tokens=4")
+    assert finished.returncode == 0, finished.stderr
+    figures = json.loads(finished.stdout)
+    assert figures["usage"]["num_output_tokens"] > 0
+    assert figures["ready_seconds"] > 0
+    assert "the service has stopped" in finished.stderr
+
+
+def test_sigterm_lets_streams_finish(flags: list[str]) -> None:
+    async def stream(process: subprocess.Popen[str], target: str) -> int:
+        """Ask for 300 tokens, send the signal after the first."""
+        num_tokens = 0
+        async with Client(target) as client:
+            async for item in client.stream("hello", max_tokens=300, ignore_eos=True):
+                if isinstance(item, Delta):
+                    if num_tokens == 0:
+                        process.send_signal(signal.SIGTERM)
+                    num_tokens += len(item.tokens)
+        return num_tokens
+
+    with serving(*flags) as (process, target):
+        assert asyncio.run(stream(process, target)) == 300
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert "draining" in process.stderr.read()
+
+
+def test_the_second_signal_exits_at_once(flags: list[str]) -> None:
+    async def interrupt_twice(process: subprocess.Popen[str], target: str) -> int:
+        async with Client(target) as client:
+            items = client.stream("hello", max_tokens=4000, ignore_eos=True)
+            await anext(items)
+            process.send_signal(signal.SIGINT)
+            await asyncio.to_thread(_read_until, process, "once more")
+            process.send_signal(signal.SIGINT)
+            code = await asyncio.to_thread(process.wait, 30)
+            await items.aclose()
+            return code
+
+    with serving(*flags, "--max-model-len=4096") as (process, target):
+        assert asyncio.run(interrupt_twice(process, target)) == 128 + signal.SIGINT
+
+
+def _read_until(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"the server ended without saying {word!r}")
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="exit code 2") as caught, running_server([f"--model={tmp_path}"]):
+        pass
+    assert "model.safetensors" in str(caught.value)
