@@ -70,7 +70,7 @@ class GgufFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, OverflowError, IndexError) as error:
+        except (struct.error, UnicodeDecodeError, OverflowError, RecursionError) as error:
             raise ModelError(f"{path} is damaged: {error}") from error
 
     def _read_header(self) -> None:
@@ -88,7 +88,9 @@ class GgufFile:
             name, num_dims = cursor.string(), cursor.scalar("<I")
             shape = tuple(cursor.scalar("<Q") for _ in range(num_dims))
             tensors.append(GgufTensor(name, shape[::-1], cursor.scalar("<I"), cursor.scalar("<Q")))
-        alignment = int(self.fields.get("general.alignment", 32))
+        alignment = self.fields.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"{self.path} is damaged: alignment {alignment!r}")
         self._data_start = -(-cursor.offset // alignment) * alignment
         self.tensors: Mapping[str, GgufTensor] = {tensor.name: tensor for tensor in tensors}
 
@@ -99,12 +101,14 @@ class GgufFile:
         kind = QUANTISATIONS.get(tensor.type_id)
         if kind is None or kind.dequantise is None:
             return self._read_rare(tensor, count)
-        num_bytes = count // kind.values * kind.size
-        raw = self._bytes(tensor, num_bytes)
+        raw = self._bytes(tensor, count, kind.values, kind.size)
         return kind.dequantise(raw.view(-1, kind.size)).reshape(tensor.shape)
 
-    def _bytes(self, tensor: GgufTensor, num_bytes: int) -> torch.Tensor:
-        start = self._data_start + tensor.offset
+    def _bytes(self, tensor: GgufTensor, count: int, values: int, size: int) -> torch.Tensor:
+        """The raw bytes of a tensor of `count` values, in blocks of `values` in `size` bytes."""
+        if not tensor.shape or not count or tensor.shape[-1] % values:
+            raise ModelError(f"{self.path}: {tensor.name} has shape {tensor.shape} in blocks of {values}")
+        start, num_bytes = self._data_start + tensor.offset, count // values * size
         if start + num_bytes > len(self._map):
             raise ModelError(f"{self.path} is cut short: {tensor.name} lies beyond its end")
         return torch.frombuffer(self._map, dtype=torch.uint8, count=num_bytes, offset=start)
@@ -116,7 +120,7 @@ class GgufFile:
         try:
             kind = gguf.GGMLQuantizationType(tensor.type_id)
             values, size = gguf.GGML_QUANT_SIZES[kind]
-            raw = self._bytes(tensor, count // values * size).numpy()
+            raw = self._bytes(tensor, count, values, size).numpy()
             rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // values * size)
             data = gguf.quants.dequantize(rows, kind)
         except (ValueError, KeyError, NotImplementedError) as error:

@@ -84,7 +84,7 @@ def build_config(file: GgufFile, dtype: torch.dtype) -> dict[str, Any]:
         raise ModelError("a GGUF mixture of experts is not read; use the model's safetensors folder")
     num_heads = _required(field("attention.head_count"), "attention.head_count")
     hidden_size = _required(field("embedding_length"), "embedding_length")
-    head_dim = int(field("attention.key_length") or field("rope.dimension_count") or hidden_size // num_heads)
+    head_dim = int(field("attention.key_length") or hidden_size // num_heads)
     rotated = int(field("rope.dimension_count") or head_dim)
     if rotated != head_dim or int(field("attention.value_length") or head_dim) != head_dim:
         raise ModelError(f"GGUF heads of {head_dim} with {rotated} rotated dimensions are not read")

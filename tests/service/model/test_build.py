@@ -1,0 +1,73 @@
+"""Which forward runs a model, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pageturner.kernels.layout import AttentionBatch
+from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.torch_ops import TorchOps
+from pageturner.service.errors import ModelError
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.build import build_model
+from pageturner.service.model.loader import read_folder
+from pageturner.service.model.options import Forward, ModelOptions
+from support.random_models import save, tiny_model
+
+
+def artifacts_of(family: str, folder: Path) -> ModelArtifacts:
+    _, model = tiny_model(family, 3)
+    return read_folder(family, family, save(model, folder), ModelOptions(source=family))
+
+
+def options(forward: Forward = "auto", *, deterministic: bool = False) -> ModelOptions:
+    return ModelOptions(source="tiny", forward=forward, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("family", "forward", "backend"),
+    [
+        ("qwen3", "auto", "lean"),
+        ("qwen3", "lean", "lean"),
+        ("qwen3", "transformers", "transformers"),
+        ("phi3", "auto", "transformers"),
+    ],
+)
+def test_the_lean_decoder_is_taken_where_it_fits(
+    family: str, forward: Forward, backend: str, tmp_path: Path
+) -> None:
+    head_dims: list[int] = []
+
+    def choose(head_dim: int) -> TorchOps:
+        head_dims.append(head_dim)
+        return TorchOps()
+
+    model, _ = build_model(artifacts_of(family, tmp_path), options(forward), 16, choose)
+    assert model.backend == backend
+    assert head_dims == [model.head_dim]
+
+
+def test_a_model_bound_to_the_lean_decoder_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"lean decoder: model_type 'phi3'"):
+        build_model(artifacts_of("phi3", tmp_path), options("lean"), 16, lambda _: TorchOps())
+
+
+class FickleOps(TorchOps):
+    """Attention whose rows know how many they are."""
+
+    def attention(
+        self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
+    ) -> torch.Tensor:
+        return super().attention(query, kv_layer, batch, spec) + 1e-3 * query.shape[0]
+
+
+def test_deterministic_is_tried_before_it_is_promised(tmp_path: Path) -> None:
+    artifacts = artifacts_of("llama", tmp_path)
+    for block_size in (4, 16):
+        build_model(
+            artifacts, options(deterministic=True), block_size, lambda _: TorchOps(deterministic=True)
+        )
+    with pytest.raises(ModelError, match="deterministic"):
+        build_model(artifacts, options(deterministic=True), 16, lambda _: FickleOps(deterministic=True))

@@ -1,0 +1,116 @@
+"""Converted once, whole or not at all, whoever converts and however they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from pageturner.service.errors import ModelError
+from pageturner.service.model.conversion_cache import converted_folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    return path
+
+
+def copy(source: Path, folder: Path) -> None:
+    (folder / "a").write_bytes(source.read_bytes())
+
+
+def never(source: Path, folder: Path) -> None:
+    raise AssertionError("converted again")
+
+
+def test_the_second_time_nothing_is_read(source: Path, tmp_path: Path) -> None:
+    first = converted_folder(source, "float32", tmp_path / "cache", copy)
+    assert (first / "a").read_bytes() == b"weights"
+    assert converted_folder(source, "float32", tmp_path / "cache", never) == first
+
+
+def test_another_variant_or_a_changed_source_is_another_folder(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    folders = {converted_folder(source, variant, cache, copy) for variant in ("float32", "bfloat16")}
+    source.write_bytes(b"other")
+    folders.add(converted_folder(source, "float32", cache, copy))
+    os.utime(source, ns=(1, 1))
+    folders.add(converted_folder(source, "float32", cache, copy))
+    assert len(folders) == 4
+
+
+def test_a_conversion_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    def fail(source: Path, folder: Path) -> None:
+        copy(source, folder)
+        raise ModelError("not understood")
+
+    with pytest.raises(ModelError, match="not understood"):
+        converted_folder(source, "float32", tmp_path / "cache", fail)
+    assert [path.suffix for path in (tmp_path / "cache" / "converted").iterdir()] == [".lock"]
+    converted_folder(source, "float32", tmp_path / "cache", copy)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pageturner.service.model.conversion_cache import converted_folder
+
+def convert(source, folder):
+    (folder / "a").write_bytes(b"half")
+    (folder / "stray").write_bytes(b"")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+converted_folder(Path(sys.argv[1]), "float32", Path(sys.argv[2]), convert)
+"""
+
+
+def test_a_killed_writer_leaves_no_half_and_no_lock(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(source), str(cache)], check=False)
+    assert killed.returncode == -9
+    assert any(path.suffix == ".partial" for path in (cache / "converted").iterdir())
+    folder = converted_folder(source, "float32", cache, copy)
+    assert [path.name for path in folder.iterdir()] == ["a"]
+    assert (folder / "a").read_bytes() == b"weights"
+    assert not any(path.suffix == ".partial" for path in (cache / "converted").iterdir())
+
+
+def test_two_writers_convert_once(source: Path, tmp_path: Path) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+    folders: list[Path] = []
+
+    def slow(source: Path, folder: Path) -> None:
+        calls.append("slow")
+        started.set()
+        assert go_on.wait(60)
+        copy(source, folder)
+
+    def late(source: Path, folder: Path) -> None:
+        calls.append("late")
+        copy(source, folder)
+
+    def run(convert: object) -> None:
+        folders.append(converted_folder(source, "float32", tmp_path / "cache", convert))  # type: ignore[arg-type]
+
+    first = threading.Thread(target=run, args=(slow,))
+    first.start()
+    assert started.wait(60)
+    second = threading.Thread(target=run, args=(late,))
+    second.start()
+    go_on.set()
+    first.join(60)
+    second.join(60)
+    assert calls == ["slow"]
+    assert folders[0] == folders[1]
+
+
+def test_a_cache_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    with pytest.raises(ModelError, match=r"cannot convert model\.gguf"):
+        converted_folder(source, "float32", tmp_path / "cache", copy)

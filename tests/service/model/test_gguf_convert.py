@@ -1,0 +1,127 @@
+"""A GGUF file written out as a transformers folder: the same weights, config and tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pageturner.service.errors import ModelError
+from pageturner.service.model.gguf_convert import convert
+from pageturner.service.model.gguf_tokenizer import build_tokenizer
+from pageturner.service.model.loader import read_folder
+from pageturner.service.model.options import ModelOptions
+from support.random_models import tiny_model
+from support.tiny_gguf import write_gguf
+from transformers import AutoModelForCausalLM
+
+
+def converted(tmp_path: Path, family: str, architecture: str, **changes: Any) -> Path:
+    _, model = tiny_model(family, 5)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    convert(write_gguf(model, tmp_path / "a.gguf", architecture, changes=changes), folder, torch.float32)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [
+        ("llama", "llama"),
+        ("llama_tied", "llama"),
+        ("qwen2", "qwen2"),
+        ("qwen3", "qwen3"),
+    ],
+)
+def test_transformers_loads_the_model_that_was_written(
+    family: str, architecture: str, tmp_path: Path
+) -> None:
+    config, model = tiny_model(family, 5)
+    found = AutoModelForCausalLM.from_pretrained(converted(tmp_path, family, architecture))
+    assert type(found) is type(model)
+    for key in ("hidden_size", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"):
+        assert getattr(found.config, key) == getattr(config, key)
+    expected = model.state_dict()
+    weights = found.state_dict()
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(weights[name], tensor), name
+
+
+def test_the_tokenizer_and_its_special_tokens(tmp_path: Path) -> None:
+    folder = converted(tmp_path, "llama", "llama")
+    artifacts = read_folder("a.gguf", "a", folder, ModelOptions(source="a.gguf"))
+    assert artifacts.eos_token_ids == (0, 1)
+    assert (artifacts.bos_token, artifacts.eos_token) == ("<|turn|>", "<|end|>")
+    assert not artifacts.add_bos
+    assert artifacts.chat_template == "{{ messages[0]['content'] }}"
+    assert artifacts.architecture == "LlamaForCausalLM"
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    tokens = ["<|end|>", "<tool>", "1", "2", "h", "e", "l", "Ġ", "he", "12"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 4, *[1] * 8],
+        "tokenizer.ggml.merges": ["h e", "1 2"],
+        "tokenizer.ggml.bos_token_id": 0,
+        **{f"tokenizer.ggml.{key}": value for key, value in changes.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("pre", "ids"),
+    [("smollm", [8, 7, 2, 3]), ("gpt-2", [8, 7, 9]), ("llama-bpe", [8, 7, 9]), ("qwen2", [8, 7, 2, 3])],
+)
+def test_the_pre_tokenizer_decides_on_digits(pre: str, ids: list[int]) -> None:
+    assert build_tokenizer(fields(pre=pre)).encode("he 12").ids == ids
+
+
+def test_special_tokens_are_whole_and_bos_comes_when_asked() -> None:
+    tokenizer = build_tokenizer(fields(add_bos_token=True))
+    assert tokenizer.encode("he<|end|><tool>1").ids == [0, 8, 0, 1, 2]
+    assert tokenizer.encode("he", add_special_tokens=False).ids == [8]
+    assert tokenizer.decode([8, 0, 1, 2]) == "he<tool>1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"model": "llama"}, "byte-level"), ({"pre": "jais"}, "'jais'"), ({"pre": None}, "pre-tokenizer")],
+)
+def test_an_unknown_tokenizer_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        build_tokenizer(fields(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"general.architecture": "bert"}, "architecture 'bert'"),
+        ({"llama.expert_count": 8}, "experts"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.rope.dimension_count": 4}, "rotated"),
+        ({"llama.block_count": None}, "block_count"),
+    ],
+)
+def test_what_would_run_wrong_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=reason):
+        converted(tmp_path, "llama", "llama", **changes)
+
+
+def test_scaled_rope_is_carried_over(tmp_path: Path) -> None:
+    changes = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 64,
+    }
+    folder = converted(tmp_path, "llama", "llama", **changes)
+    config = read_folder("a", "a", folder, ModelOptions(source="a")).config
+    assert config["rope_parameters"] == {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
