@@ -22,6 +22,7 @@ class StopMatcher:
         self._stops = tuple(sorted(set(stops), key=len, reverse=True))
         self._failures = tuple(_failure_function(stop) for stop in self._stops)
         self._matched = [0] * len(self._stops)
+        self._first_characters = frozenset(stop[0] for stop in self._stops)
         self._include_stop = include_stop
         self._withheld = ""
         self._is_done = False
@@ -37,7 +38,8 @@ class StopMatcher:
         """
         if self._is_done:
             return TextDelta("")
-        if not self._stops:
+        # Most text begins no stop, and then nothing is to be matched.
+        if not self._withheld and self._first_characters.isdisjoint(text):
             return TextDelta(text)
         text = self._withheld + text
         for end in range(len(self._withheld) + 1, len(text) + 1):

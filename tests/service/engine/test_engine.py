@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from pageturner.service.core.clock import ManualClock
-from pageturner.service.core.outputs import BlockCopies, ChoiceFinishedEvent, FinishedEvent, TokenEvent
+from pageturner.service.core.outputs import (
+    BlockCopies,
+    ChoiceFinishedEvent,
+    Event,
+    FinishedEvent,
+    SchedulerOutput,
+    TokenEvent,
+)
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import AcceptedEvent
@@ -53,15 +62,20 @@ class Bench:
         return [event for _ in range(count) for event in self.engine.step()]
 
 
-def make_bench(max_requests: int = 1000, options: EngineOptions = OPTIONS) -> Bench:
-    clock, scheduler, model = ManualClock(100.0), ScriptedScheduler(max_requests), ScriptedModel()
-    engine = Engine(
+def make_bench(
+    max_requests: int = 1000,
+    *,
+    engine_class: Callable[..., Engine] = Engine,
+    scheduler_class: type[ScriptedScheduler] = ScriptedScheduler,
+) -> Bench:
+    clock, scheduler, model = ManualClock(100.0), scheduler_class(max_requests), ScriptedModel()
+    engine = engine_class(
         scheduler,
         model,
         model,
         model,
         clock=clock,
-        options=options,
+        options=OPTIONS,
         metrics=EngineMetrics(),
         logger=recording_logger()[0],
     )
@@ -266,10 +280,11 @@ operations = st.one_of(
 )
 
 
-@settings(max_examples=200)
-@given(st.lists(operations, max_size=60))
-def test_every_accepted_request_ends_exactly_once(script: list[tuple[str, int]]) -> None:
-    bench = make_bench(max_requests=6)
+scripts = st.lists(operations, max_size=60)
+
+
+def play(script: list[tuple[str, int]], bench: Bench) -> None:
+    """Run a script, let everything end, and check that each accepted request ended exactly once."""
     outputs: list[EngineOutput] = []
     num_submitted = 0
     for operation, argument in script:
@@ -319,6 +334,78 @@ def test_every_accepted_request_ends_exactly_once(script: list[tuple[str, int]])
             assert output.request_id in live
             if isinstance(output, FinishedEvent):
                 live.remove(output.request_id)
+
+
+@settings(max_examples=200)
+@given(scripts)
+def test_every_accepted_request_ends_exactly_once(script: list[tuple[str, int]]) -> None:
+    play(script, make_bench(max_requests=6))
+
+
+class AnswersTwice(ScriptedScheduler):
+    def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
+        events = super().abort_request(request_id, error)
+        return events + events[-1:]
+
+
+class AbortsInSilence(ScriptedScheduler):
+    def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
+        super().abort_request(request_id, error)
+        return ()
+
+
+class SpeaksOfTheDead(ScriptedScheduler):
+    def expire(self, now: float) -> tuple[Event, ...]:
+        events = super().expire(now)
+        return events + tuple(TokenEvent(event.request_id, 0, (), "late") for event in events)
+
+
+class SwallowsFailures(ScriptedScheduler):
+    def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
+        for scheduled in output.scheduled:
+            self.entries.pop(scheduled.request_id)
+        return ()
+
+
+class NeverGivesUp(Engine):
+    def _notice_standstill(self) -> tuple[Event, ...]:
+        return ()
+
+
+class WaitsForReadersForever(Engine):
+    def _expire(self) -> tuple[Event, ...]:
+        self._paused_until = dict.fromkeys(self._paused_until, math.inf)
+        return super()._expire()
+
+
+class DropsExpired(Engine):
+    def _expire(self) -> tuple[Event, ...]:
+        super()._expire()
+        return ()
+
+
+@pytest.mark.parametrize("planted", [AnswersTwice, AbortsInSilence, SpeaksOfTheDead, SwallowsFailures])
+def test_planted_bugs_of_a_scheduler_are_found(planted: type[ScriptedScheduler]) -> None:
+    def is_wrong(script: list[tuple[str, int]]) -> bool:
+        return fails(script, make_bench(max_requests=6, scheduler_class=planted))
+
+    find(scripts, is_wrong, settings=settings(max_examples=500, database=None, phases=[Phase.generate]))
+
+
+@pytest.mark.parametrize("planted", [NeverGivesUp, WaitsForReadersForever, DropsExpired])
+def test_planted_bugs_of_an_engine_are_found(planted: type[Engine]) -> None:
+    def is_wrong(script: list[tuple[str, int]]) -> bool:
+        return fails(script, make_bench(max_requests=6, engine_class=planted))
+
+    find(scripts, is_wrong, settings=settings(max_examples=500, database=None, phases=[Phase.generate]))
+
+
+def fails(script: list[tuple[str, int]], bench: Bench) -> bool:
+    try:
+        play(script, bench)
+    except AssertionError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize(

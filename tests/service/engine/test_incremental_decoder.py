@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
 from pageturner.service.engine.incremental_decoder import (
     MAX_WITHHELD_TOKENS,
     REPLACEMENT,
@@ -153,13 +152,6 @@ def test_planted_bugs_are_found(planted: Callable[[], IncrementalDecoder]) -> No
     def is_wrong(token_ids: list[int]) -> bool:
         return "".join(deltas(planted(), token_ids)) != BYTE_LEVEL.decode(token_ids)
 
-    assert find(byte_level_ids, is_wrong, settings=settings(max_examples=500, database=None))
-
-
-def test_the_planted_bugs_are_what_is_found() -> None:
-    def is_wrong(token_ids: list[int]) -> bool:
-        whole = BYTE_LEVEL.decode(token_ids)
-        return "".join(deltas(BYTE_LEVEL.incremental_decoder(), token_ids)) != whole
-
-    with pytest.raises(NoSuchExample):
-        find(byte_level_ids, is_wrong, settings=settings(max_examples=500, database=None))
+    assert find(
+        byte_level_ids, is_wrong, settings=settings(max_examples=500, database=None, phases=[Phase.generate])
+    )
