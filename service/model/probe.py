@@ -47,8 +47,9 @@ _STEPS = (
     ((2, 16, 17), (3, 4, 5)),
     ((2, 17, 18),),
 )
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest relative error of a row's logits; what a wrong mask or position does is of order 1."""
+# Of the rows' relative errors this quantile may be so large; what a wrong mask or position does is of order
+# 1. In bfloat16 some rows are far off in right models too, where a router's choice of experts was close.
+_TOLERANCE = {torch.float32: (1.0, 1e-3), torch.bfloat16: (0.5, 0.1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +163,27 @@ def check_paged_model(
     far = model.max_position - 1
     with _refusing(model.model_type), torch.inference_mode():
         batched = _paged_logits(model, prompts, _STEPS)
-        for found, wanted in zip(batched, expected, strict=True):
-            _compare(found, wanted, model.dtype, "logits differ from the plain model's")
+        _compare(batched, expected, model.dtype, "logits differ from the plain model's")
         alone = [_paged_logits(model, [prompt], (((0, 0, len(prompt)),),), far)[0] for prompt in prompts]
-        for found, wanted in zip(alone, expected, strict=True):
-            _compare(
-                found,
-                wanted,
-                model.dtype,
-                f"a row's logits change beside a row at position {far}; RoPE that switches by length "
-                "is right only with model.max_position at or below its original length",
-            )
+        _compare(
+            alone,
+            expected,
+            model.dtype,
+            f"a row's logits change beside a row at position {far}; RoPE that switches by length is right "
+            "only with model.max_position at or below its original length",
+        )
         if deterministic and not all(map(torch.equal, batched, alone)):
             raise ModelError("deterministic: a row's bits depend on what shares its batch")
 
 
-def _compare(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, reason: str) -> None:
-    difference = (found - expected).norm(dim=-1)
-    error = float((difference / (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)).max())
-    if not error <= _TOLERANCE[dtype]:  # NaN fails too
+def _compare(
+    found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], dtype: torch.dtype, reason: str
+) -> None:
+    rows, wanted = torch.cat(list(found)), torch.cat(list(expected))
+    spread = wanted - wanted.mean(-1, keepdim=True)
+    quantile, tolerance = _TOLERANCE[dtype]
+    error = float(((rows - wanted).norm(dim=-1) / spread.norm(dim=-1)).quantile(quantile))
+    if not error <= tolerance:  # NaN fails too
         raise ModelError(f"{reason} (relative error {error:.2g})")
 
 

@@ -39,6 +39,7 @@ _WITHOUT_EFFECT = frozenset(
     {"dropout", "position_ids", "use_cache", "cache", "cache_position", "output_attentions", "return_dict"}
     | {"output_hidden_states", "output_router_logits", "deterministic", "logits_to_keep"}
 )
+_KNOWN = _OBEYED | _WITHOUT_EFFECT
 
 
 class Attention(Protocol):
@@ -68,7 +69,7 @@ class AttentionCall:
         """What the layer asks for. Raises ModelError for what we can't give."""
         keywords = self.keywords
         for name, value in keywords.items():
-            if name not in _OBEYED | _WITHOUT_EFFECT and value is not None and value is not False:
+            if name not in _KNOWN and value is not None and value is not False:
                 raise ModelError(f"attention is given {name!r}, which is not supported")
         is_causal = keywords.get("is_causal")
         if is_causal is False or (is_causal is None and getattr(self.module, "is_causal", True) is False):

@@ -25,6 +25,7 @@ from pageturner.service.model.transformers_attention import (
 )
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 
 class TransformersModel:
@@ -89,7 +90,8 @@ class _PackedLinear(nn.Module):
         self._linear = linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+        result = self._linear(x.flatten(0, -2))
+        return result.view(*x.shape[:-1], result.shape[-1])
 
 
 def _longest_sequence(model: PreTrainedModel, wanted: int | None) -> int:
@@ -114,6 +116,7 @@ def load_transformers_model(
     No code that comes with it is executed. Raises ModelError, with its type and the reason, if it cannot
     be read or does not.
     """
+    disable_progress_bar()  # a server's log is no place for it
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             artifacts.folder,

@@ -1,0 +1,190 @@
+"""Models of `transformers` over the paged cache against the plain ones, family by family."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from pageturner.kernels.layout import KeyPage
+from pageturner.kernels.ops import PagedOps
+from pageturner.kernels.torch_ops import TorchOps
+from pageturner.service.errors import ModelError
+from pageturner.service.model.loader import read_folder
+from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.transformers_model import (
+    TransformersModel,
+    checked_model,
+    load_transformers_model,
+)
+from support.paged_sessions import PagedSession
+from support.random_models import FAMILIES, VOCAB_SIZE, save, tiny_model
+
+# See test_transformers_probe.
+REFUSED = ("phi3_longrope", "bloom", "falcon", "mpt", "gpt_neo")
+SERVED = tuple(family for family in FAMILIES if family not in REFUSED)
+# One of each kind: learned positions, partial RoPE, fused projections, soft caps, windows, experts,
+# sinks, chunks, and values narrower than keys.
+KINDS = (
+    "gpt2",
+    "gpt_neox",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "mistral_window",
+    "mixtral",
+    "gpt_oss",
+    "llama4",
+    "deepseek_v3",
+)
+LENGTH = 45
+
+
+def tokens_of(seed: int, count: int = LENGTH) -> list[int]:
+    return [random.Random(seed).randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+@cache
+def plain_logits(family: str, seed: int, count: int = LENGTH) -> torch.Tensor:
+    """[count, vocab] of tokens_of(seed, count), at once, by the model as `transformers` made it."""
+    _, model = tiny_model(family, 0)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([tokens_of(seed, count)]), use_cache=False).logits
+    return logits[0]
+
+
+@cache
+def paged_model(family: str) -> TransformersModel:
+    _, model = tiny_model(family, 0)
+    return checked_model(model, TorchOps())
+
+
+def session_of(family: str) -> PagedSession:
+    model = paged_model(family)
+    return PagedSession(model, model.ops)
+
+
+def assert_near(found: torch.Tensor | Sequence[torch.Tensor], expected: torch.Tensor) -> None:
+    rows = found if isinstance(found, torch.Tensor) else torch.stack(list(found))
+    torch.testing.assert_close(rows, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_whole_prefill_chunks_and_decode_steps_match_the_plain_model(family: str) -> None:
+    session = session_of(family)
+    expected = plain_logits(family, 1)
+    assert_near(session.finish(session.add(tokens_of(1)), LENGTH), expected[-1:])
+    assert_near(session.finish(session.add(tokens_of(1)), 7), expected[[6, 13, 20, 27, 34, 41, 44]])
+    decoded = session.add(tokens_of(1))
+    session.step([(decoded, 20)])
+    assert_near(session.finish(decoded, 1), expected[20:])
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_ragged_batches_match_the_plain_model(family: str) -> None:
+    session = session_of(family)
+    lengths = {1: 45, 2: 17, 3: 30, 4: 1}
+    sequences = {seed: session.add(tokens_of(seed, length)) for seed, length in lengths.items()}
+    steps = [{1: 20, 2: 3}, {3: 9, 1: 1, 4: 1, 2: 13}, {2: 1, 1: 23, 3: 20}, {3: 1, 1: 1}]
+    for step in steps:
+        logits = session.step([(sequences[seed], count) for seed, count in step.items()])
+        for seed, row in zip(step, logits, strict=True):
+            assert_near(row, plain_logits(family, seed, lengths[seed])[sequences[seed].num_computed - 1])
+    assert all(sequence.num_computed == len(sequence.tokens) for sequence in sequences.values())
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_prefix_hits_swaps_and_recomputes_match_the_plain_model(family: str) -> None:
+    session = session_of(family)
+    expected = plain_logits(family, 1)
+    first = session.add(tokens_of(1))
+    session.step([(first, 31)])
+    hit = session.share(first, 28, tokens_of(1))
+    full_hit = session.share(first, 28, tokens_of(1)[:28])
+    assert_near(session.step([(full_hit, 1)])[0], expected[27])
+    assert_near(session.finish(hit, 9), expected[[36, 44]])
+
+    session.swap_out(first)
+    other = session.add(tokens_of(2))
+    assert_near(session.finish(other, LENGTH), plain_logits(family, 2)[-1:])
+    session.swap_in(first)
+    assert_near(session.finish(first, 5), expected[[35, 40, 44]])
+
+    session.drop(other)
+    assert_near(session.finish(other, 16), plain_logits(family, 2)[[15, 31, 44]])
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(
+    "ops", [TorchOps(KeyPage.TILED16), TorchOps(deterministic=True)], ids=["tiled", "fixed"]
+)
+def test_other_operations_match_the_plain_model(family: str, ops: PagedOps) -> None:
+    _, hf_model = tiny_model(family, 0)
+    session = PagedSession(checked_model(hf_model, ops), ops, block_size=16)
+    sequence = session.add(tokens_of(1))
+    assert_near(session.finish(sequence, 19), plain_logits(family, 1)[[18, 37, 44]])
+
+
+def test_every_linear_is_packed() -> None:
+    _, hf_model = tiny_model("mixtral", 0)
+    kinds = [type(module) for module in hf_model.modules()]
+    assert kinds.count(torch.nn.Linear) == 9, "q, k, v, o of two layers, and the head"
+    checked_model(hf_model, TorchOps())
+    assert torch.nn.Linear not in [type(module) for module in hf_model.modules()]
+
+
+def test_a_deterministic_model_gives_a_row_the_same_bits_in_every_batch() -> None:
+    _, hf_model = tiny_model("phi3", 0)
+    ops = TorchOps(deterministic=True)
+    session = PagedSession(checked_model(hf_model, ops, deterministic=True), ops)
+    whole = session.finish(session.add(tokens_of(1)), LENGTH)[0]
+    chunked, company = session.add(tokens_of(1)), session.add(tokens_of(2))
+    session.step([(company, 3), (chunked, 13)])
+    rows = [session.step([(chunked, 16), (company, 20)])[0], session.step([(company, 1), (chunked, 16)])[1]]
+    assert torch.equal(rows[1], whole)
+    assert not torch.equal(rows[0], whole)
+
+
+def test_a_step_that_samples_nothing_yields_no_rows() -> None:
+    session = session_of("gpt2")
+    output = session.output([(session.add(tokens_of(1)), 5)])
+    silent = replace(output, scheduled=tuple(replace(part, samples=()) for part in output.scheduled))
+    assert session.runner.forward(silent).shape == (0, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("family", "num_heads", "num_kv_heads", "head_dim"),
+    [("gpt2", 4, 4, 8), ("phi3", 4, 2, 8), ("gpt_bigcode", 4, 1, 8), ("deepseek_v3", 4, 4, 12)],
+)
+def test_shapes_are_what_the_layers_use(
+    family: str, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    model = paged_model(family)
+    assert model.backend == "transformers"
+    assert (model.num_layers, model.vocab_size, model.dtype) == (2, VOCAB_SIZE, torch.float32)
+    assert (model.num_heads, model.num_kv_heads, model.head_dim) == (num_heads, num_kv_heads, head_dim)
+    assert model.num_parameters == sum(p.numel() for p in tiny_model(family, 0)[1].parameters())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3"])
+def test_a_saved_model_is_loaded_and_served(family: str, tmp_path: Path) -> None:
+    _, hf_model = tiny_model(family, 0)
+    artifacts = read_folder("test", "test", save(hf_model, tmp_path), ModelOptions(source="test"))
+    model = load_transformers_model(artifacts, TorchOps(), max_position=100)
+    assert model.max_position == 100
+    session = PagedSession(model, model.ops)
+    assert_near(session.finish(session.add(tokens_of(1)), 30), plain_logits(family, 1)[[29, 44]])
+
+
+def test_a_model_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    _, hf_model = tiny_model("gpt2", 0)
+    folder = save(hf_model, tmp_path)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"gpt2"', '"gpt2000"'))
+    artifacts = read_folder("test", "oddity", folder, ModelOptions(source="test"))
+    with pytest.raises(ModelError, match=r"cannot read oddity: .*gpt2000"):
+        load_transformers_model(artifacts, TorchOps())
