@@ -12,21 +12,27 @@ from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def describe(tensor: torch.Tensor) -> str:
     """dtype and shape, as error messages show them."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
 
 
 def check_shape(
     name: str, tensor: torch.Tensor, shape: Sequence[int | None], dtype: torch.dtype | None = None
 ) -> None:
     """`shape` may leave an extent open with None."""
+    if tensor.shape == shape and (dtype is None or tensor.dtype == dtype):
+        return  # every layer of every step comes here
     fits = tensor.dim() == len(shape) and all(
         want is None or have == want for have, want in zip(tensor.shape, shape, strict=True)
     )
     if not fits or (dtype is not None and tensor.dtype != dtype):
         wanted = ", ".join("*" if extent is None else str(extent) for extent in shape)
-        kind = "" if dtype is None else str(dtype).removeprefix("torch.")
+        kind = "" if dtype is None else dtype_name(dtype)
         raise KernelArgumentError(name, describe(tensor), f"{kind}[{wanted}]")
 
 

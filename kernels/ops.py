@@ -110,6 +110,7 @@ def select_ops(
     """
     # Here, not above: the backends import this file, and a compiler is only looked for when asked.
     from pageturner.kernels.checks import DTYPES
+    from pageturner.kernels.cpu.build import load_library
     from pageturner.kernels.cpu.ops import CpuOps
     from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError
     from pageturner.kernels.torch_ops import TorchOps
@@ -119,7 +120,7 @@ def select_ops(
     tiled = head_dim % KEY_TILE == 0 and block_size % KEY_TILE == 0
     if device.type == "cpu" and tiled and cache_dir is not None:
         try:
-            return CpuOps(cache_dir)
+            return CpuOps(load_library(cache_dir))
         except CompilerUnavailable as reason:
             logger.warning("attention runs in torch, several times slower: %s", reason)
     return TorchOps(deterministic=deterministic)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_float, c_int32, c_int64, c_void_p
+from typing import cast
 
 import torch
 from pageturner.kernels import block_copy, checks
-from pageturner.kernels.cpu.build import load_library
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
 from pageturner.kernels.ops import AttentionSpec
+
+MAX_HEAD_DIM = 1024
 
 
 class _AttentionArgs(ctypes.Structure):
@@ -73,16 +74,26 @@ class CpuOps:
     """`PagedOps` in C++, for head_dim a multiple of 16 and pages of TILED16 keys.
 
     A row's result depends on its own tokens alone, bit for bit: on no other row, chunk, batch or number
-    of threads. Threads are torch's. cache_dir: where the compiled library is kept. Raises
-    CompilerUnavailable.
+    of threads. Threads are torch's. library: what `build.load_library` returns.
     """
 
     name = "cpu"
     key_page = KeyPage.TILED16
 
-    def __init__(self, cache_dir: Path, compiler: str = "g++") -> None:
-        self._library = load_library(cache_dir, compiler)
+    def __init__(self, library: ctypes.CDLL) -> None:
+        def by_dtype(name: str, *argtypes: type) -> dict[torch.dtype, Callable[..., None]]:
+            return {
+                dtype: _function(library, f"{name}_{checks.dtype_name(dtype)}", argtypes)
+                for dtype in checks.DTYPES
+            }
+
         self._checked_batch = checks.CheckedBatch()
+        self._write_kv = by_dtype("write_kv", c_void_p)
+        self._attention = by_dtype("attention", c_void_p)
+        self._rms_norm = by_dtype("rms_norm", c_void_p)
+        self._silu_and_mul = by_dtype("silu_and_mul", c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
+        self._rope_with_float32 = by_dtype("rope_and_write_kv_float32", c_void_p, c_void_p)
+        self._rope_with_same = by_dtype("rope_and_write_kv_same", c_void_p, c_void_p)
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
@@ -91,7 +102,7 @@ class CpuOps:
         checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
         key, value = _rows(key), _rows(value)
         args = _kv_write_args(key, value, kv_layer, batch)
-        self._call("write_kv", kv_layer.dtype)(ctypes.byref(args))
+        self._write_kv[kv_layer.dtype](byref(args))
 
     def attention(
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
@@ -128,7 +139,7 @@ class CpuOps:
             scale=spec.scale,
             softcap=spec.logit_softcap or 0.0,
         )
-        self._call("attention", kv_layer.dtype)(ctypes.byref(args))
+        self._attention[kv_layer.dtype](byref(args))
         return output
 
     def rope_and_write_kv(
@@ -157,7 +168,8 @@ class CpuOps:
             num_heads=query.shape[1],
         )
         write = _kv_write_args(key, value, kv_layer, batch)
-        self._call("rope_and_write_kv", kv_layer.dtype, cos.dtype)(ctypes.byref(rotate), ctypes.byref(write))
+        rope = self._rope_with_same if cos.dtype is query.dtype else self._rope_with_float32
+        rope[query.dtype](byref(rotate), byref(write))
         return output
 
     def rms_norm(
@@ -188,7 +200,7 @@ class CpuOps:
             num_threads=torch.get_num_threads(),
             eps=eps,
         )
-        self._call("rms_norm", hidden.dtype)(ctypes.byref(args))
+        self._rms_norm[hidden.dtype](byref(args))
         return normed, summed
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -196,13 +208,8 @@ class CpuOps:
         gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, size)
-        self._call("silu_and_mul", gate_up.dtype)(
-            c_void_p(gate_up.data_ptr()),
-            c_void_p(output.data_ptr()),
-            c_int64(gate_up.stride(0)),
-            rows,
-            size,
-            torch.get_num_threads(),
+        self._silu_and_mul[gate_up.dtype](
+            gate_up.data_ptr(), output.data_ptr(), gate_up.stride(0), rows, size, torch.get_num_threads()
         )
         return output
 
@@ -216,14 +223,19 @@ class CpuOps:
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
         checks.check_kv_layer(kv_layer, self.key_page)
-        if kv_layer.shape[4] % KEY_TILE:
+        if kv_layer.shape[4] % KEY_TILE or kv_layer.shape[4] > MAX_HEAD_DIM:
             raise KernelArgumentError(
-                "kv_layer", checks.describe(kv_layer), f"head_dim a multiple of {KEY_TILE}"
+                "kv_layer",
+                checks.describe(kv_layer),
+                f"head_dim a multiple of {KEY_TILE}, at most {MAX_HEAD_DIM}",
             )
         self._checked_batch.check(batch, kv_layer)
 
-    def _call(self, name: str, *dtypes: torch.dtype) -> ctypes._NamedFuncPointer:
-        return self._library["_".join((name, *(str(dtype).removeprefix("torch.") for dtype in dtypes)))]
+
+def _function(library: ctypes.CDLL, name: str, argtypes: tuple[type, ...]) -> Callable[..., None]:
+    function = getattr(library, name)
+    function.argtypes, function.restype = argtypes, None
+    return cast(Callable[..., None], function)
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:

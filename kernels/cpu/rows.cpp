@@ -44,6 +44,7 @@ struct RmsNormArgs {
 
 namespace {
 
+constexpr int MAX_HEAD_DIM = 1024;
 constexpr std::int64_t PARALLEL_FROM = 1 << 15;  // elements below which a second thread costs more than it saves
 
 template <class T>
@@ -80,19 +81,23 @@ void write_kv(const KvWriteArgs& args) {
     });
 }
 
+// Calls f(start, count) for each stretch of at most sixteen of `size` elements.
+template <class F>
+void for_each_vector(int size, F f) {
+  for (int i = 0; i < size; i += LANES) f(i, size - i < LANES ? size - i : LANES);
+}
+
 // C is the dtype of cos and sin; torch rounds products and their sum to the wider of T and C.
 template <class T, class C>
 void rotate_head(T* to, const T* from, const C* cos, const C* sin, int head_dim) {
   using Wide = std::conditional_t<std::is_same_v<C, float>, float, T>;
-  const auto round = [](float x) { return to_float(from_float<Wide>(x)); };
   const int half = head_dim / 2;
-  for (int d = 0; d < half; d++) {
-    const float low = to_float(from[d]), high = to_float(from[d + half]);
-    const float c0 = to_float(cos[d]), c1 = to_float(cos[d + half]);
-    const float s0 = to_float(sin[d]), s1 = to_float(sin[d + half]);
-    to[d] = from_float<T>(round(low * c0) - round(high * s0));
-    to[d + half] = from_float<T>(round(high * c1) + round(low * s1));
-  }
+  for_each_vector(half, [&](int d, int n) {
+    const f32x16 low = load(from + d, n), high = load(from + half + d, n);
+    const auto times = [&](f32x16 x, const C* table) { return rounded<Wide>(x * load(table, n)); };
+    store(to + d, times(low, cos + d) - times(high, sin + d), n);
+    store(to + half + d, times(high, cos + half + d) + times(low, sin + half + d), n);
+  });
 }
 
 template <class T, class C>
@@ -108,37 +113,13 @@ void rope_and_write_kv(const RotateArgs& rotate, const KvWriteArgs& args) {
     for (int head = 0; head < rotate.num_heads; head++)
       rotate_head(output + head * head_dim, query + head * head_dim, cos, sin, head_dim);
     for_each_slot<T>(args, row, [&](T* page, int offset, int head) {
-      T turned[1024];
+      T turned[MAX_HEAD_DIM];
       const T* key = static_cast<const T*>(args.key) + row * args.key_stride + head * head_dim;
       rotate_head(turned, key, cos, sin, head_dim);
       copy_key(page, turned, offset, head_dim);
       write_value(args, page, offset, row, head);
     });
   }
-}
-
-// Sixteen lanes at a time, the rest through a padded copy: every element takes the same path at any size.
-template <class T, class F>
-void for_each_vector(int size, F f) {
-  int i = 0;
-  for (; i + LANES <= size; i += LANES) f(i, LANES);
-  if (i < size) f(i, size - i);
-}
-
-template <class T>
-f32x16 load_some(const T* from, int count) {
-  if (count == LANES) return load(from);
-  T padded[LANES] = {};
-  std::memcpy(padded, from, count * sizeof(T));
-  return load(padded);
-}
-
-template <class T>
-void store_some(T* to, f32x16 x, int count) {
-  if (count == LANES) return store(to, x);
-  T padded[LANES];
-  store(padded, x);
-  std::memcpy(to, padded, count * sizeof(T));
 }
 
 template <class T>
@@ -151,21 +132,21 @@ void rms_norm(const RmsNormArgs& args) {
     if (args.residual) {
       const T* residual = static_cast<const T*>(args.residual) + row * args.size;
       T* summed = static_cast<T*>(args.summed) + row * args.size;
-      for_each_vector<T>(args.size, [&](int i, int n) {
-        store_some(summed + i, load_some(residual + i, n) + load_some(hidden + i, n), n);
+      for_each_vector(args.size, [&](int i, int n) {
+        store(summed + i, load(residual + i, n) + load(hidden + i, n), n);
       });
       hidden = summed;
     }
     f32x16 squares = {};
-    for_each_vector<T>(args.size, [&](int i, int n) {
-      const f32x16 x = load_some(hidden + i, n);
+    for_each_vector(args.size, [&](int i, int n) {
+      const f32x16 x = load(hidden + i, n);
       squares = fma(x, x, squares);
     });
     const float scale = 1.0f / std::sqrt(sum_lanes(squares) / args.size + args.eps);
     const T* weight = static_cast<const T*>(args.weight);
     T* normed = static_cast<T*>(args.normed) + row * args.size;
-    for_each_vector<T>(args.size, [&](int i, int n) {
-      store_some(normed + i, load_some(weight + i, n) * rounded<T>(load_some(hidden + i, n) * scale), n);
+    for_each_vector(args.size, [&](int i, int n) {
+      store(normed + i, load(weight + i, n) * rounded<T>(load(hidden + i, n) * scale), n);
     });
   }
 }
@@ -177,9 +158,9 @@ void silu_and_mul(const T* gate_up, T* output, std::int64_t stride, int rows, in
     const T* gate = gate_up + row * stride;
     const T* up = gate + size;
     T* to = output + std::int64_t{row} * size;
-    for_each_vector<T>(size, [&](int i, int n) {
-      const f32x16 x = load_some(gate + i, n);
-      store_some(to + i, rounded<T>(x / (1.0f + exp(-x))) * load_some(up + i, n), n);
+    for_each_vector(size, [&](int i, int n) {
+      const f32x16 x = load(gate + i, n);
+      store(to + i, rounded<T>(x / (1.0f + exp(-x))) * load(up + i, n), n);
     });
   }
 }
@@ -191,13 +172,17 @@ extern "C" {
 void write_kv_float32(const KvWriteArgs* args) { write_kv<float>(*args); }
 void write_kv_bfloat16(const KvWriteArgs* args) { write_kv<bf16>(*args); }
 
+// cos and sin are float32, or the same as the rows.
 void rope_and_write_kv_float32_float32(const RotateArgs* rotate, const KvWriteArgs* args) {
   rope_and_write_kv<float, float>(*rotate, *args);
 }
-void rope_and_write_kv_bfloat16_float32(const RotateArgs* rotate, const KvWriteArgs* args) {
+void rope_and_write_kv_float32_bfloat16(const RotateArgs* rotate, const KvWriteArgs* args) {
   rope_and_write_kv<bf16, float>(*rotate, *args);
 }
-void rope_and_write_kv_bfloat16_bfloat16(const RotateArgs* rotate, const KvWriteArgs* args) {
+void rope_and_write_kv_same_float32(const RotateArgs* rotate, const KvWriteArgs* args) {
+  rope_and_write_kv<float, float>(*rotate, *args);
+}
+void rope_and_write_kv_same_bfloat16(const RotateArgs* rotate, const KvWriteArgs* args) {
   rope_and_write_kv<bf16, bf16>(*rotate, *args);
 }
 

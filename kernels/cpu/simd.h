@@ -44,30 +44,6 @@ inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
-inline float to_float(float x) { return x; }
-
-inline float to_float(bf16 x) {
-  const std::uint32_t bits = std::uint32_t{x.bits} << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
-
-// To the nearest bf16, ties to even, as torch rounds; NaN stays NaN.
-inline bf16 to_bf16(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if (x != x) return {0x7fc0};
-  return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
-}
-
-template <class T>
-T from_float(float x);
-template <>
-inline float from_float<float>(float x) { return x; }
-template <>
-inline bf16 from_float<bf16>(float x) { return to_bf16(x); }
-
 inline f32x16 load(const float* from) {
   f32x16 x;
   std::memcpy(&x, from, sizeof x);
@@ -82,23 +58,42 @@ inline f32x16 load(const bf16* from) {
 
 inline void store(float* to, f32x16 x) { std::memcpy(to, &x, sizeof x); }
 
-inline void store(bf16* to, f32x16 x) {
+// To the nearest bf16, ties to even, as torch rounds; NaN stays NaN.
+inline u32x16 bf16_bits(f32x16 x) {
   const u32x16 bits = reinterpret_cast<u32x16>(x);
-  const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const u32x16 not_nan = reinterpret_cast<u32x16>(x == x);
-  const u16x16 half = __builtin_convertvector((rounded & not_nan) | (0x7fc0 & ~not_nan), u16x16);
+  const u32x16 nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return x == x ? nearest : u32x16{} + 0x7fc0;
+}
+
+inline void store(bf16* to, f32x16 x) {
+  const u16x16 half = __builtin_convertvector(bf16_bits(x), u16x16);
   std::memcpy(to, &half, sizeof half);
 }
 
-// What x would be after a store and a load.
+// What a store to T and a load would make of x.
 template <class T>
-f32x16 rounded(f32x16 x) {
-  T stored[LANES];
-  store(stored, x);
-  return load(stored);
-}
+f32x16 rounded(f32x16 x);
 template <>
 inline f32x16 rounded<float>(f32x16 x) { return x; }
+template <>
+inline f32x16 rounded<bf16>(f32x16 x) { return reinterpret_cast<f32x16>(bf16_bits(x) << 16); }
+
+// The first `count` of sixteen; the lanes behind them load as 0 and are not stored.
+template <class T>
+f32x16 load(const T* from, int count) {
+  if (count == LANES) return load(from);
+  T padded[LANES] = {};
+  std::memcpy(padded, from, count * sizeof(T));
+  return load(padded);
+}
+
+template <class T>
+void store(T* to, f32x16 x, int count) {
+  if (count == LANES) return store(to, x);
+  T padded[LANES];
+  store(padded, x);
+  std::memcpy(to, padded, count * sizeof(T));
+}
 
 inline float sum_lanes(f32x16 x) {
   x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);

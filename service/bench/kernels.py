@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from pageturner.kernels.cpu.build import load_library
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
@@ -50,7 +51,8 @@ def run(cache_dir: Path, *, as_json: bool = False) -> None:
     sys.stdout.write(
         f"one layer, {NUM_HEADS} query and {NUM_KV_HEADS} kv heads of {HEAD_DIM}, "
         f"blocks of {BLOCK_SIZE}, {torch.get_num_threads()} threads, ms\n"
-        f"{'dtype':>9} {'seqs':>5} {'rows':>5} {'keys':>5} {'torch':>9} {'determ.':>9} {'C++':>9} {'ratio':>7}\n"
+        f"{'dtype':>9} {'seqs':>5} {'rows':>5} {'keys':>5} "
+        f"{'torch':>9} {'determ.':>9} {'C++':>9} {'ratio':>7}\n"
     )
     for t in timings:
         sys.stdout.write(
@@ -88,7 +90,7 @@ def _time_shape(
         num_keys,
         torch_ms=milliseconds(TorchOps()),
         torch_deterministic_ms=milliseconds(TorchOps(deterministic=True)),
-        cpu_ms=milliseconds(CpuOps(cache_dir)),
+        cpu_ms=milliseconds(CpuOps(load_library(cache_dir))),
     )
 
 

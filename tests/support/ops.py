@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from pageturner.kernels.cpu.build import load_library
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.layout import KeyPage
 from pageturner.kernels.ops import PagedOps
@@ -14,9 +16,9 @@ from pageturner.kernels.torch_ops import TorchOps
 
 
 @cache
-def cpu_cache_dir() -> Path:
+def cpu_library() -> ctypes.CDLL:
     """Compiled once for each source on this machine and kept between runs."""
-    return Path(tempfile.gettempdir()) / "pageturner-tests"
+    return load_library(Path(tempfile.gettempdir()) / "pageturner-tests")
 
 
 BACKENDS: dict[str, Callable[[], PagedOps]] = {
@@ -24,5 +26,5 @@ BACKENDS: dict[str, Callable[[], PagedOps]] = {
     "torch-tiled": lambda: TorchOps(KeyPage.TILED16),
     "torch-deterministic": lambda: TorchOps(deterministic=True),
     "torch-deterministic-tiled": lambda: TorchOps(KeyPage.TILED16, deterministic=True),
-    "cpu-deterministic": lambda: CpuOps(cpu_cache_dir()),
+    "cpu-deterministic": lambda: CpuOps(cpu_library()),
 }
