@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from pageturner.kernels.ops import PagedOps
@@ -32,11 +31,10 @@ def build_model(
     # Importing transformers takes two seconds, which a lean start does not spend.
     from pageturner.service.model.transformers_model import load_transformers_model
 
-    ops = choose_ops(_named_head_dim(artifacts.config))
     model = load_transformers_model(
-        artifacts, ops, max_position=options.max_position, deterministic=options.deterministic
+        artifacts, choose_ops, max_position=options.max_position, deterministic=options.deterministic
     )
-    return model, ops
+    return model, model.ops
 
 
 def _lean_config(artifacts: ModelArtifacts, options: ModelOptions) -> DecoderConfig | None:
@@ -68,17 +66,3 @@ def _build_lean(
     if options.deterministic:
         check_batch_invariance(model, ops, block_size)
     return model, ops
-
-
-def _named_head_dim(config: Mapping[str, Any]) -> int:
-    """What a config of any family says of its heads; 1 if it says nothing, which suits general operations."""
-    text: Mapping[str, Any] = config.get("text_config") or config
-
-    def first(*keys: str) -> int | None:
-        return next((int(text[key]) for key in keys if isinstance(text.get(key), int)), None)
-
-    hidden, heads = (
-        first("hidden_size", "n_embd", "d_model"),
-        first("num_attention_heads", "n_head", "num_heads"),
-    )
-    return first("head_dim") or (hidden // heads if hidden and heads else 1)

@@ -7,6 +7,7 @@ attention, and that is ours. Whether it works for a model is found out before it
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from pageturner.kernels.layout import KvLayout
@@ -16,7 +17,13 @@ from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.linear import Linear, LinearFactory
-from pageturner.service.model.probe import check_paged_model, examine, plain_logits, probe_prompts
+from pageturner.service.model.probe import (
+    AttentionShapes,
+    check_paged_model,
+    examine,
+    plain_logits,
+    probe_prompts,
+)
 from pageturner.service.model.transformers_attention import (
     IMPLEMENTATION,
     PagedStep,
@@ -31,21 +38,26 @@ from transformers.utils.logging import disable_progress_bar
 class TransformersModel:
     """A `CausalModel` around a `transformers` model, which it takes over: its attention is ours from now on.
 
-    max_position: the longest sequence, at most and by default the model's own. Raises ModelError if the
-    model's attention does not come to us, or asks for what we can't give. `probe.check_paged_model` tells
-    whether the results are right.
+    shapes: what `probe.examine` found. max_position: the longest sequence, at most and by default the
+    model's own; ModelError if neither says. Whether the results are right, `probe.check_paged_model` tells.
     """
 
     backend = "transformers"
 
-    def __init__(self, model: PreTrainedModel, ops: PagedOps, *, max_position: int | None = None) -> None:
-        config = model.config.get_text_config()
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shapes: AttentionShapes,
+        ops: PagedOps,
+        *,
+        max_position: int | None = None,
+    ) -> None:
+        set_implementation(model, IMPLEMENTATION)
         self.model_type: str = model.config.model_type
-        shapes = examine(model)
         self.num_layers = len(shapes.layers)
         self.num_heads, self.num_kv_heads = shapes.num_heads, shapes.num_kv_heads
         self.head_dim = shapes.head_dim
-        self.vocab_size: int = config.vocab_size
+        self.vocab_size: int = model.config.get_text_config().vocab_size
         self.max_position = _longest_sequence(model, max_position)
         self.num_parameters: int = model.num_parameters()
         self.dtype: torch.dtype = model.dtype
@@ -105,7 +117,7 @@ def _longest_sequence(model: PreTrainedModel, wanted: int | None) -> int:
 
 def load_transformers_model(
     artifacts: ModelArtifacts,
-    ops: PagedOps,
+    choose_ops: Callable[[int], PagedOps],
     *,
     max_position: int | None = None,
     deterministic: bool = False,
@@ -113,10 +125,11 @@ def load_transformers_model(
 ) -> TransformersModel:
     """Read a model by `transformers`, and make sure that it runs right over the paged cache.
 
-    No code that comes with it is executed. Raises ModelError, with its type and the reason, if it cannot
-    be read or does not.
+    choose_ops: operations for a head_dim. No code that comes with the model is executed. Raises
+    ModelError, with its type and the reason, if it cannot be read or does not run right.
     """
-    disable_progress_bar()  # a server's log is no place for it
+    # A server's log is no place for a progress bar. (transformers leaves the function untyped.)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             artifacts.folder,
@@ -129,12 +142,12 @@ def load_transformers_model(
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"transformers cannot read {artifacts.name}: {error}") from error
     nn.Module.to(model, device)
-    return checked_model(model, ops, max_position=max_position, deterministic=deterministic)
+    return checked_model(model, choose_ops, max_position=max_position, deterministic=deterministic)
 
 
 def checked_model(
     model: PreTrainedModel,
-    ops: PagedOps,
+    choose_ops: Callable[[int], PagedOps],
     *,
     max_position: int | None = None,
     deterministic: bool = False,
@@ -144,7 +157,9 @@ def checked_model(
     Raises ModelError, with its type and the reason, if it is not.
     """
     nn.Module.eval(model).requires_grad_(False)
-    paged = TransformersModel(model, ops, max_position=max_position)
+    shapes = examine(model)
+    ops = choose_ops(shapes.head_dim)
+    paged = TransformersModel(model, shapes, ops, max_position=max_position)
     prompts = probe_prompts(paged.vocab_size, paged.max_position)
     expected = plain_logits(model, prompts)
     set_implementation(model, IMPLEMENTATION)

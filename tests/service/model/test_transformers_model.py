@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pageturner.kernels.layout import KeyPage
-from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.loader import read_folder
@@ -21,6 +19,7 @@ from pageturner.service.model.transformers_model import (
     checked_model,
     load_transformers_model,
 )
+from support.ops import BACKENDS
 from support.paged_sessions import PagedSession
 from support.random_models import FAMILIES, VOCAB_SIZE, save, tiny_model
 
@@ -60,7 +59,7 @@ def plain_logits(family: str, seed: int, count: int = LENGTH) -> torch.Tensor:
 @cache
 def paged_model(family: str) -> TransformersModel:
     _, model = tiny_model(family, 0)
-    return checked_model(model, TorchOps())
+    return checked_model(model, lambda _: TorchOps())
 
 
 def session_of(family: str) -> PagedSession:
@@ -118,29 +117,43 @@ def test_prefix_hits_swaps_and_recomputes_match_the_plain_model(family: str) -> 
     assert_near(session.finish(other, 16), plain_logits(family, 2)[[15, 31, 44]])
 
 
-@pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize(
-    "ops", [TorchOps(KeyPage.TILED16), TorchOps(deterministic=True)], ids=["tiled", "fixed"]
-)
-def test_other_operations_match_the_plain_model(family: str, ops: PagedOps) -> None:
-    _, hf_model = tiny_model(family, 0)
-    session = PagedSession(checked_model(hf_model, ops), ops, block_size=16)
-    sequence = session.add(tokens_of(1))
-    assert_near(session.finish(sequence, 19), plain_logits(family, 1)[[18, 37, 44]])
+# What makes the heads of a family 16 wide, as tiled pages and the C++ operations want them.
+WIDE: dict[str, dict[str, int]] = {
+    "gpt2": {"n_embd": 64},
+    "gpt_neox": {"hidden_size": 64},
+    "gemma2": {"head_dim": 16},
+    "mistral_window": {"head_dim": 16},
+    "gpt_oss": {"head_dim": 16},
+    "llama4": {"head_dim": 16},
+    "deepseek_v3": {"qk_nope_head_dim": 12},
+}
+
+
+@pytest.mark.parametrize("family", WIDE)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_gives_the_layers_what_they_ask_for(family: str, backend: str) -> None:
+    _, plain = tiny_model(family, 0, **WIDE[family])
+    with torch.inference_mode():
+        expected = plain(input_ids=torch.tensor([tokens_of(1)]), use_cache=False).logits[0]
+    _, hf_model = tiny_model(family, 0, **WIDE[family])
+    model = checked_model(hf_model, lambda _: BACKENDS[backend]())
+    session = PagedSession(model, model.ops, block_size=16)
+    assert model.head_dim == 16
+    assert_near(session.finish(session.add(tokens_of(1)), 19), expected[[18, 37, 44]])
 
 
 def test_every_linear_is_packed() -> None:
     _, hf_model = tiny_model("mixtral", 0)
     kinds = [type(module) for module in hf_model.modules()]
     assert kinds.count(torch.nn.Linear) == 9, "q, k, v, o of two layers, and the head"
-    checked_model(hf_model, TorchOps())
+    checked_model(hf_model, lambda _: TorchOps())
     assert torch.nn.Linear not in [type(module) for module in hf_model.modules()]
 
 
 def test_a_deterministic_model_gives_a_row_the_same_bits_in_every_batch() -> None:
     _, hf_model = tiny_model("phi3", 0)
     ops = TorchOps(deterministic=True)
-    session = PagedSession(checked_model(hf_model, ops, deterministic=True), ops)
+    session = PagedSession(checked_model(hf_model, lambda _: ops, deterministic=True), ops)
     whole = session.finish(session.add(tokens_of(1)), LENGTH)[0]
     chunked, company = session.add(tokens_of(1)), session.add(tokens_of(2))
     session.step([(company, 3), (chunked, 13)])
@@ -174,7 +187,7 @@ def test_shapes_are_what_the_layers_use(
 def test_a_saved_model_is_loaded_and_served(family: str, tmp_path: Path) -> None:
     _, hf_model = tiny_model(family, 0)
     artifacts = read_folder("test", "test", save(hf_model, tmp_path), ModelOptions(source="test"))
-    model = load_transformers_model(artifacts, TorchOps(), max_position=100)
+    model = load_transformers_model(artifacts, lambda _: TorchOps(), max_position=100)
     assert model.max_position == 100
     session = PagedSession(model, model.ops)
     assert_near(session.finish(session.add(tokens_of(1)), 30), plain_logits(family, 1)[[29, 44]])
@@ -187,4 +200,4 @@ def test_a_model_that_transformers_does_not_know_is_refused(tmp_path: Path) -> N
     (folder / "config.json").write_text(config.replace('"gpt2"', '"gpt2000"'))
     artifacts = read_folder("test", "oddity", folder, ModelOptions(source="test"))
     with pytest.raises(ModelError, match=r"cannot read oddity: .*gpt2000"):
-        load_transformers_model(artifacts, TorchOps())
+        load_transformers_model(artifacts, lambda _: TorchOps())

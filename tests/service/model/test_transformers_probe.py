@@ -13,7 +13,7 @@ from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model import probe
 from pageturner.service.model.transformers_attention import AttentionCall
-from pageturner.service.model.transformers_model import TransformersModel, checked_model
+from pageturner.service.model.transformers_model import checked_model
 from support.random_models import tiny_model
 from torch import nn
 from transformers import PreTrainedModel
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 def refusal(model: PreTrainedModel, *, max_position: int | None = None, deterministic: bool = False) -> str:
     ops = TorchOps(deterministic=deterministic)
     with pytest.raises(ModelError) as caught:
-        checked_model(model, ops, max_position=max_position, deterministic=deterministic)
+        checked_model(model, lambda _: ops, max_position=max_position, deterministic=deterministic)
     return str(caught.value)
 
 
@@ -43,7 +43,10 @@ def test_rope_that_looks_at_the_longest_sequence_is_refused_where_it_could_switc
     assert refusal(tiny_model("phi3_longrope", 0)[1], max_position=65).startswith(
         "phi3: a row's logits change"
     )
-    assert checked_model(tiny_model("phi3_longrope", 0)[1], TorchOps(), max_position=64).max_position == 64
+    assert (
+        checked_model(tiny_model("phi3_longrope", 0)[1], lambda _: TorchOps(), max_position=64).max_position
+        == 64
+    )
 
 
 def test_long_prompts_under_longrope_are_refused_too() -> None:
@@ -94,7 +97,7 @@ def test_windows_longer_than_any_probe_prompt_are_compared_with_the_mask(
     family: str, size: dict[str, Any], changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(family, 0, max_position_embeddings=100_000, **size)[1]
-    checked_model(tiny_model(family, 0, max_position_embeddings=100_000, **size)[1], TorchOps())
+    checked_model(tiny_model(family, 0, max_position_embeddings=100_000, **size)[1], lambda _: TorchOps())
     lose(monkeypatch, **changes)
     assert "the model's mask" in refusal(model)
 
@@ -184,14 +187,14 @@ def test_bits_that_depend_on_the_batch_are_a_refusal_in_deterministic_mode() -> 
     )
     _, model = tiny_model("llama", 0)
     model.get_submodule("model.layers.0").register_forward_hook(with_a_whiff_of_the_batch)
-    checked_model(model, TorchOps())
+    checked_model(model, lambda _: TorchOps())
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt2", "gemma2"])
 def test_bfloat16_passes_where_it_is_right_and_only_there(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = checked_model(tiny_model(family, 0)[1].bfloat16(), TorchOps())
+    model = checked_model(tiny_model(family, 0)[1].bfloat16(), lambda _: TorchOps())
     assert model.dtype is torch.bfloat16
     lose(monkeypatch, scale=2.0)
     assert "logits differ" in refusal(tiny_model(family, 0)[1].bfloat16())
@@ -202,4 +205,4 @@ def test_a_model_without_a_longest_sequence_needs_one_named(monkeypatch: pytest.
     del model.config.max_position_embeddings
     monkeypatch.delattr(type(model.config), "max_position_embeddings")
     assert refusal(model) == "llama: names no longest sequence; set model.max_position"
-    assert TransformersModel(model, TorchOps(), max_position=77).max_position == 77
+    assert checked_model(model, lambda _: TorchOps(), max_position=77).max_position == 77
