@@ -11,6 +11,7 @@ from grpc_health.v1.health_pb2_grpc import HealthServicer as HealthServiceServic
 from pageturner.service.engine.api import EngineClient, EngineHealth
 from pageturner.service.errors import Draining
 from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle
+from pageturner.service.rpc.status import UnknownService
 
 Status = pb.HealthCheckResponse.ServingStatus
 Context = grpc.aio.ServicerContext
@@ -31,7 +32,7 @@ class HealthServicer(HealthServiceServicer):
     ) -> pb.HealthCheckResponse:
         status = self._status(request.service, self._engine.health)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:256]!r} here")
+            raise UnknownService(f"no service {request.service!r} here")
         return pb.HealthCheckResponse(status=status)
 
     async def Watch(

@@ -16,7 +16,6 @@ from pageturner.service.core.clock import Clock
 from pageturner.service.errors import EngineDead, PageturnerError, StepFailed
 from pageturner.service.rpc.status import code_of, to_status
 
-_CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 
 
@@ -91,10 +90,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         code = grpc.StatusCode.OK
         try:
             yield
-        except grpc.aio.AbortError:
-            number: Any = context.code()  # a plain number in grpc.aio, whatever its types say
-            code = _CODES_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
-            raise
         except asyncio.CancelledError:
             code = _cancellation_code(context)
             raise

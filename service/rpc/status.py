@@ -24,6 +24,11 @@ MAX_TEXT = 1024
 
 INTERNAL_TEXT = "the server met a fault of its own; its log has the cause under this request's id"
 
+
+class UnknownService(PageturnerError):
+    """Somebody asked after the health of a service that is not here."""
+
+
 CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
     {
         errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
@@ -39,6 +44,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.StepFailed: grpc.StatusCode.INTERNAL,
         errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
         errors.ModelError: grpc.StatusCode.FAILED_PRECONDITION,
+        UnknownService: grpc.StatusCode.NOT_FOUND,
     }
 )
 

@@ -152,12 +152,17 @@ class FakeStream:
 
 
 class FakeEngine:
-    """script: what each accepted request does. Assign `refusal` to have submit raise it."""
+    """script: what each accepted request does.
+
+    refusal: raised by submit. hold_submissions: submit never returns. abort_hops: how often an abort
+    lets the event loop go round before it is done.
+    """
 
     def __init__(self, script: Script = echo) -> None:
         self.script = script
         self.refusal: Exception | None = None
         self.hold_submissions = False
+        self.abort_hops = 0
         self.submissions: list[Submission] = []
         self.aborts: list[str] = []
         self.live: dict[str, FakeStream] = {}
@@ -172,7 +177,8 @@ class FakeEngine:
         self._marks.setdefault(phase, asyncio.Event()).set()
 
     async def reached(self, phase: str) -> None:
-        """Wait until `submitting ID`, `paused ID`, `aborted ID` or `closed ID` has happened (once more)."""
+        """Wait until this has happened, once more if it was waited for before: submitting, paused, aborting,
+        aborted or closed, and the request's id."""
         mark = self._marks.setdefault(phase, asyncio.Event())
         async with asyncio.timeout(10):
             await mark.wait()
@@ -223,6 +229,9 @@ class FakeEngine:
         return stream
 
     async def abort(self, request_id: str) -> AbortOutcome:
+        self.mark(f"aborting {request_id}")
+        for _ in range(self.abort_hops):
+            await asyncio.sleep(0)
         self.aborts.append(request_id)
         self.mark(f"aborted {request_id}")
         if request_id in self.ended:

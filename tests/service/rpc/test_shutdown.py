@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.errors import Draining, RequestAborted
+from pageturner.service.rpc.interceptors import Method
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.service.rpc.status import UnknownStatus
 from support.fake_engine import PAUSE, FakeEngine, accepted, finished
@@ -75,6 +76,8 @@ async def test_a_service_that_is_not_here() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         watch = _watch(served, "pageturner.v1.NoService")
         assert (await watch.read()).status == SERVICE_UNKNOWN
+        check = Method("unary", "grpc.health.v1.Health", "Check")
+        assert served.server.metrics.handled == {(check, "NOT_FOUND"): 1}
 
 
 async def test_the_client_can_wait_for_a_server_that_starts() -> None:
@@ -148,13 +151,14 @@ async def test_a_call_that_no_abort_can_reach_is_cancelled_and_cleaned_up() -> N
     """It hangs in the engine's submit, where its id is not yet known."""
     engine = FakeEngine()
     engine.hold_submissions = True
+    engine.abort_hops = 50
     async with serving(engine, drain_seconds=0, abort_seconds=0.05) as served:
         call = asyncio.create_task(served.client.generate("x", request_id="stuck"))
         await engine.reached("submitting stuck")
         await served.server.drain()
+        assert engine.aborts == ["stuck", "stuck"], "by the drain, then by the call itself"
         with pytest.raises((UnknownStatus, asyncio.CancelledError)):
             await call
-    assert engine.aborts == ["stuck", "stuck"], "by the drain, then by the call itself"
 
 
 async def test_a_stop_overtakes_a_drain() -> None:
