@@ -307,11 +307,10 @@ def _typed_errors() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        trailing = dict(error.trailing_metadata() or ())
-        packed = trailing.get(_STATUS_KEY, b"")
-        raise from_status(
-            error.code(), error.details() or "", packed if isinstance(packed, bytes) else b""
-        ) from error
+        # The pairs, as dict() of aio's Metadata fails in grpcio 1.72.
+        packed = [value for key, value in error.trailing_metadata() or () if key == _STATUS_KEY]
+        status = packed[0] if packed and isinstance(packed[0], bytes) else b""
+        raise from_status(error.code(), error.details() or "", status) from error
 
 
 async def _typed(call: Awaitable[_T]) -> _T:
