@@ -107,16 +107,19 @@ _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 
 def to_wire_path(error: InvalidArgument, prompt: Prompt) -> InvalidArgument:
-    """The engine names what it was given (`top_p`, `prompt[3]`); a client wants its own message's path."""
+    """The engine names what it was given (`top_p`, `prompt`); a client wants its own message's path."""
     root, bracket, rest = error.field.partition("[")
     if root in _SAMPLING_FIELDS:
-        path = f"sampling.{error.field}"
-    elif root in ("prompt", "prompt_token_ids"):
-        forms = {str: "prompt.text", ChatMessage: "prompt.chat.messages", int: "prompt.token_ids.ids"}
-        path = forms[str if isinstance(prompt, str) else type(prompt[0])] + bracket + rest
-    else:
-        return error
-    return InvalidArgument(path, error.reason)
+        return InvalidArgument(f"sampling.{error.field}", error.reason)
+    if root == "prompt":
+        root = "prompt.text" if isinstance(prompt, str) else f"prompt.{_FORMS[type(prompt[0])]}"
+    leaf = _LEAVES.get(root, "")
+    return InvalidArgument(f"{root}{leaf}{bracket}{rest}", error.reason)
+
+
+_FORMS = {ChatMessage: "chat", int: "token_ids"}
+_LEAVES = {"prompt.token_ids": ".ids", "prompt.chat": ".messages"}
+"""Messages that wrap a list, as a oneof cannot hold one."""
 
 
 # To the wire

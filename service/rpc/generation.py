@@ -9,7 +9,7 @@ from contextlib import aclosing
 import grpc
 import structlog
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
-from pageturner.service.engine.api import AcceptedEvent, EngineClient, StreamEvent, Submission
+from pageturner.service.engine.api import AcceptedEvent, EngineClient, RequestStream, StreamEvent, Submission
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc import convert
 from pageturner.service.rpc.lifecycle import Lifecycle
@@ -130,14 +130,18 @@ class GenerationServicer(GenerationServiceServicer):
         """
         with self._lifecycle.admit(submission.request_id):
             try:
-                stream = await self._engine.submit(submission)
-            except asyncio.CancelledError:
-                await asyncio.shield(self._engine.abort(submission.request_id))
-                raise
+                stream = await self._submit(submission)
+                try:
+                    async for event in stream:
+                        yield event
+                finally:
+                    await asyncio.shield(stream.aclose())
             except InvalidArgument as error:
                 raise convert.to_wire_path(error, submission.prompt) from error
-            try:
-                async for event in stream:
-                    yield event
-            finally:
-                await asyncio.shield(stream.aclose())
+
+    async def _submit(self, submission: Submission) -> RequestStream:
+        try:
+            return await self._engine.submit(submission)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._engine.abort(submission.request_id))
+            raise

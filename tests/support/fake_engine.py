@@ -255,7 +255,9 @@ class FakeEngine:
             elif part < VOCAB_SIZE:
                 token_ids.append(part)
             else:
-                raise InvalidArgument(f"prompt[{position}]", f"{part} is not in [0, {VOCAB_SIZE - 1}]")
+                raise InvalidArgument(
+                    f"prompt.token_ids[{position}]", f"{part} is not in [0, {VOCAB_SIZE - 1}]"
+                )
         return tuple(token_ids)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:

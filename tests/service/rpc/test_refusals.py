@@ -9,13 +9,13 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 from grpc_status import rpc_status
-from pageturner.service.engine.api import ChatMessage
+from pageturner.service.engine.api import ChatMessage, Prompt
 from pageturner.service.errors import InvalidArgument
 from pageturner.v1 import admin_pb2
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.admin_pb2_grpc import AdminServiceStub
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
-from support.fake_engine import MAX_MODEL_LEN, MAX_N, VOCAB_SIZE, FakeEngine
+from support.fake_engine import MAX_MODEL_LEN, MAX_N, VOCAB_SIZE, FakeEngine, accepted
 from support.serving import serving
 
 LONG = "x" * 257
@@ -163,3 +163,30 @@ async def test_the_other_methods_check_their_input_too() -> None:
                     async for load in stub.WatchLoad(admin_pb2.WatchLoadRequest(interval_seconds=interval))
                 ]
             assert _violations(refused.value) == ["interval_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named", "path"),
+    [
+        ("x", "top_p", "sampling.top_p"),
+        ("x", "stop[3]", "sampling.stop[3]"),
+        ("x", "prompt", "prompt.text"),
+        ((7,), "prompt", "prompt.token_ids.ids"),
+        ((ChatMessage("user", "x"),), "prompt", "prompt.chat.messages"),
+        ("x", "prompt.text", "prompt.text"),
+        ((7,), "prompt.token_ids[2]", "prompt.token_ids.ids[2]"),
+        ((ChatMessage("user", "x"),), "prompt.chat", "prompt.chat.messages"),
+        ("x", "tenant", "tenant"),
+    ],
+)
+async def test_what_the_engine_names_becomes_a_path_of_the_request(
+    prompt: Prompt, named: str, path: str
+) -> None:
+    """At submit, and when it is only found out later."""
+    engine = FakeEngine(lambda s, t: [accepted(s, t), InvalidArgument(named, "no")])
+    async with serving(engine) as served:
+        for refusal in (InvalidArgument(named, "no"), None):
+            engine.refusal = refusal
+            with pytest.raises(InvalidArgument) as caught:
+                await served.client.generate(prompt)
+            assert caught.value.field == path
