@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pageturner.kernels.layout import KeyPage, KvLayout
+from pageturner.kernels.layout import KeyPage
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
+from support.kernel_checks import check_attention, check_copies, check_rope, layout_for
 from support.ops import BACKENDS
 from support.paged import assert_near, assert_same, make_case
 
@@ -20,26 +21,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 @pytest.fixture(params=BACKENDS)
 def ops(request: pytest.FixtureRequest) -> PagedOps:
     return BACKENDS[request.param]()
-
-
-def layout_for(
-    ops: PagedOps, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype = torch.float32
-) -> KvLayout:
-    return KvLayout(2, kv_heads, head_dim, block_size, dtype, ops.key_page)
-
-
-def check_attention(
-    ops: PagedOps,
-    layout: KvLayout,
-    sequences: list[tuple[int, int]],
-    group: int,
-    spec: AttentionSpec,
-    seed: int = 0,
-) -> None:
-    case = make_case(sequences, layout=layout, num_heads=group * layout.num_kv_heads, layer=1, seed=seed)
-    result = ops.attention(case.query, case.kv_layer, case.batch, spec)
-    expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, case.batch, spec)
-    assert_near(result, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -54,6 +35,13 @@ def test_attention_over_ragged_lengths(
     spec = AttentionSpec(scale=head_dim**-0.5)
     check_attention(ops, layout, [(1, length) for length in lengths], group, spec)
     check_attention(ops, layout, [(1, 53), (7, 7), (1, 3), (20, 53), (17, 17)], group, spec)
+
+
+def test_attention_over_long_contexts(ops: PagedOps) -> None:
+    """Longer than the partial sums that a backend may keep."""
+    layout = layout_for(ops, 1, 64, 16)
+    spec = AttentionSpec(scale=0.3, sinks=torch.linspace(-1, 1, 3))
+    check_attention(ops, layout, [(1, 1100), (2, 513), (1, 512), (3, 1026)], 3, spec)
 
 
 @pytest.mark.parametrize(
@@ -96,28 +84,17 @@ def test_attention_of_any_shape(backend: str, data: st.DataObject) -> None:
     check_attention(ops, layout, sequences, group, spec, seed=data.draw(st.integers(0, 1000)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("table_dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "table_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+)
 def test_rope_and_write(ops: PagedOps, dtype: torch.dtype, table_dtype: torch.dtype) -> None:
-    if dtype is torch.float32 and table_dtype is torch.bfloat16:
-        pytest.skip("tables are never narrower than the rows")
-    layout = layout_for(ops, 3, 64, 16, dtype)
-    case = make_case([(1, 33), (20, 37), (1, 1)], layout=layout, num_heads=9, layer=1)
-    case.batch.slot_mapping[3] = -1
-    key, value = torch.randn(22, 3, 64).to(dtype), torch.randn(22, 3, 64).to(dtype)
-    angles = torch.randn(22, 32).repeat(1, 2)
-    cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
-
-    expected_layer = case.kv_layer.clone()
-    expected = ReferenceOps(ops.key_page).rope_and_write_kv(
-        case.query, key, value, cos, sin, expected_layer, case.batch
-    )
-    # Query, key and value as a merged projection hands them over: slices of one tensor.
-    merged = torch.cat((case.query, key, value), dim=1)
-    query, key, value = merged[:, :9], merged[:, 9:12], merged[:, 12:]
-    result = ops.rope_and_write_kv(query, key, value, cos, sin, case.kv_layer, case.batch)
-    assert torch.equal(result, expected)
-    assert_same(case.kv_layer, expected_layer)
+    for head_dim in (64, 48):
+        check_rope(ops, dtype, table_dtype, head_dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -155,22 +132,11 @@ def test_silu_and_mul(ops: PagedOps, dtype: torch.dtype, shape: tuple[int, int])
 @settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_block_copies_and_transfers(backend: str, seed: int, count: int) -> None:
-    ops, generator = BACKENDS[backend](), torch.Generator().manual_seed(seed)
-    pool = torch.randn(6, 2, 2, 1, 16, 4, generator=generator)
+    generator = torch.Generator().manual_seed(seed)
     # Destinations are distinct; sources may repeat, so that chains, cycles and fans all come up.
     destinations = torch.randperm(6, generator=generator)[:count].tolist()
     sources = torch.randint(6, (count,), generator=generator).tolist()
-    pairs = list(zip(sources, destinations, strict=True))
-    expected = pool.clone()
-    ReferenceOps().copy_blocks(expected, pairs)
-    ops.copy_blocks(pool, pairs)
-    assert torch.equal(pool, expected)
-
-    host = torch.zeros(6, 2, 2, 1, 16, 4)
-    expected = host.clone()
-    ReferenceOps().transfer_blocks(pool, expected, sorted(pairs))
-    ops.transfer_blocks(pool, host, sorted(pairs))
-    assert torch.equal(host, expected)
+    check_copies(BACKENDS[backend](), list(zip(sources, destinations, strict=True)), num_blocks=6)
 
 
 def test_a_batch_without_written_rows(ops: PagedOps) -> None:

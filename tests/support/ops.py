@@ -15,10 +15,14 @@ from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.torch_ops import TorchOps
 
 
+def cpu_cache_dir() -> Path:
+    return Path(tempfile.gettempdir()) / "pageturner-tests"
+
+
 @cache
 def cpu_library() -> ctypes.CDLL:
     """Compiled once for each source on this machine and kept between runs."""
-    return load_library(Path(tempfile.gettempdir()) / "pageturner-tests")
+    return load_library(cpu_cache_dir())
 
 
 BACKENDS: dict[str, Callable[[], PagedOps]] = {

@@ -1,0 +1,95 @@
+"""What every backend must keep, as functions: the tests call them, and so do the planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.reference import ReferenceOps
+
+from support.paged import assert_near, assert_same, make_case
+
+
+def layout_for(
+    ops: PagedOps, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype = torch.float32
+) -> KvLayout:
+    return KvLayout(2, kv_heads, head_dim, block_size, dtype, ops.key_page)
+
+
+def check_attention(
+    ops: PagedOps,
+    layout: KvLayout,
+    sequences: Sequence[tuple[int, int]],
+    group: int,
+    spec: AttentionSpec,
+    seed: int = 0,
+) -> None:
+    """Against the definition, in the pool's second layer."""
+    case = make_case(sequences, layout=layout, num_heads=group * layout.num_kv_heads, layer=1, seed=seed)
+    result = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, case.batch, spec)
+    assert_near(result, expected)
+
+
+def check_chunking(
+    ops: PagedOps, layout: KvLayout, num_tokens: int, cuts: Sequence[int], group: int, spec: AttentionSpec
+) -> None:
+    """A prompt computed in pieces, cut at `cuts`, has the bits of the prompt computed whole."""
+    case = make_case([(num_tokens, num_tokens)], layout=layout, num_heads=group * layout.num_kv_heads)
+    whole = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    for start, stop in pairwise([0, *sorted(cuts), num_tokens]):
+        chunk = case.rows(start, stop)
+        assert_same(ops.attention(chunk.query, chunk.kv_layer, chunk.batch, spec), whole[start:stop])
+
+
+def check_company(
+    ops: PagedOps, layout: KvLayout, sequences: Sequence[tuple[int, int]], group: int, spec: AttentionSpec
+) -> None:
+    """Each sequence has the bits that it has alone in its batch."""
+    case = make_case(sequences, layout=layout, num_heads=group * layout.num_kv_heads)
+    together = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    for index, (start, stop) in enumerate(pairwise(case.batch.query_start_loc.tolist())):
+        alone = case.sequence(index)
+        result = ops.attention(alone.query, alone.kv_layer, alone.batch, spec)
+        assert_same(result, together[start:stop])
+
+
+def check_rope(ops: PagedOps, dtype: torch.dtype, table_dtype: torch.dtype, head_dim: int = 64) -> None:
+    """Bit for bit: the roundings are part of the definition."""
+    layout = layout_for(ops, 3, head_dim, 16, dtype)
+    case = make_case([(1, 33), (20, 37), (1, 1)], layout=layout, num_heads=9, layer=1)
+    case.batch.slot_mapping[3] = -1
+    generator = torch.Generator().manual_seed(1)
+    key, value = torch.randn(2, 22, 3, head_dim, generator=generator).to(dtype)
+    angles = torch.randn(22, head_dim // 2, generator=generator).repeat(1, 2)
+    cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
+
+    expected_layer = case.kv_layer.clone()
+    expected = ReferenceOps(ops.key_page).rope_and_write_kv(
+        case.query, key, value, cos, sin, expected_layer, case.batch
+    )
+    # Query, key and value as a merged projection hands them over: slices of one tensor.
+    merged = torch.cat((case.query, key, value), dim=1)
+    query, key, value = merged[:, :9], merged[:, 9:12], merged[:, 12:]
+    result = ops.rope_and_write_kv(query, key, value, cos, sin, case.kv_layer, case.batch)
+    assert_same(result, expected)
+    assert_same(case.kv_layer, expected_layer)
+
+
+def check_copies(ops: PagedOps, pairs: Sequence[tuple[int, int]], num_blocks: int, seed: int = 0) -> None:
+    """Within one pool, then into another."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.randn(num_blocks, 2, 2, 1, 16, 4, generator=generator)
+    expected = pool.clone()
+    ReferenceOps().copy_blocks(expected, pairs)
+    ops.copy_blocks(pool, pairs)
+    assert_same(pool, expected)
+
+    host = torch.zeros_like(pool)
+    expected = host.clone()
+    ReferenceOps().transfer_blocks(pool, expected, sorted(pairs))
+    ops.transfer_blocks(pool, host, sorted(pairs))
+    assert_same(host, expected)
