@@ -25,7 +25,7 @@ EXIT_USER_ERROR = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--address", default="127.0.0.1:50051", help="host:port of the server (%(default)s)")
+    add("--target", "--address", dest="address", default="127.0.0.1:50051", help="host:port (%(default)s)")
     add("--model", default="", help="its name; the one that the server runs if left out")
     loop = parser.add_mutually_exclusive_group()
     loop.add_argument(

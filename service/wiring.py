@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
@@ -15,7 +16,7 @@ from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service import __version__
 from pageturner.service.calibration import Machine, measure_rates
-from pageturner.service.config import LoadedConfig
+from pageturner.service.config import LoadedConfig, ServiceConfig
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.scheduler import Scheduler
@@ -26,11 +27,10 @@ from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.build import build_model
 from pageturner.service.model.causal_model import CausalModel
-from pageturner.service.model.decoder import load_decoder
-from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.kv_cache import KvCache
-from pageturner.service.model.loader import WeightFiles, load_artifacts
+from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
@@ -58,7 +58,8 @@ def build_service(
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
     artifacts = load_artifacts(config.model, cache_dir)
-    model, ops = load_model(artifacts, config.model, config.cache.block_size, cache_dir)
+    choose_ops = partial(_select_ops, artifacts, config, cache_dir)
+    model, ops = build_model(artifacts, config.model, config.cache.block_size, choose_ops)
     layout = KvLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
@@ -135,29 +136,15 @@ def build_service(
     return Service(engine, Server(engine, config.server, logger, clock))
 
 
-def load_model(
-    artifacts: ModelArtifacts, options: ModelOptions, block_size: int, cache_dir: Path
-) -> tuple[CausalModel, PagedOps]:
-    """The forward that runs this model, and the operations it runs on."""
-    decoder_config = parse_decoder_config(artifacts.config)
-    dtype: torch.dtype = getattr(torch, artifacts.dtype)
-    ops = select_ops(
+def _select_ops(artifacts: ModelArtifacts, config: ServiceConfig, cache_dir: Path, head_dim: int) -> PagedOps:
+    return select_ops(
         torch.device("cpu"),
-        dtype,
-        head_dim=decoder_config.head_dim,
-        block_size=block_size,
-        deterministic=options.deterministic,
+        getattr(torch, artifacts.dtype),
+        head_dim=head_dim,
+        block_size=config.cache.block_size,
+        deterministic=config.model.deterministic,
         cache_dir=cache_dir,
     )
-    decoder = load_decoder(
-        decoder_config,
-        WeightFiles(artifacts.weight_files),
-        ops,
-        dtype,
-        max_position=options.max_position,
-        deterministic=options.deterministic,
-    )
-    return decoder, ops
 
 
 def load_tokenizer(artifacts: ModelArtifacts) -> Tokenizer | None:

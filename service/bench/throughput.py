@@ -75,7 +75,7 @@ def _serve_round(target: str, workload: Workload, seed: int) -> float:
     command = [
         *PROGRAM,
         "loadtest",
-        f"--address={target}",
+        f"--target={target}",
         f"--concurrency={workload.concurrency}",
         f"--requests={workload.concurrency * REQUESTS_PER_CLIENT}",
         f"--prompt-tokens={workload.prompt_tokens}",

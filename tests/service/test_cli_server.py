@@ -123,7 +123,7 @@ def test_the_load_test_is_a_command(server: RunningServer) -> None:
         "--warmup=0",
         "--json",
     )
-    finished = run("loadtest", f"--address={server.target}", *words)
+    finished = run("loadtest", f"--target={server.target}", *words)
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout)["results"]["num_ok"] == 4
 
