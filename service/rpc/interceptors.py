@@ -85,7 +85,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _observe(
         self, method: Method, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[None]:
-        started_at = self._clock.now()
+        started_at, peer = self._clock.now(), context.peer()  # a call that was cancelled forgets its peer
         self._metrics.started[method] += 1
         code = grpc.StatusCode.OK
         try:
@@ -110,7 +110,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 method=method.grpc_method,
                 code=code.name,
                 seconds=round(self._clock.now() - started_at, 6),
-                peer=context.peer(),
+                peer=peer,
                 **_bound(),
             )
 

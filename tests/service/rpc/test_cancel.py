@@ -77,6 +77,9 @@ async def test_a_deadline_aborts_in_every_phase() -> None:
                 await _run(served.client, call, "r", timeout_seconds=1.0)
             await engine.reached("aborted r")
             assert engine.live == {}
+            await served.client.load()  # a whole call later the first one is in the log
+            entry = next(entry for entry in served.log.entries if entry.get("method") == call)
+            assert entry["peer"].startswith("ipv4:127.0.0.1")
         limit = engine.submissions[0].deadline_seconds
         assert limit is not None
         assert 0 < limit < 1.1, "the scheduler was told, give or take gRPC's rounding"
