@@ -1,0 +1,39 @@
+"""The general machine can fail: it finds every planted bug, by the invariant that is named for it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Flaky
+from hypothesis.stateful import run_state_machine_as_test
+
+from support.bad_machines import PLANTED_BUGS, PlantedBug
+from support.scheduler_machine import SchedulerMachine
+
+BUDGET = settings(
+    max_examples=600,
+    stateful_step_count=15,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    print_blob=False,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.parametrize("bug", PLANTED_BUGS, ids=lambda bug: bug.name)
+def test_planted_bug_is_caught(bug: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bug.owner, bug.method, bug.mistake(getattr(bug.owner, bug.method)))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the match below names the invariant
+        run_state_machine_as_test(SchedulerMachine, settings=BUDGET)
+    error = caught.value
+    assert not isinstance(error, Flaky)
+    said = f"{type(error).__name__} {error}"
+    assert re.search(rf"\b({bug.caught_by})", said), f"caught, but not by {bug.caught_by}: {said[:300]}"
+
+
+def test_at_least_ten_bugs_are_planted() -> None:
+    assert len(PLANTED_BUGS) >= 10

@@ -1,0 +1,244 @@
+"""Planted bugs: each replaces one method of the core (or of the cache) by a plausible mistake.
+
+`caught_by` names the invariants that may expose it, as their assertions begin. The test runs the general
+machine on each and demands that one of them does, within a fixed number of examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core import attempt as attempt_module
+from pageturner.service.core.block_manager import BlockManager, blocks_for
+from pageturner.service.core.block_pool import BlockPool, Release
+from pageturner.service.core.committer import Committer
+from pageturner.service.core.ledger import Ledger
+from pageturner.service.core.outputs import BlockCopies, BlockCopy
+from pageturner.service.core.plan import Yield
+from pageturner.service.core.prefix_cache import PrefixHasher
+from pageturner.service.core.request import Request, RequestStatus, Sequence
+from pageturner.service.model.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedBug:
+    """owner.method is replaced by `mistake(original)`."""
+
+    name: str
+    owner: Any
+    method: str
+    mistake: Callable[[Any], Any]
+    caught_by: str
+
+
+def _skip_one_release(original: Any) -> Any:
+    def free(self: BlockManager, sequence: Sequence, release: Release) -> None:
+        table = self._tables.pop(sequence.seq_id, [])
+        for block_id in reversed(table[1:]):
+            self.device.release(block_id, release)
+
+    return free
+
+
+def _swap_without_copy(original: Any) -> Any:
+    def swap_out(self: BlockManager, request: Request, release: Release) -> tuple[BlockCopy, ...]:
+        original(self, request, release)
+        return ()
+
+    return swap_out
+
+
+def _publish_known_tokens(original: Any) -> Any:
+    def publish(self: BlockManager, sequence: Sequence) -> None:
+        held = self.num_blocks(sequence) * self.block_size
+        sequence.num_accepted_tokens = min(len(sequence.tokens), held)
+        original(self, sequence)
+
+    return publish
+
+
+def _publish_when_scheduled(original: Any) -> Any:
+    def schedule(self: Committer, chunk: Any, step_id: int) -> Any:
+        part = original(self, chunk, step_id)
+        sequence = chunk.sequence
+        sequence.num_accepted_tokens = min(sequence.num_kv_tokens, len(sequence.tokens))
+        self._manager.publish(sequence)
+        return part
+
+    return schedule
+
+
+def _keep_mapping_of_evicted(original: Any) -> Any:
+    def evict(self: BlockPool) -> int:
+        before = dict(self._block_of_digest)
+        block_id = original(self)
+        self._block_of_digest = before
+        return int(block_id)
+
+    return evict
+
+
+def _twin_takes_over(original: Any) -> Any:
+    def publish(self: BlockPool, block_id: int, digest: bytes, depth: int) -> bool:
+        block = self._blocks[block_id]
+        block.digest, block.depth = digest, depth
+        self._block_of_digest[digest] = block_id
+        return True
+
+    return publish
+
+
+def _swap_ins_last(original: Any) -> Any:
+    def apply(self: KvCache, copies: BlockCopies) -> None:
+        original(self, BlockCopies(copies.clears, copies.swap_outs, (), copies.copies))
+        original(self, BlockCopies(swap_ins=copies.swap_ins))
+
+    return apply
+
+
+def _copy_on_write_without_copy(original: Any) -> Any:
+    def prepare_write(self: BlockManager, *arguments: Any) -> None:
+        original(self, *arguments)
+
+    return prepare_write
+
+
+def _write_in_shared_block(original: Any) -> Any:
+    def prepare_write(self: BlockManager, *arguments: Any) -> None:
+        return None
+
+    return prepare_write
+
+
+def _fork_without_reference(original: Any) -> Any:
+    def fork(self: BlockManager, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        self._tables[child.seq_id] = self._tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
+
+    return fork
+
+
+def _same_epoch_after_preemption(original: Any) -> Any:
+    def reset(self: Sequence, num_kv_tokens: int, block_size: int) -> None:
+        original(self, num_kv_tokens, block_size)
+        self.epoch -= 1
+
+    return reset
+
+
+def _no_fence(original: Any) -> Any:
+    def release(self: BlockPool, block_id: int, release: Release) -> None:
+        original(self, block_id, Release(0, release.now, release.tenant, release.priority))
+
+    return release
+
+
+def _digest_without_parent(original: Any) -> Any:
+    def extend(self: PrefixHasher, parent: bytes, token_ids: Any) -> bytes:
+        return bytes(original(self, b"", token_ids))
+
+    return extend
+
+
+def _tail_keeps_its_progress(original: Any) -> Any:
+    def yield_(self: Committer, given_up: Yield, step_id: int) -> Any:
+        progress = {s.seq_id: s.num_kv_tokens for s in given_up.request.unfinished}
+        copies = original(self, given_up, step_id)
+        if given_up.how is Reclaim.TAIL:
+            for sequence in given_up.request.unfinished:
+                sequence.set_kv(progress[sequence.seq_id])
+        return copies
+
+    return yield_
+
+
+def _victim_is_lost(original: Any) -> Any:
+    def requeue(self: Committer, request: Request, status: RequestStatus) -> None:
+        self._state.running.pop(request.order, None)
+        request.status = status
+
+    return requeue
+
+
+def _abort_keeps_host_blocks(original: Any) -> Any:
+    def drop_host(self: BlockManager, request: Request, release: Release) -> None:
+        if any(not sequence.is_finished for sequence in request.sequences):
+            original(self, request, release)
+
+    return drop_host
+
+
+def _shared_blocks_count_as_freed(original: Any) -> Any:
+    def drop(self: Ledger, block_ids: Any, *, in_flight: bool) -> None:
+        blocks = list(block_ids)
+        original(self, blocks, in_flight=in_flight)
+        self.available += sum(self.references(block_id) > 0 for block_id in blocks)
+
+    return drop
+
+
+def _rewrite_of_a_cached_token(original: Any) -> Any:
+    def set_kv(self: Sequence, num_kv_tokens: int) -> None:
+        original(self, num_kv_tokens)
+        self.num_kv_tokens = self.num_computed_tokens
+
+    return set_kv
+
+
+def _claims_unpinned(original: Any) -> Any:
+    def pin(self: BlockManager, block_ids: Any) -> None:
+        return None
+
+    return pin
+
+
+def _sharing_lost_in_swap(original: Any) -> Any:
+    def swap_out(self: BlockManager, request: Request, release: Release) -> Any:
+        copies = original(self, request, release)
+        for sequence in request.unfinished[1:]:
+            table = self._host_tables.get(sequence.seq_id, [])
+            if len(table) > 1:
+                table[0] = table[1]
+        return copies
+
+    return swap_out
+
+
+def _poisoned_blocks_stay_published(original: Any) -> Any:
+    def forget(self: BlockManager, sequence: Sequence, first_index: int) -> tuple[int, ...]:
+        return ()
+
+    return forget
+
+
+def _result_of_the_dead(original: Any) -> Any:
+    def book(ledger: Ledger, manager: BlockManager, given_up: Yield, last_ended_step: int) -> None:
+        original(ledger, manager, given_up, last_ended_step + 1)
+
+    return book
+
+
+PLANTED_BUGS = (
+    PlantedBug("skipped-decref", BlockManager, "free", _skip_one_release, "reference-count|progress"),
+    PlantedBug("swap-without-copy", BlockManager, "swap_out", _swap_without_copy, "tokens"),
+    PlantedBug("published-before-computed", BlockManager, "publish", _publish_known_tokens, "tokens|write"),
+    PlantedBug("published-when-scheduled", Committer, "_schedule", _publish_when_scheduled, "tokens|write"),
+    PlantedBug("stale-map-entry", BlockPool, "_evict", _keep_mapping_of_evicted, "bijection"),
+    PlantedBug("twin-takes-over", BlockPool, "publish", _twin_takes_over, "bijection"),
+    PlantedBug("swap-in-after-copies", KvCache, "apply", _swap_ins_last, "tokens"),
+    PlantedBug("cow-without-copy", BlockManager, "prepare_write", _copy_on_write_without_copy, "tokens"),
+    PlantedBug("write-in-shared-block", BlockManager, "prepare_write", _write_in_shared_block, "write"),
+    PlantedBug("fork-without-reference", BlockManager, "fork", _fork_without_reference, "reference-count"),
+    PlantedBug("epoch-not-raised", Sequence, "reset", _same_epoch_after_preemption, "tokens|IndexError"),
+    PlantedBug("pending-ignored", BlockPool, "release", _no_fence, "pending"),
+    PlantedBug("digest-without-parent", PrefixHasher, "extend", _digest_without_parent, "tokens"),
+    PlantedBug("tail-keeps-progress", Committer, "_yield", _tail_keeps_its_progress, "tokens|write|IndexError"),
+    PlantedBug("victim-lost", Committer, "requeue", _victim_is_lost, "status"),
+    PlantedBug("abort-keeps-host-blocks", BlockManager, "drop_host", _abort_keeps_host_blocks, "leak"),
+    PlantedBug("shared-counted-as-freed", Ledger, "drop", _shared_blocks_count_as_freed, "OutOfBlocks"),
+    PlantedBug("cached-token-rewritten", Sequence, "set_kv", _rewrite_of_a_cached_token, "write|tokens|OutOfBlocks"),
+    PlantedBug("sharing-lost-in-swap", BlockManager, "swap_out", _sharing_lost_in_swap, "tokens|reference"),
+    PlantedBug("fence-forgotten-in-plan", attempt_module, "book_yield", _result_of_the_dead, "OutOfBlocks"),
+)

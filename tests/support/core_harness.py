@@ -1,0 +1,286 @@
+"""A scheduler over the fake model, stepped by hand, every invariant checked after every move."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+from pageturner.policies.interfaces import PolicySet
+from pageturner.policies.views import Rates
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    Event,
+    FinishedEvent,
+    SampledSequence,
+    SchedulerOutput,
+    TextDelta,
+    TokenEvent,
+)
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.errors import PageturnerError, RequestAborted
+from support.fake_model import FakeModel, Stop, expected_tokens
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class NoText:
+    """A stop condition without text; asserts that each sequence is started and finished once."""
+
+    def __init__(self) -> None:
+        self.live: set[int] = set()
+
+    def start(self, seq_id: int, request: NewRequest) -> None:
+        assert seq_id not in self.live
+        self.live.add(seq_id)
+
+    def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        assert seq_id in self.live
+        return TextDelta("")
+
+    def finish(self, seq_id: int) -> str:
+        self.live.remove(seq_id)
+        return ""
+
+
+@dataclass(slots=True)
+class Record:
+    """What a client of one request has seen."""
+
+    new: NewRequest
+    stop: Stop
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    finished_choices: set[int] = field(default_factory=set)
+    end: FinishedEvent | None = None
+
+
+def _move(method: Callable[P, R]) -> Callable[P, R]:
+    """Remember that a move broke, so that nothing that follows hides why."""
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except PageturnerError:
+            raise
+        except BaseException:
+            harness = args[0]
+            assert isinstance(harness, CoreHarness)
+            harness.is_broken = True
+            raise
+
+    return guarded
+
+
+class CoreHarness:
+    """depth: 0 or 1, as the scheduler's. Time advances by one second a step."""
+
+    def __init__(
+        self,
+        policies: PolicySet,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        depth: int = 0,
+        options: SchedulerOptions | None = None,
+        enable_prefix_caching: bool = True,
+        rates: Rates | None = None,
+        scheduler_class: type[Scheduler] = Scheduler,
+    ) -> None:
+        self.options = options or SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
+        self.text = NoText()
+        cache = CacheOptions(num_blocks, block_size, num_host_blocks, enable_prefix_caching)
+        self.scheduler = scheduler_class(
+            self.options, cache, policies, self.text, rates or Rates(), depth=depth, hash_key=b"test"
+        )
+        self.model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
+        self.depth = depth
+        self.now = 0.0
+        self.records: dict[str, Record] = {}
+        self.in_flight: deque[tuple[SchedulerOutput, tuple[SampledSequence, ...]]] = deque()
+        self.num_steps = 0
+        self.is_broken = False
+
+    # --- moves -----------------------------------------------------------------------------
+
+    @_move
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        *,
+        max_tokens: int,
+        min_tokens: int = 0,
+        stop_ids: tuple[int, ...] = (),
+        n: int = 1,
+        priority: int = 0,
+        salt: str = "",
+        bypass: bool = False,
+        deadline: float | None = None,
+        seed: int = 0,
+        penalty: float = 0.0,
+    ) -> str:
+        """Add a request; raises what the scheduler raises."""
+        request_id = f"r{len(self.records)}"
+        params = SamplingParams(
+            n=n,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=stop_ids,
+            presence_penalty=penalty,
+        )
+        new = NewRequest(
+            request_id,
+            prompt,
+            params,
+            seed,
+            self.now,
+            priority=priority,
+            tenant=f"t{priority}",
+            cache_salt=salt,
+            bypass_prefix_cache=bypass,
+            deadline=deadline,
+        )
+        self.scheduler.add_request(new)
+        self.records[request_id] = Record(new, Stop(max_tokens, min_tokens, stop_ids))
+        self.check()
+        return request_id
+
+    @_move
+    def step(self) -> SchedulerOutput:
+        """Expire, schedule, run; update the oldest step once more than `depth` are in flight."""
+        self.now += 1.0
+        self.take(self.scheduler.expire(self.now))
+        output = self.scheduler.schedule(self.now)
+        self.num_steps += 1
+        self.check()
+        if output:
+            self._check_writes(output)
+            self.in_flight.append((output, self.model.run(output)))
+            self._check_pending()
+            self.poison_free_blocks()
+        if len(self.in_flight) > self.depth or (self.in_flight and not output):
+            self.update()
+        return output
+
+    @_move
+    def update(self) -> None:
+        output, sampled = self.in_flight.popleft()
+        self.take(self.scheduler.update(output, sampled, self.now))
+        self.check()
+        self.poison_free_blocks()
+
+    @_move
+    def fail(self) -> None:
+        """Schedule a step and let it fail, after those before it have ended."""
+        self.now += 1.0
+        while self.in_flight:
+            self.update()
+        output = self.scheduler.schedule(self.now)
+        if output:
+            self.model.kv_cache.apply(output.block_copies)
+            self.take(self.scheduler.fail_step(output, RuntimeError("planted"), self.now))
+        self.check()
+        self.poison_free_blocks()
+
+    @_move
+    def abort(self, request_id: str) -> None:
+        self.take(self.scheduler.abort_request(request_id, RequestAborted("aborted")))
+        self.check()
+
+    @_move
+    def run_to_end(self, max_steps: int = 5000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work() and not self.in_flight:
+                return
+            self.step()
+        raise AssertionError(f"progress: requests are unfinished after {max_steps} steps")
+
+    # --- checks ----------------------------------------------------------------------------
+
+    def take(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            record = self.records[event.request_id]
+            assert record.end is None, f"terminal: {event} follows the end of its request"
+            match event:
+                case TokenEvent():
+                    assert event.index not in record.finished_choices, (
+                        "terminal: a token after its choice ended"
+                    )
+                    record.outputs.setdefault(event.index, []).extend(t.token_id for t in event.tokens)
+                case ChoiceFinishedEvent():
+                    assert event.index not in record.finished_choices, "terminal: a choice ended twice"
+                    record.finished_choices.add(event.index)
+                case FinishedEvent():
+                    record.end = event
+                    if event.error is None:
+                        assert record.finished_choices == set(range(record.new.params.n)), "terminal: early"
+            self._check_tokens(record)
+
+    def _check_tokens(self, record: Record) -> None:
+        for index, outputs in record.outputs.items():
+            expected = expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)
+            assert outputs == expected[: len(outputs)], (
+                f"tokens: choice {index} of {record.new.request_id} is {outputs}, unlimited memory: {expected}"
+            )
+            if index in record.finished_choices:
+                assert outputs == expected, "tokens: a choice ended early"
+
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+
+    def _check_writes(self, output: SchedulerOutput) -> None:
+        """Nobody writes a block that another table names or that is published.
+
+        The step that completes a prompt is exempt: its choices share the table from the moment it is
+        scheduled, but none of them reads before it ended.
+        """
+        device = self.scheduler.manager.device
+        for part in output.scheduled:
+            new = self.records[part.request_id].new
+            if new.params.n > 1 and part.end == len(new.prompt_token_ids):
+                continue
+            for position in range(max(part.start, part.write_start), part.end):
+                block_id = part.block_table[position // self.model.block_size]
+                assert not device.is_published(block_id), f"write: block {block_id} is published"
+                assert device.ref_count(block_id) == 1, f"write: block {block_id} is shared"
+
+    def _check_pending(self) -> None:
+        """No block that an unfinished step touches may be taken."""
+        device, host = self.scheduler.manager.device, self.scheduler.manager.host
+        for output, _ in self.in_flight:
+            copies = output.block_copies
+            touched = {block for part in output.scheduled for block in part.block_table}
+            touched |= {copy.source for copy in copies.copies}
+            assert not any(map(device.is_available, touched)), "pending: a block in use may be taken"
+            sources = {copy.source for copy in copies.swap_ins}
+            assert not any(map(host.is_available, sources)), "pending: a swap-in's source may be taken"
+
+    def check_finished(self) -> None:
+        """After the end: every request has ended and every block is back."""
+        for record in self.records.values():
+            assert record.end is not None, f"terminal: {record.new.request_id} never ended"
+        stats = self.scheduler.stats()
+        assert stats.num_blocks_used == 0, f"leak: {stats.num_blocks_used} device blocks"
+        assert stats.num_host_blocks_used == 0, f"leak: {stats.num_host_blocks_used} host blocks"
+        assert not self.text.live, f"leak: text of sequences {self.text.live}"
+
+    def poison_free_blocks(self) -> None:
+        device, host = self.scheduler.manager.device, self.scheduler.manager.host
+        self.model.poison(
+            {b for b in range(device.num_blocks) if device.is_available(b) and not device.is_published(b)},
+            {b for b in range(host.num_blocks) if host.is_available(b)},
+        )
+
+    def error_of(self, request_id: str) -> PageturnerError | None:
+        end = self.records[request_id].end
+        assert end is not None
+        return end.error

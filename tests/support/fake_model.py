@@ -1,0 +1,147 @@
+"""A model whose every token is a hash of what it reads through the block table.
+
+It runs behind the real KvCache, BlockCopy traffic and slot mapping. Each computed position stores
+(token, position, chain) in every layer's keys and values, where chain folds in the stored chain of the
+position before. The next token hashes all that the table yields for the whole sequence. So any block that
+is lost, stale, shared wrongly, copied late or written twice shows as a different token, and `expected_tokens`
+says, without any cache, which token is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.torch_ops import TorchOps
+from pageturner.service.core.outputs import (
+    SampledSequence,
+    SampledToken,
+    SampleRow,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+from pageturner.service.errors import NonFiniteLogits
+from pageturner.service.model.batch import build_batch
+from pageturner.service.model.kv_cache import KvCache
+
+NUM_LAYERS = 2
+RECORD = 3  # token, position, chain
+CHAIN_MODULUS = 1 << 22  # float32 holds such integers exactly
+ALPHABET = 3
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+
+def next_chain(chain: float, token: int, position: int) -> float:
+    return float((int(chain) * 31 + token * 7 + position * 13 + 1) % CHAIN_MODULUS)
+
+
+def next_token(content: Array, seed: int, index: int, position: int, banned: tuple[int, ...]) -> int:
+    """content: float32 [positions, NUM_LAYERS, 2, RECORD] as read."""
+    allowed = [token for token in range(ALPHABET) if token not in banned]
+    digest = hashlib.blake2b(content.tobytes(), digest_size=8)
+    digest.update(f"{seed}/{index}/{position}".encode())
+    return allowed[int.from_bytes(digest.digest(), "little") % len(allowed)]
+
+
+def content_of(tokens: list[int]) -> Array:
+    """What an uncorrupted cache holds for `tokens`."""
+    chain = 0.0
+    records = []
+    for position, token in enumerate(tokens):
+        chain = next_chain(chain, token, position)
+        records.append((token, position, chain))
+    per_position = np.array(records, dtype=np.float32).reshape(len(tokens), 1, 1, RECORD)
+    return np.ascontiguousarray(np.broadcast_to(per_position, (len(tokens), NUM_LAYERS, 2, RECORD)))
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How the fake request ends: these tokens from `min_tokens` on, or max_tokens."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+
+def expected_tokens(prompt: tuple[int, ...], seed: int, index: int, stop: Stop) -> list[int]:
+    """Outputs of one choice with unlimited memory and no scheduler."""
+    tokens = list(prompt)
+    for num_outputs in range(stop.max_tokens):
+        banned = stop.stop_ids if num_outputs < stop.min_tokens else ()
+        token = next_token(content_of(tokens), seed, index, len(tokens), banned)
+        tokens.append(token)
+        if token in stop.stop_ids and num_outputs + 1 >= stop.min_tokens:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeModel:
+    """forward and sample in one; poison: seq ids whose logits are non-finite."""
+
+    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+        layout = KvLayout(NUM_LAYERS, 1, RECORD, block_size, torch.float32)
+        self.block_size = block_size
+        self.kv_cache = KvCache(layout, num_blocks, num_host_blocks, TorchOps(), torch.device("cpu"))
+        self.poisoned_requests: set[str] = set()
+        self._pool: Array = self.kv_cache.pool.numpy()[:, :, :, 0]  # [blocks, layers, 2, block_size, RECORD]
+        self._host_pool: Array = self.kv_cache.host_pool.numpy()
+        self._sampled: dict[tuple[int, int], int] = {}
+        self._pool[:] = np.nan
+        self._host_pool[:] = np.nan
+
+    def run(self, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+        self.kv_cache.apply(output.block_copies)
+        if not output.scheduled:
+            return ()
+        batch = build_batch(output, self.block_size, torch.device("cpu"), self._resolve)
+        token_ids = batch.token_ids.numpy()
+        slots = batch.attention.slot_mapping.numpy()
+        results: list[SampledSequence] = []
+        first = 0
+        for sequence in output.scheduled:
+            last = first + len(sequence.token_ids)
+            self._compute(sequence, token_ids[first:last], slots[first:last])
+            first = last
+        for sequence in output.scheduled:
+            results += [self._sample(sequence, row) for row in sequence.samples]
+        self._sampled = {(r.seq_id, r.epoch): r.tokens[0].token_id for r in results if r.tokens}
+        return tuple(results)
+
+    def poison(self, device_blocks: set[int], host_blocks: set[int]) -> None:
+        """Fill blocks that nobody owns with NaN."""
+        self._pool[sorted(device_blocks)] = np.nan
+        self._host_pool[sorted(host_blocks)] = np.nan
+
+    def _resolve(self, sequence: ScheduledSequence) -> int:
+        return self._sampled.get((sequence.seq_id, sequence.epoch), 0)
+
+    def _compute(self, sequence: ScheduledSequence, tokens: Array, slots: Array) -> None:
+        for position, token, slot in zip(
+            range(sequence.start, sequence.end), tokens.tolist(), slots.tolist(), strict=True
+        ):
+            if slot < 0:
+                continue
+            chain = 0.0
+            if position:
+                before = self._read(sequence, position - 1, position)[0, 0, 0, 2]
+                chain = float(before) if np.isfinite(before) else -1.0
+            block, offset = divmod(int(slot), self.block_size)
+            self._pool[block, :, :, offset] = (token, position, next_chain(chain, int(token), position))
+
+    def _read(self, sequence: ScheduledSequence, first: int, last: int) -> Array:
+        """[last - first, layers, 2, RECORD], through the table."""
+        positions = np.arange(first, last)
+        blocks = np.array(sequence.block_table)[positions // self.block_size]
+        return self._pool[blocks, :, :, positions % self.block_size]
+
+    def _sample(self, sequence: ScheduledSequence, row: SampleRow) -> SampledSequence:
+        if sequence.request_id in self.poisoned_requests:
+            return SampledSequence(row.seq_id, row.epoch, (), NonFiniteLogits("poisoned"))
+        content = np.ascontiguousarray(self._read(sequence, 0, sequence.end))
+        token = next_token(content, row.seed, row.index, row.position, row.banned_token_ids)
+        return SampledSequence(row.seq_id, row.epoch, (SampledToken(token),))

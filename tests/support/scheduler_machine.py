@@ -1,0 +1,197 @@
+"""The general machine: any moves, any policies, tiny pools, every invariant after every move.
+
+One machine for the honest scheduler and for every planted bug, so that a bug is caught by what guards the
+real code and not by a test written for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pageturner.policies import registry
+from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.policies.views import Rates
+from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.errors import InvalidArgument, QueueFull
+from support.core_harness import CoreHarness
+from support.junk_policies import junk_policies
+
+PROMPTS = st.lists(st.sampled_from((0, 0, 0, 1, 2)), min_size=1, max_size=12).map(tuple)
+"""A three-letter alphabet, lopsided, so that prompts share prefixes often."""
+
+
+@st.composite
+def policy_sets(draw: st.DrawFn) -> PolicySet:
+    """Any combination of built-ins, or junk on every axis. Those that lead to pressure come often."""
+    if draw(st.integers(0, 7)) == 7:
+        return junk_policies(draw(st.integers(0, 100)))
+    often = {"admission": ("first-chunk",) * 4, "reclaim": ("always-swap",) * 4}
+    return registry.create_set(
+        {axis: (draw(st.sampled_from(often.get(axis, ()) + registry.names(axis))), {}) for axis in AXES}
+    )
+
+
+@st.composite
+def scheduler_options(draw: st.DrawFn) -> SchedulerOptions:
+    max_num_seqs = draw(st.sampled_from((4, 3, 5, 2, 1)))
+    return SchedulerOptions(
+        max_model_len=40,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=draw(st.integers(max_num_seqs, 10)),
+        watermark=draw(st.sampled_from((0.0, 0.0, 0.03, 0.2))),
+        max_preemptions=draw(st.sampled_from((16, 4, 1))),
+        max_bypasses=draw(st.sampled_from((1, 4, 64))),
+        max_skips=draw(st.sampled_from((0, 2, 8))),
+        starvation_seconds=draw(st.sampled_from((5.0, 50.0))),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of CoreHarness.submit, and how many such requests come at once."""
+    max_tokens = draw(st.sampled_from((12, 9, 15, 6, 3, 2, 1)))
+    return {
+        "prompt": draw(PROMPTS),
+        "max_tokens": max_tokens,
+        "min_tokens": min(max_tokens, draw(st.sampled_from((0, 0, 1, 2)))),
+        "stop_ids": draw(st.sampled_from(((), (), (), (2,)))),
+        "n": draw(st.sampled_from((1, 1, 2, 1, 3))),
+        "priority": draw(st.sampled_from((0, 0, 0, 1, 2))),
+        "salt": draw(st.sampled_from(("", "", "x"))),
+        "bypass": draw(st.sampled_from((False, False, False, True))),
+        "seconds": draw(st.sampled_from((None, None, None, 3.0, 20.0))),
+        "seed": draw(st.integers(0, 3)),
+        "penalty": draw(st.sampled_from((0.0, 0.0, 1.0))),
+        "copies": draw(st.sampled_from((2, 3, 1))),
+        "is_cut": draw(st.sampled_from((True, True, True, True, False))),
+    }
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """scheduler_class: the one under test; planted bugs replace it or patch the core below it."""
+
+    scheduler_class: type[Scheduler] = Scheduler
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness: CoreHarness | None = None
+
+    @initialize(
+        policies=policy_sets(),
+        options=scheduler_options(),
+        num_blocks=st.sampled_from((8, 6, 10, 12, 9, 7, 5, 4, 3, 2, 1)),
+        block_size=st.integers(1, 4),
+        num_host_blocks=st.sampled_from((24, 24, 8, 2, 0)),
+        depth=st.integers(0, 1),
+        enable_prefix_caching=st.sampled_from((True, True, True, False)),
+        swap_is_fast=st.booleans(),
+        load=st.lists(requests(), min_size=2, max_size=4),
+        num_steps=st.sampled_from((8, 4, 12, 20, 0)),
+    )
+    def start(
+        self,
+        policies: PolicySet,
+        options: SchedulerOptions,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int,
+        depth: int,
+        enable_prefix_caching: bool,
+        swap_is_fast: bool,
+        load: list[dict[str, Any]],
+        num_steps: int,
+    ) -> None:
+        """A fresh scheduler under load from the start: an idle one has little to get wrong."""
+        speed = 1e12 if swap_is_fast else 1e3
+        self.harness = CoreHarness(
+            policies,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            depth=depth,
+            options=options,
+            enable_prefix_caching=enable_prefix_caching,
+            rates=Rates(swap_out_bytes_per_second=speed, swap_in_bytes_per_second=speed),
+            scheduler_class=self.scheduler_class,
+        )
+        for wanted in load:
+            self._submit(wanted)
+        for _ in range(num_steps):
+            self.live.step()
+
+    @property
+    def live(self) -> CoreHarness:
+        assert self.harness is not None
+        return self.harness
+
+    def _some(self, pick: int) -> str | None:
+        ids = [rid for rid, record in self.live.records.items() if record.end is None]
+        return ids[pick % len(ids)] if ids else None
+
+    @rule(wanted=requests())
+    def submit(self, wanted: dict[str, Any]) -> None:
+        self._submit(wanted)
+
+    def _submit(self, wanted: dict[str, Any]) -> None:
+        seconds = wanted["seconds"]
+        deadline = None if seconds is None else self.live.now + seconds
+        arguments = {name: wanted[name] for name in wanted if name not in ("copies", "seconds", "seed", "is_cut")}
+        if wanted["is_cut"]:  # most requests fit, and a few are refused
+            num_slots = self.live.model.kv_cache.num_blocks * self.live.model.block_size
+            arguments["prompt"] = wanted["prompt"][: max(1, num_slots // 2)]
+            room = max(1, (num_slots - len(arguments["prompt"])) // wanted["n"])
+            arguments["max_tokens"] = min(wanted["max_tokens"], room)
+            arguments["min_tokens"] = min(wanted["min_tokens"], arguments["max_tokens"])
+        for copy in range(wanted["copies"]):
+            try:
+                self.live.submit(**arguments, deadline=deadline, seed=wanted["seed"] + copy)
+            except (InvalidArgument, QueueFull):
+                self.live.check()
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.live.step()
+
+    @precondition(lambda self: len(self.live.records) > 1)
+    @rule(pick=st.integers(0, 99))
+    def abort(self, pick: int) -> None:
+        request_id = self._some(pick)
+        if request_id is not None:
+            self.live.abort(request_id)
+
+    @rule(pick=st.integers(0, 99), pause=st.booleans())
+    def pause_or_resume(self, pick: int, pause: bool) -> None:
+        request_id = self._some(pick) or "unknown"
+        scheduler = self.live.scheduler
+        (scheduler.pause_request if pause else scheduler.resume_request)(request_id)
+
+    @precondition(lambda self: self.live.num_steps > 8)
+    @rule()
+    def fail_a_step(self) -> None:
+        self.live.fail()
+
+    @precondition(lambda self: len(self.live.records) > 4)
+    @rule(pick=st.integers(0, 99))
+    def poison_logits(self, pick: int) -> None:
+        request_id = self._some(pick)
+        if request_id is not None:
+            self.live.model.poisoned_requests.add(request_id)
+
+    @invariant()
+    def books_agree(self) -> None:
+        if self.harness is not None:
+            self.live.check()
+
+    def teardown(self) -> None:
+        """Whatever happened, everything left can be finished and every block comes back."""
+        if self.harness is None or self.harness.is_broken:
+            return
+        for request_id in self.live.records:
+            self.live.scheduler.resume_request(request_id)
+        self.live.run_to_end(3000)
+        self.live.check_finished()
