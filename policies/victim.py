@@ -31,7 +31,7 @@ class LowestPriority:
     """The least urgent yields. Source: vLLM's priority scheduling."""
 
     name: ClassVar[str] = "lowest-priority"
-    summary: ClassVar[str] = "wins when priorities mean money; loses nothing but the choice among equals"
+    summary: ClassVar[str] = "wins when priorities mean something; loses work, blind to what is computed"
 
     def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
         return _rank(candidates, lambda victim: (victim.request.priority,))
@@ -63,7 +63,7 @@ class MostExclusiveBlocks:
 
     name: ClassVar[str] = "most-exclusive"
     summary: ClassVar[str] = (
-        "wins when prefixes are shared, since shared blocks free nothing; else it is last-arrived"
+        "wins when prefixes are shared, shared blocks free nothing; loses by taking many small"
     )
 
     def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:

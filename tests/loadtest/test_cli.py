@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from pageturner.loadtest import cli
+from pageturner.service.cli import main
 from support.fake_server import POLICIES, play_in_full, serve
 
 
@@ -106,6 +107,15 @@ def test_what_cannot_be_run_is_said_in_one_line(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert server.requests == []
+
+
+def test_it_is_a_command_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["loadtest", "--help"])
+    assert ended.value.code == 0
+    assert cli.EXAMPLE.split()[2] in capsys.readouterr().out
+    assert main(["loadtest", "--timeout=nan"]) == 2
+    assert "pageturner loadtest: --timeout: must be positive, not nan" in capsys.readouterr().err
 
 
 def test_a_rate_and_a_concurrency_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:

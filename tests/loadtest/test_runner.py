@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from pageturner.loadtest.client import Outcome, RequestRecord
-from pageturner.loadtest.errors import OptionError, ServerError
+from pageturner.loadtest.errors import OptionError, ServerError, WorkerDied
 from pageturner.loadtest.runner import Run, execute, run_part
 from pageturner.loadtest.server import Target, discover
 from pageturner.loadtest.workload import Lengths, Mix, Workload, arrivals
@@ -202,6 +203,26 @@ def test_an_error_in_a_process_is_raised_here() -> None:
     run = Run(Target(address, connect_seconds=0.05), WORKLOAD, concurrency=2, num_processes=2)
     with pytest.raises(ServerError, match="no server answers"):
         execute(run, ignore)
+
+
+def test_a_process_that_dies_ends_the_run() -> None:
+    gate = threading.Event()
+
+    def play_the_first_only(request: Any, context: Any) -> Iterator[Any]:
+        if len(server.requests) > 1:
+            gate.wait(timeout=30)
+        yield from play_in_full(request, context)
+
+    def kill(record: RequestRecord) -> None:
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    with serve(play_the_first_only) as server:
+        run = Run(Target(server.address), WORKLOAD, concurrency=2, num_processes=2)
+        with pytest.raises(WorkerDied, match="ended before its work was done"):
+            execute(run, kill)
+        gate.set()
+    assert multiprocessing.active_children() == []
 
 
 def test_the_warm_up_is_not_counted_and_sends_other_prompts() -> None:

@@ -94,6 +94,11 @@ def test_the_response_ratio_favours_the_short_and_then_the_waiting() -> None:
     assert order(policy, long, replace(short, arrival_time=99.9), now=100.0) == ["long", "short"]
 
 
+def test_who_has_nothing_left_to_do_has_a_ratio_too() -> None:
+    done = request("done", max_output_tokens=8, num_output_tokens=8, num_uncomputed_tokens=0)
+    assert order(HighestResponseRatioNext(), request("other"), done) == ["done", "other"]
+
+
 @given(request_views(), request_views(), load_views())
 def test_equal_work_is_served_in_order_of_arrival(a: RequestView, b: RequestView, load: LoadView) -> None:
     policy = HighestResponseRatioNext()

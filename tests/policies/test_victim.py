@@ -72,6 +72,11 @@ def test_a_paused_request_yields_before_all_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", registry.names("victim"))
+def test_of_those_that_are_alike_in_all_the_id_decides(name: str) -> None:
+    assert rank(registry.create("victim", name), victim("b"), victim("a"), victim("c")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", registry.names("victim"))
 def test_among_equals_the_youngest_yields(name: str) -> None:
     views = [victim(str(at), arrival_time=float(at)) for at in (2, 3, 1)]
     assert rank(registry.create("victim", name), *views) == ["3", "2", "1"]

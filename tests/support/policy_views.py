@@ -84,7 +84,7 @@ def victim(request_id: str, *, priority: int = 0, arrival_time: float = 0.0, **c
 request_ids = st.sampled_from(list("abcdefgh"))
 counts = st.integers(min_value=0, max_value=1 << 20)
 small_counts = st.integers(min_value=0, max_value=64)
-times = st.floats(min_value=0, max_value=1e9, allow_nan=False)
+times = st.sampled_from([0.0, 1.0]) | st.floats(min_value=0, max_value=1e9)
 priorities = st.integers(min_value=-(1 << 31), max_value=(1 << 31) - 1) | st.integers(-3, 3)
 
 
@@ -119,9 +119,10 @@ def request_views(draw: st.DrawFn, ids: st.SearchStrategy[str] = request_ids) ->
     num_prompt = draw(st.integers(1, 1 << 17))
     num_sequences = draw(st.integers(1, 16))
     max_output = draw(st.integers(1, 1 << 17))
-    num_output = draw(st.integers(0, num_sequences * max_output))
+    most_output = num_sequences * max_output
+    num_output = draw(st.just(most_output) | st.integers(0, most_output))
     num_tokens = num_prompt + num_output
-    num_uncomputed = draw(st.integers(0, num_tokens))
+    num_uncomputed = draw(st.just(0) | st.integers(0, num_tokens))
     arrival = draw(times)
     return RequestView(
         request_id=draw(ids),
