@@ -40,7 +40,7 @@ test: lint  ## all checks and the default test suite
 lint: $(INSTALLED)  ## style, types and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p pageturner
+	$(BIN)/mypy $(addprefix -p pageturner.,v1 policies kernels service loadtest)
 	$(BIN)/mypy tests
 	PATH=$(CURDIR)/$(BIN):$$PATH lint-imports --no-logo
 
