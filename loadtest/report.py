@@ -77,6 +77,8 @@ def _counts(run: Run, model: ServedModel, summary: RunSummary) -> Table:
     table.add_column(justify="right")
     for name, value in rows.items():
         table.add_row(name, value)
+    for axis, policy in summary.policies:
+        table.add_row(f"{axis} policy", policy)
     return table
 
 

@@ -27,7 +27,17 @@ def test_the_figures_come_as_a_table(capsys: pytest.CaptureFixture[str]) -> None
     with serve() as server:
         assert run("--address", server.address, *SMALL) == 0
     out = capsys.readouterr().out
-    for part in ("fake", "6 of 6", "TTFT", "TPOT", "ITL", "send lag", "output tokens/s", "12 / 0 / 6"):
+    for part in (
+        "fake",
+        "6 of 6",
+        "TTFT",
+        "TPOT",
+        "ITL",
+        "send lag",
+        "output tokens/s",
+        "12 / 0 / 6",
+        "least-computed",
+    ):
         assert part in out
 
 
