@@ -1,0 +1,51 @@
+"""Bytes to blocks, and the length a model allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pageturner.service.config import CacheConfig
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.errors import ConfigError
+from pageturner.service.schema import Bytes
+from pageturner.service.sizing import CPU_CACHE_BYTES, fit_model_len, machine_memory, size_cache
+
+BLOCK = 1 << 20
+
+
+def test_blocks_asked_for_are_taken_as_they_are() -> None:
+    config = CacheConfig(num_blocks=64, swap_space=Bytes(0), block_size=8)
+    assert size_cache(config, BLOCK, memory_bytes=1) == CacheOptions(64, block_size=8, num_host_blocks=0)
+
+
+def test_a_budget_is_rounded_down_to_whole_blocks() -> None:
+    config = CacheConfig(kv_cache_memory=Bytes(3 * BLOCK - 1), swap_space=Bytes(5 * BLOCK + 1))
+    sized = size_cache(config, BLOCK, memory_bytes=1 << 40)
+    assert (sized.num_blocks, sized.num_host_blocks) == (2, 5)
+
+
+@pytest.mark.parametrize(("memory", "num_blocks"), [(1 << 40, CPU_CACHE_BYTES // BLOCK), (16 * BLOCK, 4)])
+def test_without_a_budget_a_share_of_the_memory_is_taken(memory: int, num_blocks: int) -> None:
+    assert size_cache(CacheConfig(), BLOCK, memory).num_blocks == num_blocks
+
+
+def test_a_budget_below_one_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cache\.kv_cache_memory: 512KiB hold not one block of 1MiB"):
+        size_cache(CacheConfig(kv_cache_memory=Bytes(BLOCK // 2)), BLOCK, memory_bytes=1 << 40)
+
+
+def test_the_default_length_yields_to_the_model_and_a_given_one_does_not() -> None:
+    options = SchedulerOptions(max_model_len=2048)
+    assert fit_model_len(options, 1024, given=()).max_model_len == 1024
+    assert fit_model_len(options, 4096, given={"scheduler.max_model_len"}) is options
+    with pytest.raises(ConfigError, match=r"scheduler\.max_model_len: 2048 is more than the 1024"):
+        fit_model_len(options, 1024, given={"scheduler.max_model_len"})
+
+
+def test_a_container_has_the_memory_of_its_limit(tmp_path: Path) -> None:
+    limit, unlimited = tmp_path / "limit", tmp_path / "unlimited"
+    limit.write_text("4194304\n")
+    unlimited.write_text("max\n")
+    assert machine_memory((unlimited, limit)) == 4 << 20
+    assert machine_memory((unlimited, tmp_path / "absent")) > 4 << 20
