@@ -100,8 +100,9 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a conversation, opened for the assistant's answer.
 
-        The template writes the special tokens itself. Raises InvalidArgument where the model has no
-        template, or its template refuses these messages.
+        The template writes the special tokens itself; those spelled out in a message count as well, as
+        in `transformers`. Raises InvalidArgument where the model has no template, or its template
+        refuses these messages.
         """
         if self._chat_template is None:
             raise InvalidArgument("prompt.chat", "this model has no chat template; send text or token ids")
