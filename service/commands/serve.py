@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 HELP = "run the service"
-EXAMPLE = "pageturner serve --model ./my-model --num-blocks 2048 --victim-policy last_arrived"
+EXAMPLE = "pageturner serve --model ./my-model --num-blocks 2048 --victim-policy last-arrived"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
