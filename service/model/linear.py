@@ -20,8 +20,11 @@ from pageturner.service.errors import ModelError
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-HEAD_ROW_TILES = tuple(range(8, 65, 8))
+BASE_ROWS = 8
+"""The number of rows whose bits the others must have; below it some machines add up in another order."""
+HEAD_ROW_TILES = (1, 2, 4, *range(BASE_ROWS, 65, 8))
 ROW_TILES = (*HEAD_ROW_TILES, *range(128, 513, 64))
+_PROBED_ROWS = 16
 _WORTH_PADDING = 8
 """Up to so many rows of padding cost less than a second pass over the weights."""
 
@@ -96,20 +99,26 @@ def tiles_of(num_rows: int, row_tiles: Sequence[int]) -> list[int]:
 def probe_row_invariance(
     multiply: Product, in_features: int, dtype: torch.dtype, candidates: Sequence[int]
 ) -> tuple[int, ...]:
-    """Those candidate numbers of rows in which every row has the bits it has among the fewest.
+    """Those candidate numbers of rows in which every row has the bits it has among BASE_ROWS.
 
     Every place of every number is looked at; that bits depend on values is not to be feared, the order of
-    additions does not. Raises ModelError if a row's place matters even among the fewest rows.
+    additions does not. Raises ModelError if a row's place matters even among BASE_ROWS.
     """
-    fewest, most = min(candidates), max(candidates)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(most, in_features, generator=generator).to(dtype)
-    expected = torch.cat([multiply(piece) for piece in torch.split(x, fewest)])
-    turned = torch.cat([multiply(piece.flip(0)).flip(0) for piece in torch.split(x, fewest)])
+    x = torch.randn(max(_PROBED_ROWS, *candidates), in_features, generator=generator).to(dtype)
+
+    def by(rows: int, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([multiply(piece) for piece in torch.split(x, rows)])
+
+    expected = by(BASE_ROWS, x)
+    turned = torch.cat([multiply(piece.flip(0)).flip(0) for piece in torch.split(x, BASE_ROWS)])
     if not torch.equal(expected, turned):
         raise ModelError(f"deterministic: {dtype} products on this machine depend on a row's place")
+    probed = {rows: max(rows, _PROBED_ROWS // rows * rows) for rows in candidates}
     return tuple(
-        rows for rows in sorted(candidates) if torch.equal(multiply(x[:rows].contiguous()), expected[:rows])
+        rows
+        for rows in sorted(candidates)
+        if torch.equal(by(rows, x[: probed[rows]]), expected[: probed[rows]])
     )
 
 

@@ -30,7 +30,7 @@ def test_tiles_cover_all_rows_and_only_the_last_is_padded(num_rows: int, chosen:
 
 @pytest.mark.parametrize(
     ("num_rows", "sizes"),
-    [(1, [8]), (8, [8]), (17, [24]), (65, [64, 8]), (128, [128]), (130, [128, 8]), (520, [512, 8])],
+    [(1, [1]), (3, [4]), (5, [8]), (17, [24]), (65, [64, 1]), (128, [128]), (130, [128, 2]), (520, [512, 8])],
 )
 def test_tiles_are_few_and_little_is_padded(num_rows: int, sizes: list[int]) -> None:
     assert tiles_of(num_rows, ROW_TILES) == sizes
