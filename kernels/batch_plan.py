@@ -19,12 +19,14 @@ class RowGroup:
     rows: int64 [B, n] rows of the batch. real: bool [B, n], False for padding (which repeats a row).
     blocks: int64 [B, width], the blocks that hold each piece's keys, padded with any valid id.
     visible: bool [B, n, L], which of those keys each row sees; none for padding.
+    hidden: bool [B, L], keys that no row of the piece sees.
     """
 
     rows: torch.Tensor
     real: torch.Tensor
     blocks: torch.Tensor
     visible: torch.Tensor
+    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +115,5 @@ def _group(
     keys = (begin * block_size + torch.arange(index.shape[1] * block_size))[:, None]
     visible = (keys >= first[..., None]) & (keys <= last[..., None])
     rows = column(piece.row for piece in pieces) + torch.minimum(lane, count - 1)
-    device = batch.seq_lens.device
-    return RowGroup(rows.to(device), real.to(device), blocks.to(device), visible.to(device))
+    hidden = ~visible.any(dim=1)
+    return RowGroup(*(tensor.to(batch.seq_lens.device) for tensor in (rows, real, blocks, visible, hidden)))

@@ -10,6 +10,7 @@ from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
 
 DTYPES = (torch.float32, torch.bfloat16)
+BATCH_TENSORS = ("query_start_loc", "seq_lens", "block_tables", "slot_mapping", "positions")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -34,6 +35,13 @@ def check_shape(
         wanted = ", ".join("*" if extent is None else str(extent) for extent in shape)
         kind = "" if dtype is None else dtype_name(dtype)
         raise KernelArgumentError(name, describe(tensor), f"{kind}[{wanted}]")
+
+
+def check_on_cpu(**tensors: torch.Tensor | None) -> None:
+    """For code that follows a pointer."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_cpu:
+            raise KernelArgumentError(name, f"on {tensor.device}", "on the CPU")
 
 
 def check_kv_layer(kv_layer: torch.Tensor, key_page: KeyPage) -> None:
@@ -97,6 +105,9 @@ def check_gate_up(gate_up: torch.Tensor) -> None:
 
 def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> None:
     """Everything the addressing of one step relies on. Moves a few numbers to the host: once a step."""
+    devices = {getattr(batch, name).device for name in BATCH_TENSORS}
+    if len(devices) != 1:
+        raise KernelArgumentError("batch", f"spread over {sorted(map(str, devices))}", "on one device")
     num_sequences, num_rows = batch.num_sequences, batch.slot_mapping.shape[0]
     check_shape("query_start_loc", batch.query_start_loc, (num_sequences + 1,), torch.int32)
     check_shape("seq_lens", batch.seq_lens, (num_sequences,), torch.int32)

@@ -39,7 +39,7 @@ def gather_attention(
 ) -> torch.Tensor:
     """query [B, Hkv, G * n, D] -> the same shape."""
     pieces, width = group.blocks.shape
-    hidden = ~group.visible.any(dim=1)[:, None, :, None]
+    hidden = group.hidden[:, None, :, None]
 
     def gather(pages: torch.Tensor) -> torch.Tensor:
         """Pages [num_blocks, Hkv, tiles, tile, D] -> [B, Hkv, L, D], zero where no row looks.

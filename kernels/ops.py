@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class AttentionSpec:
     scale: factor on q.k. sliding_window: a row sees at most so many keys, itself included (None: all).
     logit_softcap: scores become cap * tanh(score / cap). sinks: float32 [num_heads], a logit per head
     that joins the softmax's denominator only. chunk: a row sees only keys of its own chunk of so many
-    positions (llama4).
+    positions (llama4). Raises KernelArgumentError for a window, chunk or cap that is not positive.
     """
 
     scale: float
@@ -29,6 +30,11 @@ class AttentionSpec:
     logit_softcap: float | None = None
     sinks: torch.Tensor | None = None
     chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sliding_window", "logit_softcap", "chunk"):
+            if (bound := getattr(self, name)) is not None and not bound > 0:
+                raise KernelArgumentError(name, str(bound), "above 0, or None")
 
 
 class PagedOps(Protocol):
@@ -112,7 +118,6 @@ def select_ops(
     from pageturner.kernels.checks import DTYPES
     from pageturner.kernels.cpu.build import load_library
     from pageturner.kernels.cpu.ops import CpuOps
-    from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError
     from pageturner.kernels.torch_ops import TorchOps
 
     if dtype not in DTYPES:

@@ -41,7 +41,7 @@ def tile_attention(
     for start in range(0, num_keys, KEYS_PER_TILE):
         positions = (start + offsets).clamp(max=num_keys - 1)
         visible = group.visible[..., positions] & (start + offsets < num_keys)
-        hidden = ~visible.any(dim=1)[:, :, None, None]
+        hidden = group.hidden[:, positions, None, None]
         blocks, offset = group.blocks[:, positions // block_size], positions % block_size
         # [B, keys, Hkv, D]. An unowned slot may hold NaN, and 0 * NaN is NaN: select before multiplying.
         keys = key_pages[blocks, :, offset // tile, offset % tile].masked_fill(hidden, 0).float()

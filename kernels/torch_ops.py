@@ -29,7 +29,9 @@ class TorchOps:
         self.key_page = key_page
         self.deterministic = deterministic
         self._checked_batch = checks.CheckedBatch()
-        self._plans: dict[tuple[int, int | None, int | None], list[RowGroup]] = {}
+        # Of the batch last checked: rows with a slot, their blocks and offsets; groups by window and chunk.
+        self._written: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+        self._plans: dict[tuple[int | None, int | None], list[RowGroup]] = {}
 
     @property
     def name(self) -> str:
@@ -40,9 +42,7 @@ class TorchOps:
     ) -> None:
         self._check(kv_layer, batch)
         checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
-        rows = (batch.slot_mapping >= 0).nonzero().squeeze(1)
-        slots = batch.slot_mapping[rows]
-        blocks, offsets = slots // kv_layer.shape[3], slots % kv_layer.shape[3]
+        rows, blocks, offsets = self._written
         keys = key_tiles(kv_layer[:, 0], self.key_page)
         keys[blocks, :, offsets // keys.shape[3], offsets % keys.shape[3]] = key[rows]
         kv_layer[:, 1][blocks, :, offsets] = value[rows]
@@ -111,11 +111,13 @@ class TorchOps:
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
         checks.check_kv_layer(kv_layer, self.key_page)
         if self._checked_batch.check(batch, kv_layer):
+            rows = (batch.slot_mapping >= 0).nonzero().squeeze(1)
+            slots = batch.slot_mapping[rows]
+            self._written = rows, slots // kv_layer.shape[3], slots % kv_layer.shape[3]
             self._plans = {}
 
     def _plan(self, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec) -> list[RowGroup]:
-        """Of a batch that `_check` has just seen; layers with the same window share it."""
-        key = (kv_layer.shape[3], spec.sliding_window, spec.chunk)
+        key = (spec.sliding_window, spec.chunk)
         if key not in self._plans:
             make = plan_by_row_tile if self.deterministic else plan_by_sequence
             self._plans[key] = make(batch, spec, kv_layer.shape[3])

@@ -100,8 +100,9 @@ class CpuOps:
     ) -> None:
         self._check(kv_layer, batch)
         checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
-        key, value = _rows(key), _rows(value)
-        args = _kv_write_args(key, value, kv_layer, batch)
+        checks.check_on_cpu(key=key, value=value)
+        key, value, slots = _rows(key), _rows(value), batch.slot_mapping.contiguous()
+        args = _kv_write_args(key, value, kv_layer, slots)
         self._write_kv[kv_layer.dtype](byref(args))
 
     def attention(
@@ -110,6 +111,7 @@ class CpuOps:
         self._check(kv_layer, batch)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_sinks(spec.sinks, query.shape[1])
+        checks.check_on_cpu(query=query, sinks=spec.sinks)
         query = _rows(query)
         tables = batch.block_tables.contiguous()
         starts, seq_lens = batch.query_start_loc.contiguous(), batch.seq_lens.contiguous()
@@ -156,8 +158,9 @@ class CpuOps:
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_key_value(key, value, kv_layer, query.shape[0])
         checks.check_rope(query, cos, sin)
+        checks.check_on_cpu(query=query, key=key, value=value, cos=cos, sin=sin)
         query, key, value = _rows(query), _rows(key), _rows(value)
-        cos, sin = cos.contiguous(), sin.contiguous()
+        cos, sin, slots = cos.contiguous(), sin.contiguous(), batch.slot_mapping.contiguous()
         output = query.new_empty(query.shape)
         rotate = _RotateArgs(
             query=query.data_ptr(),
@@ -167,7 +170,7 @@ class CpuOps:
             query_stride=query.stride(0),
             num_heads=query.shape[1],
         )
-        write = _kv_write_args(key, value, kv_layer, batch)
+        write = _kv_write_args(key, value, kv_layer, slots)
         rope = self._rope_with_same if cos.dtype is query.dtype else self._rope_with_float32
         rope[query.dtype](byref(rotate), byref(write))
         return output
@@ -176,6 +179,7 @@ class CpuOps:
         self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         checks.check_rms_norm(hidden, weight, residual)
+        checks.check_on_cpu(hidden=hidden, weight=weight, residual=residual)
         rows = (
             hidden
             if hidden.dim() == 3 and hidden.stride(-1) == 1
@@ -205,6 +209,7 @@ class CpuOps:
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         checks.check_gate_up(gate_up)
+        checks.check_on_cpu(gate_up=gate_up)
         gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, size)
@@ -229,7 +234,9 @@ class CpuOps:
                 checks.describe(kv_layer),
                 f"head_dim a multiple of {KEY_TILE}, at most {MAX_HEAD_DIM}",
             )
-        self._checked_batch.check(batch, kv_layer)
+        checks.check_on_cpu(kv_layer=kv_layer)
+        if self._checked_batch.check(batch, kv_layer):
+            checks.check_on_cpu(seq_lens=batch.seq_lens)  # and so all of the batch
 
 
 def _function(library: ctypes.CDLL, name: str, argtypes: tuple[type, ...]) -> Callable[..., None]:
@@ -246,13 +253,13 @@ def _rows(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _kv_write_args(
-    key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
+    key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, slots: torch.Tensor
 ) -> _KvWriteArgs:
     return _KvWriteArgs(
         key=key.data_ptr(),
         value=value.data_ptr(),
         kv_layer=kv_layer.data_ptr(),
-        slot_mapping=batch.slot_mapping.data_ptr(),
+        slot_mapping=slots.data_ptr(),
         key_stride=key.stride(0),
         value_row_stride=value.stride(0),
         block_stride=kv_layer.stride(0),

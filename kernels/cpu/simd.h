@@ -137,7 +137,17 @@ inline f32x16 exp(f32x16 x) {
 
 inline float exp(float x) { return exp(broadcast(x))[0]; }
 
-// tanh x = 1 - 2 / (e^2x + 1), to 1e-7 absolute.
-inline f32x16 tanh(f32x16 x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
+// To 2 ulp: 1 - 2 / (e^2|x| + 1) with the sign of x, and near 0, where that cancels, Cephes' polynomial.
+inline f32x16 tanh(f32x16 x) {
+  const f32x16 size = x < 0.0f ? -x : x, square = x * x;
+  const f32x16 far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  f32x16 near = broadcast(-5.70498872745e-3f);
+  near = fma(near, square, broadcast(2.06390887954e-2f));
+  near = fma(near, square, broadcast(-5.37397155531e-2f));
+  near = fma(near, square, broadcast(1.33314422036e-1f));
+  near = fma(near, square, broadcast(-3.33332819422e-1f));
+  near = fma(near * square, x, x);
+  return size < 0.625f ? near : (x < 0.0f ? -far : far);
+}
 
 }  // namespace pageturner

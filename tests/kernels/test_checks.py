@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, KeyPage, KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
-from support.ops import BACKENDS
+from support.ops import BACKENDS, cpu_library
 from support.paged import PagedCase, assert_same, make_case
 
 ALL = {"reference": ReferenceOps, **BACKENDS}
@@ -155,3 +157,21 @@ def test_the_table_is_only_checked_as_far_as_it_is_read(ops: PagedOps, case: Pag
     batch = replace(case.batch, block_tables=tables)
     result = ops.attention(case.query, case.kv_layer, batch, SPEC)
     assert torch.isfinite(result).all()
+
+
+def test_tensors_elsewhere_are_refused(case: PagedCase) -> None:
+    """A batch is on one device; what C++ follows by pointer is on the CPU."""
+    elsewhere = replace(case.batch, seq_lens=case.batch.seq_lens.to("meta"))
+    with pytest.raises(KernelArgumentError, match="on one device"):
+        ReferenceOps(KeyPage.TILED16).write_kv(
+            torch.zeros(4, 2, 16), torch.zeros(4, 2, 16), case.kv_layer, elsewhere
+        )
+    with pytest.raises(KernelArgumentError, match="on the CPU"):
+        CpuOps(cpu_library()).silu_and_mul(torch.zeros(2, 8, device="meta"))
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "chunk", "logit_softcap"])
+@pytest.mark.parametrize("bound", [0, -1, math.nan])
+def test_specs_that_mean_nothing(field: str, bound: float) -> None:
+    with pytest.raises(KernelArgumentError, match="above 0"):
+        replace(SPEC, **{field: bound})  # type: ignore[arg-type]  # the field is not known here

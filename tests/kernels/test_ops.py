@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pageturner.kernels.layout import KeyPage
+from pageturner.kernels.checks import BATCH_TENSORS
+from pageturner.kernels.layout import AttentionBatch, KeyPage
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from support.kernel_checks import check_attention, check_copies, check_rope, layout_for
 from support.ops import BACKENDS
-from support.paged import assert_near, assert_same, make_case
+from support.paged import assert_near, assert_same, make_batch, make_case
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -146,3 +148,83 @@ def test_a_batch_without_written_rows(ops: PagedOps) -> None:
     before = case.kv_layer.clone()
     ops.write_kv(torch.ones(1, 1, 16), torch.ones(1, 1, 16), case.kv_layer, batch)
     assert_same(case.kv_layer, before)
+
+
+@pytest.mark.parametrize("spec", [AttentionSpec(scale=0.2), AttentionSpec(scale=0.2, logit_softcap=3.0)])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("part", [0, 1], ids=["key", "value"])
+def test_a_non_finite_token_is_seen_by_its_owner_and_by_nobody_else(
+    ops: PagedOps, part: int, poison: float, spec: AttentionSpec
+) -> None:
+    """An owner whose numbers went wrong must be found out; its neighbours must not notice."""
+    case = make_case([(1, 40), (1, 30), (5, 20)], layout=layout_for(ops, 1, 16, 16), num_heads=3)
+    clean = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    block = int(case.batch.block_tables[1, 0])
+    case.kv_layer[block, part] = poison
+    result = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    assert not torch.isfinite(result[1]).any()
+    assert_same(result[0], clean[0])
+    assert_same(result[2:], clean[2:])
+
+
+def test_sequences_may_share_blocks(ops: PagedOps) -> None:
+    """As after a fork or a prefix hit: a table is only read."""
+    case = make_case([(1, 40)], layout=layout_for(ops, 1, 16, 16), num_heads=2)
+    alone = ops.attention(case.query, case.kv_layer, case.batch, AttentionSpec(scale=0.2))
+    table = case.batch.block_tables[0].tolist()
+    batch = make_batch([(1, 40), (1, 40), (1, 17)], [table, table, table[:2]], 16)
+    together = ops.attention(case.query.expand(3, -1, -1), case.kv_layer, batch, AttentionSpec(scale=0.2))
+    assert_near(together[:2], alone.expand(2, -1, -1))
+    shorter = replace(case.batch, seq_lens=case.batch.seq_lens - 23, max_seq_len=17)
+    expected = ReferenceOps(ops.key_page).attention(
+        case.query, case.kv_layer, shorter, AttentionSpec(scale=0.2)
+    )
+    assert_near(together[2:], expected)
+
+
+def test_a_step_without_rows(ops: PagedOps) -> None:
+    layout = layout_for(ops, 1, 16, 16)
+    case = make_case([(1, 4)], layout=layout, num_heads=1)
+    batch = AttentionBatch(
+        query_start_loc=torch.zeros(1, dtype=torch.int32),
+        seq_lens=torch.zeros(0, dtype=torch.int32),
+        block_tables=torch.zeros(0, 1, dtype=torch.int32),
+        slot_mapping=torch.zeros(0, dtype=torch.int64),
+        positions=torch.zeros(0, dtype=torch.int64),
+        max_query_len=0,
+        max_seq_len=0,
+    )
+    rows, table = torch.zeros(0, 1, 16), torch.zeros(0, 16)
+    assert ops.attention(rows, case.kv_layer, batch, AttentionSpec(scale=1.0)).shape == (0, 1, 16)
+    assert ops.rope_and_write_kv(rows, rows, rows, table, table, case.kv_layer, batch).shape == (0, 1, 16)
+    assert ops.rms_norm(table, torch.ones(16), 1e-5)[0].shape == (0, 16)
+    assert ops.silu_and_mul(table).shape == (0, 8)
+
+
+def test_strided_arguments_are_read_as_they_are(ops: PagedOps) -> None:
+    """Columns of wider tensors, every other entry, tables cut at their right edge."""
+    layout = layout_for(ops, 2, 16, 16)
+    case = make_case([(1, 40), (3, 20)], layout=layout, num_heads=4)
+    spec = AttentionSpec(scale=0.2, sinks=torch.linspace(-1, 1, 4))
+    expected = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    assert spec.sinks is not None
+
+    def spread(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.repeat_interleave(2, dim=-1)[..., ::2]
+
+    batch = replace(case.batch, **{name: spread(getattr(case.batch, name)) for name in BATCH_TENSORS})  # type: ignore[arg-type]  # tensors all
+    strided = replace(spec, sinks=spread(spec.sinks))
+    assert_same(ops.attention(spread(case.query), case.kv_layer, batch, strided), expected)
+
+    key, value = torch.randn(2, 4, 2, 16)
+    ops.write_kv(key, value, case.kv_layer, case.batch)
+    written = case.kv_layer.clone()
+    ops.write_kv(spread(key), spread(value), case.kv_layer, batch)
+    assert_same(case.kv_layer, written)
+
+    hidden, weight = torch.randn(3, 4, 16), torch.randn(16)
+    for view in (spread(hidden), hidden.transpose(0, 1).contiguous().transpose(0, 1), hidden[:, 1:3]):
+        dense = view.contiguous()
+        assert_same(ops.rms_norm(view, weight, 1e-5, view)[0], ops.rms_norm(dense, weight, 1e-5, dense)[0])
+        flat = view.flatten(1)
+        assert_same(ops.silu_and_mul(spread(flat)), ops.silu_and_mul(flat))
