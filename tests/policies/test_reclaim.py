@@ -80,6 +80,19 @@ def test_the_tail_is_taken_if_it_ends_the_shortage_and_is_cheaper() -> None:
     assert CostModel().choose(tailed, 2, dear, LOAD) is Reclaim.SWAP
 
 
+def test_the_tail_attends_to_all_that_stays_before_it() -> None:
+    deep = replace(EVEN, prefill_seconds_per_token=0.0, prefill_seconds_per_token_context=1e-3)
+    request = replace(HELD.request, num_tokens=64, num_uncomputed_tokens=0)
+    tailed = replace(HELD, request=request, num_tail_blocks=2)
+    # 32 tokens on top of 32: 1.552 s, against 2.08 for all 64; on top of 1032: 33.552, against 8 to swap.
+    assert CostModel().choose(tailed, 2, deep, LOAD) is Reclaim.TAIL
+    behind = replace(tailed, request=replace(request, num_tokens=1064))
+    assert CostModel().choose(behind, 2, deep, LOAD) is Reclaim.SWAP
+    # A swap of 1.504 s is cheaper than the tail, though dearer than 32 tokens on top of nothing (0.528 s).
+    quick = replace(deep, swap_out_bytes_per_second=1e6, swap_in_bytes_per_second=4000 / 1.5)
+    assert CostModel().choose(tailed, 2, quick, LOAD) is Reclaim.SWAP
+
+
 def test_a_shortage_of_slots_alone_is_no_reason_for_a_tail() -> None:
     tailed = replace(HELD, num_tail_blocks=2)
     for policy in (CostModel(), TailFirst()):
