@@ -24,6 +24,7 @@ from pageturner.service.engine.api import (
 )
 from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Shutdown, Submit
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.health import Health
 from pageturner.service.engine.metrics import MetricsSnapshot
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.prompts import PromptReader
@@ -93,8 +94,7 @@ class AsyncEngine:
         self._random = random
         self._logger = logger
         self._started_at = clock.now()
-        self._health = EngineHealth.STARTING
-        self._health_changed = asyncio.Event()
+        self._health = Health()
         self._live: dict[str, _Live] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -121,17 +121,14 @@ class AsyncEngine:
 
     @property
     def health(self) -> EngineHealth:
-        return self._health
+        return self._health.value
 
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:
-        while self._health is known:
-            await self._health_changed.wait()
-        return self._health
+        return await self._health.wait_for_change(known)
 
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new work, let what runs finish, abort what is left after the grace."""
-        if self._health is not EngineHealth.DEAD:
-            self._set_health(EngineHealth.DRAINING)
+        self._set_health(EngineHealth.DRAINING)
         if await _is_set_within(self._is_idle, grace_seconds):
             return
         self._logger.warning("drain_aborts", num_requests=len(self._live))
@@ -158,11 +155,11 @@ class AsyncEngine:
         since = self._thread.busy_since if self._thread is not None else None
         seconds = 0.0 if since is None else self._clock.now() - since
         is_stalled = seconds > self._options.stall_seconds
-        if is_stalled and self._health is EngineHealth.SERVING:
+        if is_stalled and self.health is EngineHealth.SERVING:
             self._logger.error("engine_stalled", seconds=seconds, num_requests=len(self._live))
             self._engine.metrics.stalled()
             self._set_health(EngineHealth.STALLED)
-        elif not is_stalled and self._health is EngineHealth.STALLED:
+        elif not is_stalled and self.health is EngineHealth.STALLED:
             self._logger.warning("engine_resumed")
             self._set_health(EngineHealth.SERVING)
 
@@ -262,10 +259,10 @@ class AsyncEngine:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
 
     def _refuse_unless_serving(self) -> None:
-        if self._health is EngineHealth.DEAD:
+        if self.health is EngineHealth.DEAD:
             raise EngineDead("the engine has failed; this server must be restarted")
-        if self._health in (EngineHealth.STARTING, EngineHealth.DRAINING):
-            raise Draining(f"the server is {self._health.value} and takes no new work")
+        if self.health in (EngineHealth.STARTING, EngineHealth.DRAINING):
+            raise Draining(f"the server is {self.health.value} and takes no new work")
 
     def _refuse_duplicate(self, request_id: str) -> None:
         if request_id in self._live:
@@ -337,7 +334,7 @@ class AsyncEngine:
 
     def _die(self, fault: BaseException) -> None:
         """Nothing more will come of the engine: say so to everybody, once."""
-        if self._health is EngineHealth.DEAD:
+        if self.health is EngineHealth.DEAD:
             return
         self._logger.critical("engine_dead", num_requests=len(self._live), exc_info=fault)
         self._set_health(EngineHealth.DEAD)
@@ -348,11 +345,9 @@ class AsyncEngine:
         self._is_idle.set()
 
     def _set_health(self, health: EngineHealth) -> None:
-        if health is not self._health:
-            self._logger.info("health", was=self._health.value, now=health.value)
-            self._health = health
-            self._health_changed.set()
-            self._health_changed = asyncio.Event()
+        was = self.health
+        if self._health.become(health):
+            self._logger.info("health", was=was.value, now=health.value)
 
     async def _watch(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.errors import PageturnerError, RequestAborted, SlowConsumer
 from support.scripted import TIMINGS
 
+SEARCH = settings(max_examples=2000, database=None, phases=[Phase.generate])
 ACCEPTED = AcceptedEvent("r", 1, 2, 3)
 
 
@@ -222,4 +224,4 @@ def test_planted_bugs_are_found(planted: type[BufferedStream]) -> None:
             return True
         return False
 
-    find(scripts, is_wrong, settings=settings(max_examples=500, database=None, phases=[Phase.generate]))
+    find(scripts, is_wrong, settings=SEARCH, random=Random(0))
