@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's readers expect
@@ -66,10 +68,24 @@ def test_the_probe_drops_numbers_of_rows_that_change_bits() -> None:
     def fickle(x: torch.Tensor) -> torch.Tensor:
         return x + (1 if x.shape[0] == 16 else 0)
 
-    tiles = probe_row_invariance(fickle, 4, torch.float32, (8, 16, 24))
+    tiles = probe_row_invariance(lambda weight, bias: fickle, (4, 4), torch.float32, (8, 16, 24))
     assert tiles == (8, 24)
     x = torch.randn(16, 4)
     assert torch.equal(Linear(fickle, tiles)(x), x)
+
+
+def test_the_probe_sees_another_order_of_additions_behind_bfloat16() -> None:
+    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            columns = range(x.shape[1])
+            total = torch.zeros(x.shape[0], weight.shape[0])
+            for k in reversed(columns) if x.shape[0] == 1 else columns:
+                total = total + x[:, k, None].float() * weight[:, k].float()
+            return total.to(x.dtype)
+
+        return multiply
+
+    assert probe_row_invariance(make, (8, 256), torch.bfloat16, (1, 2, 8)) == (2, 8)
 
 
 def test_the_probe_refuses_rows_that_depend_on_their_place() -> None:
@@ -77,4 +93,4 @@ def test_the_probe_refuses_rows_that_depend_on_their_place() -> None:
         return x + torch.arange(x.shape[0])[:, None]
 
     with pytest.raises(ModelError, match="place"):
-        probe_row_invariance(by_place, 4, torch.float32, (8, 16))
+        probe_row_invariance(lambda weight, bias: by_place, (4, 4), torch.float32, (8, 16))
