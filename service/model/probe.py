@@ -49,7 +49,7 @@ _STEPS = (
 )
 # Of the rows' relative errors this quantile may be so large; what a wrong mask or position does is of order
 # 1. In bfloat16 some rows are far off in right models too, where a router's choice of experts was close.
-_TOLERANCE = {torch.float32: (1.0, 1e-3), torch.bfloat16: (0.5, 0.1)}
+_TOLERANCE = {torch.float32: (1.0, 1e-3), torch.bfloat16: (0.5, 0.2)}
 
 
 @dataclass(frozen=True, slots=True)

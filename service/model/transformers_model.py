@@ -16,7 +16,7 @@ from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.kv_cache import KvCache
-from pageturner.service.model.linear import Linear, LinearFactory
+from pageturner.service.model.linear import LinearFactory
 from pageturner.service.model.probe import (
     AttentionShapes,
     check_paged_model,
@@ -79,7 +79,7 @@ class TransformersModel:
         for parent in list(self._model.modules()):
             for name, child in list(parent.named_children()):
                 if type(child) is nn.Linear:
-                    setattr(parent, name, _PackedLinear(make(child.weight.detach(), child.bias)))
+                    setattr(parent, name, _PackedLinear(child, make))
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; logits [len(batch.logit_rows), vocab_size]."""
@@ -95,11 +95,12 @@ class TransformersModel:
 
 
 class _PackedLinear(nn.Module):
-    """nn.Linear's place, for rows [..., in]."""
+    """In the place of an nn.Linear. Models that look at `weight` find its dtype and shape, no values."""
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: nn.Linear, make: LinearFactory) -> None:
         super().__init__()
-        self._linear = linear
+        self.weight = linear.weight.detach().to("meta")
+        self._linear = make(linear.weight.detach(), linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result = self._linear(x.flatten(0, -2))
