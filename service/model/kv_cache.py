@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class KvCache:
     """Device pool [num_blocks, ...] and host pool [num_host_blocks, ...] of one model (see kernels.layout).
 
-    The host pool is a buffer of its own on the CPU too, pinned where the device is a GPU. Both start as
-    zeros. Raises ValueError for a negative size, a pool of no blocks, or a layout whose key order is
+    The host pool is a buffer of its own on the CPU too, pinned where the device is a GPU. Neither is
+    initialised: nobody reads a slot that was not written, so the system hands out pages as they are
+    used instead of gigabytes at the start. Raises ValueError for a negative size, a pool of no blocks, or a layout whose key order is
     not the one that `ops` wants.
     """
 
@@ -34,8 +35,8 @@ class KvCache:
             raise ValueError(f"{layout.key_page} keys given, the {ops.name} operations want {ops.key_page}")
         self.layout = layout
         self.device = device
-        self.pool = torch.zeros(layout.pool_shape(num_blocks), dtype=layout.dtype, device=device)
-        self.host_pool = torch.zeros(
+        self.pool = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype, device=device)
+        self.host_pool = torch.empty(
             layout.pool_shape(num_host_blocks), dtype=layout.dtype, pin_memory=device.type == "cuda"
         )
         self._ops = ops
