@@ -78,7 +78,7 @@ class _Family:
 
 def _no_window(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise NotLean("a llama with sliding_window is not defined")
+        raise NotLean("sliding_window is not defined for this architecture")
     return (None,) * num_layers
 
 
@@ -103,8 +103,10 @@ def _window_by_layer(config: Mapping[str, Any], num_layers: int) -> tuple[int | 
 _FAMILIES: Mapping[str, _Family] = {
     "llama": _Family("LlamaForCausalLM", _no_window, takes_attention_bias=True, takes_mlp_bias=True),
     "mistral": _Family("MistralForCausalLM", _one_window, default_kv_heads=8),
-    "qwen2": _Family("Qwen2ForCausalLM", _window_by_layer, has_qkv_bias=True),
-    "qwen3": _Family("Qwen3ForCausalLM", _window_by_layer, takes_attention_bias=True, qk_norm=True),
+    "qwen2": _Family("Qwen2ForCausalLM", _window_by_layer, default_kv_heads=32, has_qkv_bias=True),
+    "qwen3": _Family(
+        "Qwen3ForCausalLM", _window_by_layer, default_kv_heads=32, takes_attention_bias=True, qk_norm=True
+    ),
     "smollm3": _Family(
         "SmolLM3ForCausalLM",
         _no_window,

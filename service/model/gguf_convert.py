@@ -16,9 +16,11 @@ import torch
 from pageturner.service.errors import ModelError
 from pageturner.service.model.gguf import GgufFile
 from pageturner.service.model.gguf_tokenizer import build_tokenizer
+from pageturner.service.model.rope import parse_rope
 from safetensors.torch import save_file
 
 SHARD_BYTES = 2 << 30
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
     Raises ModelError for an architecture, tensor or tokenizer that is not understood.
     """
     file = GgufFile(source)
+    if file.fields.get("split.count", 1) > 1:
+        raise ModelError(f"{source.name} is one part of a split GGUF file; merge the parts first")
     config = build_config(file, dtype)
     _write_json(folder / "config.json", config)
     _write_tokenizer(file.fields, folder)
@@ -106,17 +110,17 @@ def build_config(file: GgufFile, dtype: torch.dtype) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": _required(field("context_length"), "context_length"),
         "rms_norm_eps": _shortest(field("attention.layer_norm_rms_epsilon", 1e-6)),
-        "rope_parameters": _rope_parameters(file, str(name)),
+        "rope_parameters": _rope_parameters(file, str(name), head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": architecture.model_type != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
         **{key: value for key, value in special.items() if value is not None},
     }
 
 
-def _rope_parameters(file: GgufFile, name: str) -> dict[str, Any]:
-    if "rope_freqs.weight" in file.tensors:
-        raise ModelError("a GGUF file with its own rope frequencies is not read; use the safetensors folder")
+def _rope_parameters(file: GgufFile, name: str, head_dim: int) -> dict[str, Any]:
     theta = _shortest(file.fields.get(f"{name}.rope.freq_base", 10_000.0))
+    if ROPE_FACTORS in file.tensors:
+        return _llama3_parameters(file.read(ROPE_FACTORS), theta, head_dim)
     kind = file.fields.get(f"{name}.rope.scaling.type", "none")
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
@@ -129,6 +133,26 @@ def _rope_parameters(file: GgufFile, name: str) -> dict[str, Any]:
     }
     trained = file.fields.get(f"{name}.rope.scaling.original_context_length")
     return parameters | ({"original_max_position_embeddings": trained} if trained and kind == "yarn" else {})
+
+
+def _llama3_parameters(factors: torch.Tensor, theta: float, head_dim: int) -> dict[str, Any]:
+    """GGUF keeps what each frequency is divided by, transformers the rule behind it. Llama 3.1 and 3.2 differ
+    in one number of the rule, the largest factor; that the others are theirs is checked."""
+    parameters = {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": _shortest(float(factors.max())),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    plain, scaled = (
+        torch.tensor(parse_rope({"rope_parameters": rule}, head_dim, 8192, theta).frequencies)
+        for rule in ({"rope_theta": theta}, parameters)
+    )
+    if factors.shape != plain.shape or not torch.allclose(plain / factors, scaled, rtol=1e-5, atol=0):
+        raise ModelError("the GGUF file's rope frequencies are not Llama 3's; use the safetensors folder")
+    return parameters
 
 
 def _write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
@@ -170,6 +194,8 @@ def _write_weights(file: GgufFile, config: Mapping[str, Any], folder: Path, dtyp
         shard, size = {}, 0
 
     for name in file.tensors:
+        if name == ROPE_FACTORS:
+            continue
         tensor = _restored(file, config, name).to(dtype).contiguous()
         shard[target_name(name)] = tensor
         size += tensor.nbytes

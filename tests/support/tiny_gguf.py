@@ -44,9 +44,15 @@ def interleave(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def write_gguf(
-    model: PreTrainedModel, path: Path, architecture: str, *, changes: dict[str, Any] | None = None
+    model: PreTrainedModel,
+    path: Path,
+    architecture: str,
+    *,
+    changes: dict[str, Any] | None = None,
+    extra: dict[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Float32 weights and a byte-level tokenizer. changes: fields to replace, None to leave one out."""
+    """Float32 weights and a byte-level tokenizer. changes: fields to replace, None to leave one out.
+    extra: tensors to add."""
     config: Any = model.config
     writer = gguf.GGUFWriter(path, architecture)
     tokens = ["<|end|>", "<|turn|>", "<tool>", *sorted(gguf_alphabet())][: config.vocab_size]
@@ -94,6 +100,8 @@ def write_gguf(
         if architecture == "llama" and ".k_proj" in name:
             tensor = interleave(tensor, config.num_key_value_heads)
         writer.add_tensor(gguf_name(name), np.ascontiguousarray(tensor.numpy()))
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
@@ -16,6 +17,7 @@ from pageturner.service.model.decoder_config import NotLean, parse_decoder_confi
 from pageturner.service.model.loader import WeightFiles, read_folder
 from pageturner.service.model.options import ModelOptions
 from safetensors.torch import load_file, save_file
+from support.ops import BACKENDS
 from support.paged_sessions import PagedSession
 from support.random_models import VOCAB_SIZE, save, tiny_model
 from transformers import PreTrainedModel
@@ -57,7 +59,7 @@ TOLERANCE = 5e-5
 def load(
     folder: Path,
     *,
-    ops: TorchOps | ReferenceOps,
+    ops: PagedOps,
     dtype: torch.dtype = torch.float32,
     deterministic: bool = False,
 ) -> Decoder:
@@ -154,22 +156,42 @@ def test_dynamic_rope_is_exact_up_to_the_trained_length(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["llama_bias", "mistral_window", "qwen3"])
+def test_the_compiled_operations_give_the_same(name: str, tmp_path: Path) -> None:
+    family, changes = CASES[name]
+    _, model = tiny_model(family, 7, **changes, head_dim=16)
+    ops = BACKENDS["cpu-deterministic"]()
+    session = PagedSession(load(save(model, tmp_path), ops=ops), ops, block_size=16)
+    tokens = tokens_of(1)
+    found = torch.stack(session.finish(session.add(tokens), 19))
+    assert_close(found, plain_logits(model, tokens)[[18, 37, 49]])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama_bias", "qwen3", "mistral_window"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("llama_bias", "torch-deterministic"),
+        ("mistral_window", "torch-deterministic"),
+        ("qwen3", "torch-deterministic"),
+        ("qwen3", "cpu-deterministic"),
+    ],
+)
 def test_deterministic_logits_have_the_same_bits_in_any_company(
-    name: str, dtype: torch.dtype, tmp_path: Path
+    name: str, backend: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     family, changes = CASES[name]
-    _, model = tiny_model(family, 7, **changes)
-    ops = TorchOps(deterministic=True)
+    _, model = tiny_model(family, 7, **changes, **({"head_dim": 16} if "cpu" in backend else {}))
+    ops = BACKENDS[backend]()
     decoder = load(save(model, tmp_path), ops=ops, dtype=dtype, deterministic=True)
-    alone = PagedSession(decoder, ops, seed=1)
+    block_size = 16 if "cpu" in backend else 4
+    alone = PagedSession(decoder, ops, block_size=block_size, seed=1)
     prompts = [tokens_of(seed, length) for seed, length in ((1, 50), (2, 33), (3, 17), (4, 3))]
     expected = [torch.stack(alone.finish(alone.add(prompt), 1)) for prompt in prompts]
 
     for seed in range(4):
         draw = random.Random(seed)
-        together = PagedSession(decoder, ops, seed=seed + 2)
+        together = PagedSession(decoder, ops, block_size=block_size, seed=seed + 2)
         sequences = [together.add(prompt) for prompt in prompts]
         while unfinished := [s for s in sequences if s.num_computed < len(s.tokens)]:
             chosen = draw.sample(unfinished, draw.randint(1, len(unfinished)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def test_an_unknown_tokenizer_is_refused(changes: dict[str, Any], reason: str) -
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.rope.dimension_count": 4}, "rotated"),
         ({"llama.block_count": None}, "block_count"),
+        ({"split.count": 3}, "split"),
     ],
 )
 def test_what_would_run_wrong_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -125,3 +127,29 @@ def test_scaled_rope_is_carried_over(tmp_path: Path) -> None:
         "factor": 4.0,
         "original_max_position_embeddings": 64,
     }
+
+
+def llama3_factors(factor: float, trained: float) -> torch.Tensor:
+    """As llama.cpp's converter computes them, for heads of 8 and a theta of 500,000."""
+    factors = []
+    for pair in range(4):
+        turns = trained / (2 * math.pi * 500_000 ** (2 * pair / 8))
+        smooth = (turns - 1) / (4 - 1)
+        factors.append(1.0 if turns > 4 else factor if turns < 1 else 1 / ((1 - smooth) / factor + smooth))
+    return torch.tensor(factors)
+
+
+def test_llama3_rope_is_recognised_by_its_factors(tmp_path: Path) -> None:
+    _, model = tiny_model("llama", 5)
+
+    def written(trained: float) -> Path:
+        factors = {"rope_freqs.weight": llama3_factors(32, trained)}
+        theta = {"llama.rope.freq_base": 500_000.0}
+        return write_gguf(model, tmp_path / f"{trained}.gguf", "llama", changes=theta, extra=factors)
+
+    (tmp_path / "folder").mkdir()
+    convert(written(8192), tmp_path / "folder", torch.float32)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "folder").config.rope_parameters
+    assert (found["rope_type"], found["factor"]) == ("llama3", 32.0)
+    with pytest.raises(ModelError, match="rope frequencies"):
+        convert(written(1024), tmp_path, torch.float32)
