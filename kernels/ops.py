@@ -117,13 +117,13 @@ def select_ops(
     # Here, not above: the backends import this file, and a compiler is only looked for when asked.
     from pageturner.kernels.checks import DTYPES
     from pageturner.kernels.cpu.build import load_library
-    from pageturner.kernels.cpu.ops import CpuOps
+    from pageturner.kernels.cpu.ops import MAX_HEAD_DIM, CpuOps
     from pageturner.kernels.torch_ops import TorchOps
 
     if dtype not in DTYPES:
         raise KernelArgumentError("dtype", str(dtype), f"one of {DTYPES}")
-    tiled = head_dim % KEY_TILE == 0 and block_size % KEY_TILE == 0
-    if device.type == "cpu" and tiled and cache_dir is not None:
+    fits = head_dim % KEY_TILE == 0 and head_dim <= MAX_HEAD_DIM and block_size % KEY_TILE == 0
+    if device.type == "cpu" and fits and cache_dir is not None:
         try:
             return CpuOps(load_library(cache_dir))
         except CompilerUnavailable as reason:

@@ -73,9 +73,11 @@ struct Sums {
     for (int row = 0; row < rows; row++) {
       const float raised = std::max(top[row], later.top[row]);
       const float mine = exp(top[row] - raised), theirs = exp(later.top[row] - raised);
-      const auto merge = [&](float* into, const float* from) { store(into, load(into) * mine + load(from) * theirs); };
+      const auto merge = [&](float* into, const float* from) {
+        store(into, load(into) * mine + load(from) * theirs);
+      };
       merge(total + row * LANES, later.total + row * LANES);
-      for (int d = 0; d < head_dim; d += LANES) merge(value + row * head_dim + d, later.value + row * head_dim + d);
+      for (int d = row * head_dim; d < (row + 1) * head_dim; d += LANES) merge(value + d, later.value + d);
       top[row] = raised;
     }
   }
@@ -152,7 +154,8 @@ class Attention {
     std::vector<std::size_t> first_unit;
     for (std::size_t i = 0; i < items.size(); i++) {
       first_unit.push_back(units.size());
-      for (int split = begin_split(items[i]); split < end_split(items[i]); split++) units.emplace_back(i, split);
+      for (int split = begin_split(items[i]); split < end_split(items[i]); split++)
+        units.emplace_back(i, split);
     }
     first_unit.push_back(units.size());
     std::vector<float> parts(units.size() * sums_floats());
@@ -194,7 +197,8 @@ class Attention {
 
   void finish(const Item& item, const Sums& sums) const {
     for (int row = 0; row < packed(item); row++) {
-      T* to = static_cast<T*>(args.output) + row_offset(item, row, std::int64_t(args.num_heads) * args.head_dim);
+      const std::int64_t row_stride = args.num_heads * std::int64_t(args.head_dim);
+      T* to = static_cast<T*>(args.output) + row_offset(item, row, row_stride);
       float total = sum_lanes(load(sums.total + row * LANES)), factor = 1.0f;
       if (args.sinks) {
         const float sink = args.sinks[item.kv_head * group + row % group];
@@ -220,10 +224,11 @@ class Attention {
     for (int tile = 0; tile < STEP_TILES; tile++) {
       // A tile past the end stands for the first one: it is read, and hidden.
       const int position = begin + tile * LANES < end ? begin + tile * LANES : begin;
-      const T* page = static_cast<const T*>(args.kv_layer) + item.table[position / args.block_size] * args.block_stride +
-                      item.kv_head * args.head_stride + position % args.block_size * std::int64_t(args.head_dim);
-      step.keys[tile] = page;
-      step.values[tile] = page + args.value_stride;
+      const std::int64_t block = item.table[position / args.block_size];
+      const int offset = position % args.block_size;
+      step.keys[tile] = static_cast<const T*>(args.kv_layer) + block * args.block_stride +
+                        item.kv_head * args.head_stride + offset * args.head_dim;
+      step.values[tile] = step.keys[tile] + args.value_stride;
     }
     return step;
   }
@@ -250,7 +255,8 @@ class Attention {
         prefetch(next);
       }
       for (int row = 0; row < packed(item); row += MICRO_ROWS)
-        dispatch(std::min(MICRO_ROWS, packed(item) - row), [&](auto rows) { advance<rows>(item, step, row, query, sums); });
+        dispatch(std::min(MICRO_ROWS, packed(item) - row),
+                 [&](auto rows) { advance<rows>(item, step, row, query, sums); });
     }
   }
 
@@ -288,7 +294,8 @@ class Attention {
       weigh(scores[r], first_key(position) - step.begin, position - step.begin, row + r, weights[r], sums);
     }
     int d = 0;
-    for (; d + 4 * LANES <= args.head_dim; d += 4 * LANES) add_values<ROWS, 4>(step, begin, end, row, d, weights, sums);
+    for (; d + 4 * LANES <= args.head_dim; d += 4 * LANES)
+      add_values<ROWS, 4>(step, begin, end, row, d, weights, sums);
     for (; d < args.head_dim; d += LANES) add_values<ROWS, 1>(step, begin, end, row, d, weights, sums);
   }
 

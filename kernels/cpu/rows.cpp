@@ -45,7 +45,7 @@ struct RmsNormArgs {
 namespace {
 
 constexpr int MAX_HEAD_DIM = 1024;
-constexpr std::int64_t PARALLEL_FROM = 1 << 15;  // elements below which a second thread costs more than it saves
+constexpr std::int64_t PARALLEL_FROM = 1 << 15;  // elements; below, a second thread costs more than it saves
 
 template <class T>
 void copy_key(T* page, const T* key, int offset, int head_dim) {
@@ -103,7 +103,8 @@ void rotate_head(T* to, const T* from, const C* cos, const C* sin, int head_dim)
 template <class T, class C>
 void rope_and_write_kv(const RotateArgs& rotate, const KvWriteArgs& args) {
   const int head_dim = args.head_dim;
-  const std::int64_t size = std::int64_t{args.num_rows} * (rotate.num_heads + 2 * args.num_kv_heads) * head_dim;
+  const int heads = rotate.num_heads + 2 * args.num_kv_heads;
+  const std::int64_t size = std::int64_t{args.num_rows} * heads * head_dim;
 #pragma omp parallel for num_threads(args.num_threads) if (size >= PARALLEL_FROM)
   for (int row = 0; row < args.num_rows; row++) {
     const C* cos = static_cast<const C*>(rotate.cos) + std::int64_t{row} * head_dim;
@@ -189,10 +190,12 @@ void rope_and_write_kv_same_bfloat16(const RotateArgs* rotate, const KvWriteArgs
 void rms_norm_float32(const RmsNormArgs* args) { rms_norm<float>(*args); }
 void rms_norm_bfloat16(const RmsNormArgs* args) { rms_norm<bf16>(*args); }
 
-void silu_and_mul_float32(const float* gate_up, float* output, std::int64_t stride, int rows, int size, int threads) {
+void silu_and_mul_float32(const float* gate_up, float* output, std::int64_t stride, int rows, int size,
+                          int threads) {
   silu_and_mul(gate_up, output, stride, rows, size, threads);
 }
-void silu_and_mul_bfloat16(const bf16* gate_up, bf16* output, std::int64_t stride, int rows, int size, int threads) {
+void silu_and_mul_bfloat16(const bf16* gate_up, bf16* output, std::int64_t stride, int rows, int size,
+                           int threads) {
   silu_and_mul(gate_up, output, stride, rows, size, threads);
 }
 

@@ -170,7 +170,13 @@ def test_select_ops_takes_cpp_where_it_fits(
         return ops.name
 
     assert name() == "cpu"
-    assert name(head_dim=40) == name(block_size=8) == name(cache_dir=None) == "torch-deterministic"
+    assert (
+        name(head_dim=40)
+        == name(head_dim=1040)
+        == name(block_size=8)
+        == name(cache_dir=None)
+        == "torch-deterministic"
+    )
     assert not caplog.records
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
