@@ -33,7 +33,7 @@ def load_artifacts(options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
     A GGUF file is converted under cache_dir the first time and not opened again. Raises ModelError.
     """
     source = options.source
-    path = Path(source).expanduser()
+    path = Path(source)
     if source == EMBEDDED:
         return _from_gguf(source, embedded_file(), options, cache_dir)
     if path.is_file():
