@@ -63,7 +63,10 @@ class AttentionShapes:
 
 
 def examine(model: PreTrainedModel) -> AttentionShapes:
-    """Run the model once with attention that answers nothing, and see what arrives. Raises ModelError."""
+    """Let the model look up our attention from now on, run it once, and see what arrives.
+
+    Raises ModelError for a model that does not come to us, or asks for what we can't give.
+    """
     recorder = _Recorder()
     with _refusing(model.config.model_type):
         set_implementation(model, IMPLEMENTATION)
@@ -90,7 +93,7 @@ class _Recorder:
         if call.mask is not None:
             function = self._function_of(call.mask)
             if (function, spec.sliding_window, spec.chunk) not in self._agreed:
-                _check_same_keys(spec, function)
+                _check_same_keys(spec, function, call.query.device)
                 self._agreed.add((function, spec.sliding_window, spec.chunk))
         self._calls.append(call)
         return torch.zeros_like(call.query[..., :1]).expand(-1, -1, call.value.shape[-1]).contiguous()
@@ -113,15 +116,15 @@ class _Recorder:
         return AttentionShapes(modules, num_heads, num_kv_heads, max(key_width, value_width))
 
 
-def _check_same_keys(spec: AttentionSpec, mask_function: MaskFunction) -> None:
+def _check_same_keys(spec: AttentionSpec, mask_function: MaskFunction, device: torch.device) -> None:
     """Compare the keys that `spec` shows with those of the model's mask, around each border there is."""
     borders = [1, 2, 3, *(size * n for size in (spec.sliding_window, spec.chunk) if size for n in (1, 2))]
     # Doubling lengths find a window that the mask knows and the layer keeps to itself.
     borders += [2**power for power in range(2, 25)]
     places = sorted({place + i for place in borders for i in (-1, 0, 1) if place + i >= 0})
+    keys = torch.tensor(places, device=device)
     for query in places:
-        keys = torch.tensor(places)
-        seen = mask_function(0, 0, torch.tensor(query), keys)
+        seen = mask_function(0, 0, torch.tensor(query, device=device), keys)
         for key, is_seen in zip(places, seen.expand(len(places)).tolist(), strict=True):
             if is_seen != (first_key(query, spec) <= key <= query):
                 shown = "shows" if is_seen else "hides"
@@ -139,13 +142,21 @@ def probe_prompts(vocab_size: int, max_position: int) -> list[list[int]]:
 
 
 def plain_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """float32 [length, vocab_size] for each prompt, by `transformers`' eager attention. Raises ModelError."""
-    set_implementation(model, "eager")
+    """float32 [length, vocab_size] for each prompt, by `transformers`' eager attention.
+
+    The model looks up our attention again afterwards. Raises ModelError.
+    """
     with _refusing(model.config.model_type), torch.inference_mode():
-        return [
-            model(input_ids=torch.tensor([prompt], device=model.device), use_cache=False).logits[0].float()
-            for prompt in prompts
-        ]
+        set_implementation(model, "eager")
+        try:
+            return [
+                model(input_ids=torch.tensor([prompt], device=model.device), use_cache=False)
+                .logits[0]
+                .float()
+                for prompt in prompts
+            ]
+        finally:
+            set_implementation(model, IMPLEMENTATION)
 
 
 def check_paged_model(

@@ -75,11 +75,11 @@ class AttentionCall:
         if is_causal is False or (is_causal is None and getattr(self.module, "is_causal", True) is False):
             raise ModelError("attention is not causal")
         sinks = _typed(keywords, "s_aux", torch.Tensor)
-        scale = _typed(keywords, "scaling", float)
+        scale = _number(keywords, "scaling")
         return AttentionSpec(
             scale=self.query.shape[-1] ** -0.5 if scale is None else scale,
             sliding_window=_typed(keywords, "sliding_window", int),
-            logit_softcap=_typed(keywords, "softcap", float),
+            logit_softcap=_number(keywords, "softcap"),
             sinks=None if sinks is None else sinks.detach().float(),
             chunk=_chunk(self.module),
         )
@@ -90,6 +90,10 @@ def _typed(keywords: Mapping[str, object], name: str, kind: type[_T]) -> _T | No
     if value is None or isinstance(value, kind):
         return value
     raise ModelError(f"attention is given {name}={value!r}")
+
+
+def _number(keywords: Mapping[str, object], name: str) -> float | None:
+    return _typed(keywords, name, int if isinstance(keywords.get(name), int) else float)
 
 
 def _chunk(module: nn.Module) -> int | None:

@@ -24,12 +24,7 @@ from pageturner.service.model.probe import (
     plain_logits,
     probe_prompts,
 )
-from pageturner.service.model.transformers_attention import (
-    IMPLEMENTATION,
-    PagedStep,
-    attention_by,
-    set_implementation,
-)
+from pageturner.service.model.transformers_attention import PagedStep, attention_by
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -52,7 +47,6 @@ class TransformersModel:
         *,
         max_position: int | None = None,
     ) -> None:
-        set_implementation(model, IMPLEMENTATION)
         self.model_type: str = model.config.model_type
         self.num_layers = len(shapes.layers)
         self.num_heads, self.num_kv_heads = shapes.num_heads, shapes.num_kv_heads
@@ -163,7 +157,6 @@ def checked_model(
     paged = TransformersModel(model, shapes, ops, max_position=max_position)
     prompts = probe_prompts(paged.vocab_size, paged.max_position)
     expected = plain_logits(model, prompts)
-    set_implementation(model, IMPLEMENTATION)
     paged.pack_linears(deterministic=deterministic)
     check_paged_model(paged, prompts, expected, deterministic=deterministic)
     return paged
