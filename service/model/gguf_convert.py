@@ -65,10 +65,13 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
     file = GgufFile(source)
     if file.fields.get("split.count", 1) > 1:
         raise ModelError(f"{source.name} is one part of a split GGUF file; merge the parts first")
-    config = build_config(file, dtype)
-    _write_json(folder / "config.json", config)
-    _write_tokenizer(file.fields, folder)
-    _write_weights(file, config, folder, dtype)
+    try:
+        config = build_config(file, dtype)
+        _write_json(folder / "config.json", config)
+        _write_tokenizer(file.fields, folder)
+        _write_weights(file, config, folder, dtype)
+    except KeyError as missing:
+        raise ModelError(f"{source.name} lacks {missing}") from missing
 
 
 def build_config(file: GgufFile, dtype: torch.dtype) -> dict[str, Any]:

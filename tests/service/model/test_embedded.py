@@ -16,7 +16,7 @@ from support.paged_sessions import PagedSession
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 QUESTIONS = (
     "What is the capital of France?",
     "Write a haiku about the sea.",

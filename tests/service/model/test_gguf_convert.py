@@ -106,6 +106,8 @@ def test_an_unknown_tokenizer_is_refused(changes: dict[str, Any], reason: str) -
         ({"llama.rope.dimension_count": 4}, "rotated"),
         ({"llama.block_count": None}, "block_count"),
         ({"split.count": 3}, "split"),
+        ({"tokenizer.ggml.merges": None}, "lacks 'tokenizer.ggml.merges'"),
+        ({"llama.rope.scaling.type": "yarn"}, r"lacks 'llama\.rope\.scaling\.factor'"),
     ],
 )
 def test_what_would_run_wrong_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
