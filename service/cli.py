@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from types import FrameType
+from typing import NoReturn, Protocol, cast
 
 from pageturner.service import __version__
 from pageturner.service.errors import PageturnerError
@@ -30,7 +32,7 @@ COMMANDS: dict[str, str] = {
     "loadtest": "pageturner.loadtest.cli",
 }
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 class Command(Protocol):
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     arguments = parser.parse_args(words)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
         return cast(int, arguments.run(arguments))
     except PageturnerError as error:
@@ -78,3 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away; Python would complain once more while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """Unwind as for Ctrl-C, so that a server that a command started is stopped with it."""
+    sys.exit(128 + number)

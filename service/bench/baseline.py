@@ -22,7 +22,9 @@ def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
     from pageturner.service.model.loader import load_artifacts
     from pageturner.service.model.options import ModelOptions
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     artifacts = load_artifacts(ModelOptions(arguments.model, dtype=arguments.dtype), arguments.cache_dir)
@@ -31,7 +33,8 @@ def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
     generator = torch.Generator().manual_seed(arguments.seed)
     shape = (arguments.batch, arguments.prompt_tokens)
     # Ids from the middle of the vocabulary: special tokens lie at its ends.
-    prompts = torch.randint(1000, min(30000, model.config.vocab_size), shape, generator=generator)
+    vocab_size = model.config.vocab_size
+    prompts = torch.randint(vocab_size // 8, vocab_size // 2, shape, generator=generator)
 
     def generate() -> float:
         started = time.perf_counter()

@@ -189,6 +189,39 @@ def _read_until(process: subprocess.Popen[str], word: str) -> None:
     raise AssertionError(f"the server ended without saying {word!r}")
 
 
+def test_a_command_that_is_ended_takes_its_server_along(flags: list[str]) -> None:
+    command = [*PROGRAM, "chat", *flags, "--max-tokens=2"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("hello\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)  # the server is up and answers
+        (server,) = Path(f"/proc/{chat.pid}/task/{chat.pid}/children").read_text().split()
+        chat.send_signal(signal.SIGTERM)
+        assert chat.wait(60) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{server}").exists()
+
+
+def test_throughput_is_measured_in_turns(flags: list[str]) -> None:
+    words = ("--concurrency=2", "--prompt-tokens=8", "--output-tokens=8", "--rounds=2", "--json")
+    finished = run("bench", "throughput", *words, *flags)
+    assert finished.returncode == 0, finished.stderr
+    figures = json.loads(finished.stdout)
+    assert len(figures["service"]) == len(figures["baseline"]) == 2
+    assert figures["ratio"] == pytest.approx(
+        figures["service_tokens_per_second"] / figures["baseline_tokens_per_second"]
+    )
+
+
+def test_startup_is_measured(flags: list[str]) -> None:
+    finished = run("bench", "startup", "--runs=1", "--json", *flags)
+    assert finished.returncode == 0, finished.stderr
+    figures = json.loads(finished.stdout)
+    assert figures["seconds"] == [figures["median_seconds"]]
+
+
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="exit code 2") as caught, running_server([f"--model={tmp_path}"]):
