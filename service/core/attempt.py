@@ -25,12 +25,14 @@ class Constraints:
 
     yields: who gives up blocks. stalled: running requests left out. blocked: waiting requests left out.
     claimants: waiting requests for whom others yield; no admission policy is asked for them.
+    await_pending: a claimant is left out because what it needs falls free when the step in flight ends.
     """
 
     yields: dict[int, Yield] = field(default_factory=dict)
     stalled: set[int] = field(default_factory=set)
     blocked: set[int] = field(default_factory=set)
     claimants: set[int] = field(default_factory=set)
+    await_pending: bool = False
 
 
 @dataclass(slots=True)
@@ -382,12 +384,10 @@ def _remaining(request: Request, sequence: Sequence, place: _Place) -> int:
 def book_yield(ledger: Ledger, manager: BlockManager, given_up: Yield, last_ended_step: int) -> None:
     """Book what a yielding request gives back."""
     request = given_up.request
+    in_flight = request.last_step > last_ended_step
     if given_up.how is Reclaim.TAIL:
         for sequence, num_kept in given_up.cuts:
-            in_flight = sequence.last_step > last_ended_step
             ledger.drop(reversed(manager.peek(sequence)[num_kept:]), in_flight=in_flight)
         return
-    if given_up.how is Reclaim.SWAP:
-        ledger.host_available -= len(manager.references(request))
     for sequence in request.sequences:
-        ledger.drop(reversed(manager.peek(sequence)), in_flight=sequence.last_step > last_ended_step)
+        ledger.drop(reversed(manager.peek(sequence)), in_flight=in_flight)

@@ -112,8 +112,7 @@ class Committer:
 
     def release(self, request: Request) -> Release:
         """How this request lets go of blocks now: fenced by the last step that has to do with it."""
-        fence = max((sequence.last_step for sequence in request.sequences), default=0)
-        return Release(fence, self._state.now, request.new.tenant, request.priority)
+        return Release(request.last_step, self._state.now, request.new.tenant, request.priority)
 
     # --- starting --------------------------------------------------------------------------
 

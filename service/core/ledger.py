@@ -26,20 +26,18 @@ class Checkpoint:
 
     available: int
     pending: int
-    host_available: int
     slots: int
     difference: dict[int, int]
     dropped_pending: frozenset[int]
 
 
 class Ledger:
-    """available, pending: device blocks. host_available: host blocks. slots: sequences that may start."""
+    """available, pending: device blocks. slots: sequences that may start."""
 
     def __init__(self, manager: BlockManager, slots: int) -> None:
         self._device = manager.device
         self.available = manager.device.num_available
         self.pending = manager.device.num_pending
-        self.host_available = manager.host.num_available
         self.slots = slots
         self._difference: dict[int, int] = {}
         self._dropped_pending: set[int] = set()
@@ -48,7 +46,6 @@ class Ledger:
         return Checkpoint(
             self.available,
             self.pending,
-            self.host_available,
             self.slots,
             dict(self._difference),
             frozenset(self._dropped_pending),
@@ -57,7 +54,6 @@ class Ledger:
     def restore(self, checkpoint: Checkpoint) -> None:
         self.available = checkpoint.available
         self.pending = checkpoint.pending
-        self.host_available = checkpoint.host_available
         self.slots = checkpoint.slots
         self._difference = dict(checkpoint.difference)
         self._dropped_pending = set(checkpoint.dropped_pending)

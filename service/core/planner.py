@@ -6,7 +6,7 @@ Afterwards every victim that turns out not to be needed is spared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Reclaim
@@ -30,6 +30,8 @@ class Planner:
             attempt = Attempt(self._state, champion, constraints)
             outcome = attempt.run()
             if isinstance(outcome, Plan):
+                if constraints.await_pending:
+                    return outcome  # the victims' blocks are needed, only not in this step
                 return self._spare_needless(outcome, champion, constraints)
             self._resolve(outcome, attempt, champion, constraints)
 
@@ -42,9 +44,12 @@ class Planner:
         claimant = shortage.claimant
         is_running = claimant.status is RequestStatus.RUNNING
         chosen: list[Request] | None = None
+        covered_by_pending = shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.ledger.pending
         # Blocks that fall free when the step in flight ends cover a need too: waiting for them is
         # cheaper than another victim, and without it a shortage would cascade through everybody.
-        if not (shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.ledger.pending):
+        if covered_by_pending:
+            constraints.await_pending = True
+        else:
             holders = self._holders(claimant, champion, constraints)
             candidates = self._candidates(claimant, champion, constraints)
             order = holders + self._ranked(candidates, claimant)
@@ -73,12 +78,16 @@ class Planner:
     def _candidates(
         self, claimant: Request, champion: Request | None, constraints: Constraints
     ) -> list[Request]:
-        """Running requests that may yield to the claimant.
+        """Running requests that may yield to the claimant; one that yields its tail may yield whole.
 
         Nobody yields to a less urgent one; a waiting claimant needs a strictly lower priority; who has
         been preempted often enough yields to the champion alone. None of this binds the champion.
         """
-        running = [r for o, r in self._state.running.items() if o not in constraints.yields]
+        running = [
+            request
+            for order, request in self._state.running.items()
+            if order not in constraints.yields or constraints.yields[order].how is Reclaim.TAIL
+        ]
         if claimant is champion:
             return [request for request in running if request is not champion]
         is_running = claimant.status is RequestStatus.RUNNING
@@ -131,7 +140,7 @@ class Planner:
 
     def _covers(
         self,
-        victims: Iterable[Request],
+        victims: Collection[Request],
         shortage: Shortage,
         attempt: Attempt,
         constraints: Constraints,
@@ -141,26 +150,29 @@ class Planner:
         Blocks are counted on a ledger: one that somebody else still references frees nothing. What the
         attempt had booked for a victim comes back as well.
         """
-        ledger = Ledger(self._state.manager, 0)
-        for given_up in constraints.yields.values():
-            book_yield(ledger, self._state.manager, given_up, self._state.last_ended_step)
-        before = ledger.available + ledger.pending
-        booked = slots = 0
+        more = {victim.order: Yield(victim, Reclaim.RECOMPUTE) for victim in victims}
+        freed = self._freed_by(constraints.yields | more) - self._freed_by(constraints.yields)
+        slots = 0
         for victim in victims:
-            whole = Yield(victim, Reclaim.RECOMPUTE)
-            book_yield(ledger, self._state.manager, whole, self._state.last_ended_step)
-            booked += attempt.num_booked.get(victim.order, 0)
-            if victim.status is RequestStatus.RUNNING:
-                slots += victim.num_slots
-        freed = ledger.available + ledger.pending - before + booked
+            if victim.order not in constraints.yields:
+                freed += attempt.num_booked.get(victim.order, 0)
+                slots += victim.num_slots if victim.status is RequestStatus.RUNNING else 0
         return freed >= shortage.num_blocks and slots >= shortage.num_slots
+
+    def _freed_by(self, yields: Mapping[int, Yield]) -> int:
+        """Device blocks, pending ones included, that fall free if all of these yield."""
+        ledger = Ledger(self._state.manager, 0)
+        before = ledger.available + ledger.pending
+        for given_up in yields.values():
+            book_yield(ledger, self._state.manager, given_up, self._state.last_ended_step)
+        return ledger.available + ledger.pending - before
 
     # --- how they yield --------------------------------------------------------------------
 
     def _how(self, victim: Request, shortage: Shortage, constraints: Constraints) -> Yield:
         """Ask the reclaim policy; an impossible answer is replaced by the default's, then by recompute."""
-        if victim.status is not RequestStatus.RUNNING:
-            return Yield(victim, Reclaim.RECOMPUTE)  # a holder yields whole
+        if victim.status is not RequestStatus.RUNNING or victim.order in constraints.yields:
+            return Yield(victim, Reclaim.RECOMPUTE)  # a holder, or one whose tail is not enough, yields whole
         state = self._state
         view = views.victim_view(victim, state.manager)
         if view.num_blocks == 0:

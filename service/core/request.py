@@ -209,6 +209,11 @@ class Request:
         return self.unfinished if self.is_forked else self.unfinished[:1]
 
     @property
+    def last_step(self) -> int:
+        """The last step that has to do with any of its sequences: the fence of whatever it releases."""
+        return max(sequence.last_step for sequence in self.sequences)
+
+    @property
     def num_slots(self) -> int:
         """Sequences this request runs, or will once forked; reserved at admission."""
         return 1 if len(self.sequences) == 1 else len(self.unfinished)

@@ -278,6 +278,11 @@ class Scheduler:
             num_copied_blocks_total=counters["copied_blocks"],
         )
 
+    @property
+    def champion_id(self) -> str | None:
+        """The request that no policy can hold back at present."""
+        return None if self._champion is None else self._champion.request_id
+
     # --- order -----------------------------------------------------------------------------
 
     def _queue_key(self, request: Request) -> SortKey:

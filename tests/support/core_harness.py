@@ -27,6 +27,9 @@ from pageturner.service.errors import PageturnerError, RequestAborted
 from support.fake_model import FakeModel, Stop, expected_tokens
 
 
+CHAMPION_PATIENCE = 2
+"""Steps a champion may stand still: one until a step in flight ends, one until its blocks settle."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -108,6 +111,8 @@ class CoreHarness:
         self.in_flight: deque[tuple[SchedulerOutput, tuple[SampledSequence, ...]]] = deque()
         self.num_steps = 0
         self.is_broken = False
+        self._champion: str | None = None
+        self._champion_idle_steps = 0
 
     # --- moves -----------------------------------------------------------------------------
 
@@ -161,6 +166,7 @@ class CoreHarness:
         output = self.scheduler.schedule(self.now)
         self.num_steps += 1
         self.check()
+        self._check_progress(output)
         if output:
             self._check_writes(output)
             self.in_flight.append((output, self.model.run(output)))
@@ -263,6 +269,15 @@ class CoreHarness:
             assert not any(map(device.is_available, touched)), "pending: a block in use may be taken"
             sources = {copy.source for copy in copies.swap_ins}
             assert not any(map(host.is_available, sources)), "pending: a swap-in's source may be taken"
+
+    def _check_progress(self, output: SchedulerOutput) -> None:
+        """The champion computes a token, or ends, within CHAMPION_PATIENCE steps."""
+        champion = self.scheduler.champion_id
+        computed = any(part.request_id == champion for part in output.scheduled)
+        is_idle = champion is not None and champion == self._champion and not computed
+        self._champion_idle_steps = self._champion_idle_steps + 1 if is_idle else 0
+        self._champion = champion
+        assert self._champion_idle_steps <= CHAMPION_PATIENCE, f"progress: champion {champion} stands still"
 
     def check_finished(self) -> None:
         """After the end: every request has ended and every block is back."""
