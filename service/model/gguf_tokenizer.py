@@ -1,7 +1,8 @@
 """A `tokenizers` tokenizer built from the fields of a GGUF file.
 
-GGUF stores vocabulary and merges, but of the pre-tokenizer only its llama.cpp name. A name that is not
-known here is refused: a guess would split digits or white space wrongly and still look like text.
+GGUF stores vocabulary and merges (or scores), but of a byte-level pre-tokenizer only its llama.cpp name. A
+name that is not known here is refused: a guess would split digits or white space wrongly and still look
+like text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 from pageturner.service.errors import ModelError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-_CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # llama.cpp's token types
+_SPACE = "\u2581"  # SentencePiece's
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -53,24 +55,40 @@ _COMPOSED = {"qwen2"}  # text is normalised to NFC
 
 
 def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
-    """The byte-level BPE tokenizer of the fields. Raises ModelError for any other kind."""
-    model, pre = str(fields.get("tokenizer.ggml.model")), str(fields.get("tokenizer.ggml.pre"))
-    if model != "gpt2":
-        raise ModelError(
-            f"the GGUF file has a {model!r} tokenizer, only byte-level BPE ('gpt2') is read from GGUF; "
-            "use the model's safetensors folder"
-        )
+    """The tokenizer of the fields. Raises ModelError for a kind that is not known."""
+    match fields.get("tokenizer.ggml.model"):
+        case "gpt2":
+            tokenizer = _byte_level(fields)
+        case "llama":
+            tokenizer = _sentencepiece(fields)
+        case kind:
+            raise ModelError(f"the GGUF file has a {kind!r} tokenizer; use the model's safetensors folder")
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    if fields.get("tokenizer.ggml.add_bos_token", False):
+        tokenizer.post_processor = _bos_first(tokens, int(fields["tokenizer.ggml.bos_token_id"]))
+    kinds: list[int] = fields.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    pairs = list(zip(tokens, kinds, strict=True))
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token, kind in pairs if kind == _CONTROL]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(token, normalized=False) for token, kind in pairs if kind == _USER_DEFINED]
+    )
+    return tokenizer
+
+
+def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
+    """Byte-level BPE: the merges are stored."""
+    pre = str(fields.get("tokenizer.ggml.pre"))
     if pre not in _PRE_TOKENIZERS:
         raise ModelError(
             f"the GGUF file's pre-tokenizer {pre!r} is not one of {', '.join(sorted(_PRE_TOKENIZERS))}; "
             "use the model's safetensors folder"
         )
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={token: token_id for token_id, token in enumerate(tokens)},
-            merges=merges,
+            vocab={token: token_id for token_id, token in enumerate(fields["tokenizer.ggml.tokens"])},
+            merges=[tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]],
             fuse_unk=False,
             byte_fallback=False,
             ignore_merges=pre in _WHOLE_WORDS_FIRST,
@@ -80,29 +98,44 @@ def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _post_processor(fields, tokens)
-    kinds: list[int] = fields.get("tokenizer.ggml.token_type") or []
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(t, normalized=False, special=True)
-            for t, kind in zip(tokens, kinds, strict=False)
-            if kind == _CONTROL
-        ]
-    )
-    tokenizer.add_tokens(
-        [
-            AddedToken(t, normalized=False)
-            for t, kind in zip(tokens, kinds, strict=False)
-            if kind == _USER_DEFINED
-        ]
-    )
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
 
 
-def _post_processor(fields: Mapping[str, Any], tokens: list[str]) -> processors.PostProcessor:
-    if not fields.get("tokenizer.ggml.add_bos_token", False):
-        return processors.ByteLevel(trim_offsets=False)
-    bos_id = int(fields["tokenizer.ggml.bos_token_id"])
+def _sentencepiece(fields: Mapping[str, Any]) -> Tokenizer:
+    """SentencePiece BPE: any two pieces that make a third may merge, the best score first."""
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    scores: list[float] = fields["tokenizer.ggml.scores"]
+    kinds: list[int] = fields["tokenizer.ggml.token_type"]
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = [
+        (-scores[token_id], vocab[token[:cut]], vocab[token[cut:]])
+        for token_id, token in enumerate(tokens)
+        if kinds[token_id] == _NORMAL
+        for cut in range(1, len(token))
+        if token[:cut] in vocab and token[cut:] in vocab
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[(tokens[left], tokens[right]) for _, left, right in sorted(merges)],
+            unk_token=tokens[int(fields.get("tokenizer.ggml.unknown_token_id", 0))],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
+    words: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        spaces.insert(0, normalizers.Prepend(_SPACE))
+        words.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(spaces)
+    tokenizer.decoder = decoders.Sequence(words)
+    return tokenizer
+
+
+def _bos_first(tokens: list[str], bos_id: int) -> processors.PostProcessor:
     bos = tokens[bos_id]
     return processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,55 @@ def test_special_tokens_are_whole_and_bos_comes_when_asked() -> None:
     assert tokenizer.decode([8, 0, 1, 2]) == "he<tool>1"
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_pieces_are_those_of_sentencepiece(prefix: bool) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(Path(__file__).read_text(encoding="utf-8").splitlines()),
+        model_writer=trained,
+        model_type="bpe",
+        vocab_size=600,
+        byte_fallback=True,
+        add_dummy_prefix=prefix,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=trained.getvalue())
+    size = theirs.vocab_size()
+    kinds = [
+        2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1
+        for i in range(size)
+    ]
+    ours = build_tokenizer(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in range(size)],
+            "tokenizer.ggml.scores": [theirs.get_score(i) for i in range(size)],
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.add_space_prefix": prefix,
+            "tokenizer.ggml.add_bos_token": True,
+            "tokenizer.ggml.bos_token_id": 1,
+        }
+    )
+    texts = [
+        *Path(__file__).read_text(encoding="utf-8").splitlines(),
+        "12 345",
+        "日本語 😀",
+        "a  b\tc\n",
+        " x",
+    ]
+    for text in filter(None, texts):
+        ids = theirs.encode(text)
+        assert ours.encode(text).ids == [1, *ids], text
+        assert ours.decode(ids) == text
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"model": "llama"}, "byte-level"), ({"pre": "jais"}, "'jais'"), ({"pre": None}, "pre-tokenizer")],
+    [({"model": "bert"}, "'bert' tokenizer"), ({"pre": "jais"}, "'jais'"), ({"pre": None}, "pre-tokenizer")],
 )
 def test_an_unknown_tokenizer_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):

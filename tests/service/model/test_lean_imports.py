@@ -11,7 +11,8 @@ import pageturner.service.model.build
 import pageturner.service.model.loader
 import pageturner.service.model.runner
 import pageturner.service.model.sampler
-print(*sorted({name.partition(".")[0] for name in sys.modules} & {"transformers", "gguf", "huggingface_hub", "llm"}))
+dear = {"transformers", "gguf", "huggingface_hub", "llm"}
+print(*sorted(dear & {name.partition(".")[0] for name in sys.modules}))
 """
 
 
