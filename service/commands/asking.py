@@ -100,13 +100,13 @@ async def ask(
     )
 
 
-def add_target_flags(parser: argparse.ArgumentParser) -> None:
+def add_target_flags(parser: argparse.ArgumentParser, positionals: str = "") -> None:
     parser.add_argument(
         "--target",
         metavar="HOST:PORT",
         help="a running server; without it one is started, by the flags below",
     )
-    add_config_flags(parser)
+    add_config_flags(parser, positionals)
 
 
 @contextmanager

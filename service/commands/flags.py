@@ -26,8 +26,9 @@ def flag_of(key: Key) -> str:
     return f"--{prefix}{key.name}".replace("_", "-")
 
 
-def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """`--config FILE` and a flag for each key."""
+def add_config_flags(parser: argparse.ArgumentParser, positionals: str = "") -> None:
+    """`--config FILE` and a flag for each key. positionals: what else the usage line shows."""
+    parser.usage = f"%(prog)s [options]{positionals}"  # fifty flags in brackets help nobody
     parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file; PAGETURNER_CONFIG else")
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, key in KEYS.items():

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--priority", type=int, metavar="X", help="larger is more urgent")
     parser.add_argument("--json", action="store_true", help="no stream; the answer and its figures as JSON")
     add_sampling_flags(parser)
-    add_target_flags(parser)
+    add_target_flags(parser, " PROMPT")
 
 
 def run(arguments: argparse.Namespace) -> int:
