@@ -23,7 +23,8 @@ from pageturner.service.core.state import SchedulerState
 class Constraints:
     """What earlier attempts of this step settled. Keys are `Request.order`.
 
-    yields: who gives up blocks. stalled: running requests left out. blocked: waiting requests left out.
+    yields: who gives up blocks. stalled: running requests for whom nobody else yields in this step; they
+    do with what is there. blocked: waiting requests left out.
     claimants: waiting requests for whom others yield; no admission policy is asked for them.
     await_pending: a claimant is left out because what it needs falls free when the step in flight ends.
     """
@@ -95,11 +96,7 @@ class Attempt:
         """The whole step, or the first shortage for which others may yield."""
         state, champion = self._state, self._champion
         schedulable = [
-            request
-            for request in self._running
-            if not request.is_paused
-            and request.order not in self._constraints.stalled
-            and state.may_run(request)
+            request for request in self._running if not request.is_paused and state.may_run(request)
         ]
         self._split_budget(schedulable)
         shortage = None
@@ -164,14 +161,15 @@ class Attempt:
 
     def _continue(self, request: Request) -> Shortage | None:
         before = self.ledger.available
-        missing = 0
+        shortage = None
         for sequence in request.computing:
             place = _Place(self._manager.peek(sequence), sequence.num_computed_tokens, sequence.num_kv_tokens)
             missing = self._book_chunk(request, sequence, place)
-            if missing:
+            if missing and request.order not in self._constraints.stalled:
+                shortage = Shortage(request, missing)
                 break
         self.num_booked[request.order] = before - self.ledger.available
-        return Shortage(request, missing) if missing else None
+        return shortage
 
     def _book_chunk(self, request: Request, sequence: Sequence, place: _Place) -> int:
         """Book the next chunk of a sequence, shortened to what fits; none if there is nothing to do.
@@ -219,11 +217,15 @@ class Attempt:
     # --- waiting requests ------------------------------------------------------------------
 
     def _admit(self) -> Shortage | None:
-        """Start waiting requests in order, looking past a bounded number that do not fit."""
+        """Start waiting requests in order, looking past a bounded number that do not fit.
+
+        Whoever has been overtaken often enough is overtaken no more: admissions hold until it starts.
+        """
         state, constraints = self._state, self._constraints
         passed: list[Request] = []
+        patience = state.options.max_bypasses
         for request in state.waiting:
-            if min(self._total_left, self._prefill_left + self._decode_left) <= 0:
+            if min(self._total_left, self._prefill_left + self._decode_left) <= 0 or patience <= 0:
                 break
             if (
                 request is self._champion
@@ -241,11 +243,11 @@ class Attempt:
                     return shortage
             if answer is Admission.ADMIT:
                 self._bypassed.extend(passed)
-                passed.clear()
+                patience -= bool(passed)
                 continue
             passed.append(request)
-            held = request.num_bypasses >= state.options.max_bypasses
-            if answer is Admission.WAIT or held or len(passed) > state.options.max_skips:
+            patience = min(patience, state.options.max_bypasses - request.num_bypasses)
+            if answer is Admission.WAIT or len(passed) > state.options.max_skips:
                 break
         return None
 

@@ -234,11 +234,15 @@ PLANTED_BUGS = (
     PlantedBug("epoch-not-raised", Sequence, "reset", _same_epoch_after_preemption, "tokens|IndexError"),
     PlantedBug("pending-ignored", BlockPool, "release", _no_fence, "pending"),
     PlantedBug("digest-without-parent", PrefixHasher, "extend", _digest_without_parent, "tokens"),
-    PlantedBug("tail-keeps-progress", Committer, "_yield", _tail_keeps_its_progress, "tokens|write|IndexError"),
+    PlantedBug(
+        "tail-keeps-progress", Committer, "_yield", _tail_keeps_its_progress, "tokens|write|IndexError"
+    ),
     PlantedBug("victim-lost", Committer, "requeue", _victim_is_lost, "status"),
     PlantedBug("abort-keeps-host-blocks", BlockManager, "drop_host", _abort_keeps_host_blocks, "leak"),
     PlantedBug("shared-counted-as-freed", Ledger, "drop", _shared_blocks_count_as_freed, "OutOfBlocks"),
-    PlantedBug("cached-token-rewritten", Sequence, "set_kv", _rewrite_of_a_cached_token, "write|tokens|OutOfBlocks"),
+    PlantedBug(
+        "cached-token-rewritten", Sequence, "set_kv", _rewrite_of_a_cached_token, "write|tokens|OutOfBlocks"
+    ),
     PlantedBug("sharing-lost-in-swap", BlockManager, "swap_out", _sharing_lost_in_swap, "tokens|reference"),
     PlantedBug("fence-forgotten-in-plan", attempt_module, "book_yield", _result_of_the_dead, "OutOfBlocks"),
 )

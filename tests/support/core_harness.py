@@ -24,8 +24,8 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, RequestAborted
-from support.fake_model import FakeModel, Stop, expected_tokens
 
+from support.fake_model import FakeModel, Stop, expected_tokens
 
 CHAMPION_PATIENCE = 2
 """Steps a champion may stand still: one until a step in flight ends, one until its blocks settle."""
@@ -235,7 +235,7 @@ class CoreHarness:
         for index, outputs in record.outputs.items():
             expected = expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)
             assert outputs == expected[: len(outputs)], (
-                f"tokens: choice {index} of {record.new.request_id} is {outputs}, unlimited memory: {expected}"
+                f"tokens: {record.new.request_id}[{index}] is {outputs}, with unlimited memory {expected}"
             )
             if index in record.finished_choices:
                 assert outputs == expected, "tokens: a choice ended early"

@@ -10,13 +10,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import InvalidArgument, QueueFull
+
 from support.core_harness import CoreHarness
 from support.junk_policies import junk_policies
 
@@ -139,7 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _submit(self, wanted: dict[str, Any]) -> None:
         seconds = wanted["seconds"]
         deadline = None if seconds is None else self.live.now + seconds
-        arguments = {name: wanted[name] for name in wanted if name not in ("copies", "seconds", "seed", "is_cut")}
+        arguments = {
+            name: wanted[name] for name in wanted if name not in ("copies", "seconds", "seed", "is_cut")
+        }
         if wanted["is_cut"]:  # most requests fit, and a few are refused
             num_slots = self.live.model.kv_cache.num_blocks * self.live.model.block_size
             arguments["prompt"] = wanted["prompt"][: max(1, num_slots // 2)]

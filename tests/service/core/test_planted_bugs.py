@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
-
 from support.bad_machines import PLANTED_BUGS, PlantedBug
 from support.scheduler_machine import SchedulerMachine
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-
 from support.scheduler_machine import SchedulerMachine
 
-COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_tokens_and_books_are_those_of_unlimited_memory() -> None:
     run_state_machine_as_test(
-        SchedulerMachine, settings=settings(max_examples=150, stateful_step_count=30, **COMMON)
+        SchedulerMachine, settings=settings(COMMON, max_examples=120, stateful_step_count=20)
     )
 
 
@@ -21,5 +20,5 @@ def test_tokens_and_books_are_those_of_unlimited_memory() -> None:
 @pytest.mark.timeout(3600)
 def test_tokens_and_books_at_length() -> None:
     run_state_machine_as_test(
-        SchedulerMachine, settings=settings(max_examples=3000, stateful_step_count=60, **COMMON)
+        SchedulerMachine, settings=settings(COMMON, max_examples=3000, stateful_step_count=50)
     )
