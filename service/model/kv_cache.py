@@ -19,9 +19,9 @@ class KvCache:
     """Device pool [num_blocks, ...] and host pool [num_host_blocks, ...] of one model (see kernels.layout).
 
     The host pool is a buffer of its own on the CPU too, pinned where the device is a GPU. Neither is
-    initialised: nobody reads a slot that was not written, so the system hands out pages as they are
-    used instead of gigabytes at the start. Raises ValueError for a negative size, a pool of no blocks, or a layout whose key order is
-    not the one that `ops` wants.
+    initialised: nobody reads a slot that was not written, so the system hands out pages as they are used
+    instead of gigabytes at the start. Raises ValueError for a negative size, a pool of no blocks, or a
+    layout whose key order is not the one that `ops` wants.
     """
 
     def __init__(
