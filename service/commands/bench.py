@@ -40,7 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
         )
     throughput.set_defaults(measure=_throughput)
-    for bench in (startup, throughput):
+    preemption = benches.add_parser(
+        "preemption",
+        help="a pool far too small beside an ample one, for each reclaim policy: are the tokens the same?",
+        epilog="example: pageturner bench preemption --dtype float32 --deterministic true --json",
+    )
+    for name, default, doc in (
+        ("requests", 32, "requests at once"),
+        ("prompt-tokens", 40, "tokens of each prompt"),
+        ("output-tokens", 160, "tokens of each output"),
+        ("tiny-blocks", 64, "blocks of the tiny pool"),
+    ):
+        preemption.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
+        )
+    preemption.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="of every request, seeded (default 0)"
+    )
+    preemption.set_defaults(measure=_preemption)
+    for bench in (startup, throughput, preemption):
         bench.add_argument("--json", action="store_true", help="the figures as JSON")
         add_config_flags(bench)
 
@@ -85,4 +103,26 @@ def _throughput(arguments: argparse.Namespace) -> int:
         f"pageturner {medians['service_tokens_per_second']:.1f}, "
         f"transformers {medians['baseline_tokens_per_second']:.1f}, ratio {medians['ratio']:.2f}"
     )
+    return 0
+
+
+def _preemption(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.preemption import TOLERANCE, Workload, compare_policies
+
+    workload = Workload(
+        arguments.requests, arguments.prompt_tokens, arguments.output_tokens, arguments.temperature
+    )
+    reclaims = ("always-swap", "always-recompute", "cost-model")
+    results = compare_policies(workload, reclaims, arguments.tiny_blocks, config_arguments(arguments), note)
+    if arguments.json:
+        write(json.dumps([dataclasses.asdict(result) for result in results], indent=2))
+        return 0
+    for result in results:
+        write(
+            f"{result.reclaim}: {result.num_equal} of {result.num_streams} streams equal, "
+            f"{result.num_compatible} within {TOLERANCE} at the first difference "
+            f"(largest {result.largest_gap:.3f}); {result.num_swaps} swaps, "
+            f"{result.num_recomputes} recomputes, {result.num_tail_reclaims} tail reclaims; "
+            f"{result.num_blocks_left} blocks left in use"
+        )
     return 0

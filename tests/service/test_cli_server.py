@@ -215,6 +215,20 @@ def test_throughput_is_measured_in_turns(flags: list[str]) -> None:
     )
 
 
+def test_preemption_changes_no_token(model: Path) -> None:
+    """The issue's own proof in small: each reclaim policy on a pool far too small, beside an ample one."""
+    words = ("--requests=8", "--prompt-tokens=24", "--output-tokens=40", "--tiny-blocks=12", "--json")
+    flags = (f"--model={model}", "--num-threads=1", "--dtype=float32", "--deterministic=true")
+    finished = run("bench", "preemption", *words, *flags, "--swap-space=8MiB")
+    assert finished.returncode == 0, finished.stderr
+    by_name = {result["reclaim"]: result for result in json.loads(finished.stdout)}
+    assert by_name.keys() == {"always-swap", "always-recompute", "cost-model"}
+    assert all(result["num_equal"] == result["num_streams"] == 8 for result in by_name.values())
+    assert all(result["num_blocks_left"] == 0 for result in by_name.values())
+    assert by_name["always-swap"]["num_swaps"] > 0
+    assert by_name["always-recompute"]["num_recomputes"] > 0
+
+
 def test_startup_is_measured(flags: list[str]) -> None:
     finished = run("bench", "startup", "--runs=1", "--json", *flags)
     assert finished.returncode == 0, finished.stderr
