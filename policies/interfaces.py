@@ -1,9 +1,12 @@
 """The six decisions, one small interface each.
 
 A policy is a frozen dataclass whose fields are its options. It ranks, scores or chooses over views;
-it never touches a block, keeps no state, reads no clock. The core carries its decision out and
+it never touches a block, keeps nothing to itself, reads no clock. The core carries its decision out and
 survives any answer: an unknown id, a wrong type, an exception or an impossible choice is counted and
 replaced by the default of that axis.
+
+A policy that needs a memory is `Stateful`: it says how the memory begins and how an event changes it, and
+the core keeps it. So the policy stays a pure value, and a recorded decision can be made again.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
+from pageturner.policies.events import PolicyEvent
 from pageturner.policies.views import (
     AdmissionView,
     BatchView,
@@ -24,6 +28,7 @@ from pageturner.policies.views import (
 )
 
 SortKey = tuple[float | int | str, ...]
+State = TypeVar("State")
 
 
 class KeyChange(Enum):
@@ -112,6 +117,59 @@ class EvictionPolicy(Protocol):
     def score(self, block: BlockView) -> float:
         """Smallest is evicted first. Asked once, when the block is released. Must be finite."""
         ...
+
+
+@runtime_checkable
+class Stateful(Protocol[State]):
+    """What a policy of any axis adds, if it needs a memory. States are frozen values; `fold` makes a new one.
+
+    Its decision methods take one more argument, keyword-only: `state`, by default that of a policy which
+    has seen nothing. So it is a plain policy of its axis too.
+
+        @dataclass(frozen=True, slots=True)
+        class FewestStarts:
+            key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
+
+            def initial_state(self) -> Counts: ...
+            def fold(self, state: Counts, event: PolicyEvent) -> Counts: ...
+            def key(self, request: RequestView, load: LoadView, *, state: Counts = EMPTY) -> SortKey: ...
+
+    The core
+      - keeps one state for each axis whose policy `is_stateful`, `initial_state()` at first;
+      - folds every event of `policies.events` into it, in order, before the next decision is asked for;
+      - passes `state=` the newest state with every question to this policy;
+      - if `fold` raises, counts a fault of the axis and keeps the state of before;
+      - records the state with a decision, if that decision is to be replayed.
+
+    On a live swap the state stays if old and new policy are equal. Else, if the old policy was stateful
+    and the new one `Migrating`, it is what `migrate` makes of it. Else, or if `migrate` gives None or
+    raises, the memory begins anew: `initial_state()`, told of every live request in order of acceptance:
+    RequestQueued for each, and RequestStarted for those that run, with `is_first` only for those that
+    never ran, `num_cached_tokens` 0, and the moment of the swap for `now`.
+
+    A queue policy whose key depends on its state declares `KeyChange.WITH_TIME`: its keys are asked for
+    again when the core re-sorts, and may be as old as that interval.
+    """
+
+    def initial_state(self) -> State: ...
+
+    def fold(self, state: State, event: PolicyEvent) -> State:
+        """The state after `event`. Must accept any order of events, and strangers among the ids."""
+        ...
+
+
+@runtime_checkable
+class Migrating(Stateful[State], Protocol[State]):
+    """A stateful policy that can take over the memory of the one before it on its axis."""
+
+    def migrate(self, predecessor: object) -> State | None:
+        """Its own state made from the predecessor's, whole; None if that is of no use to it."""
+        ...
+
+
+def is_stateful(policy: object) -> bool:
+    """Whether the core keeps a state for this policy."""
+    return isinstance(policy, Stateful)
 
 
 @dataclass(frozen=True, slots=True)
