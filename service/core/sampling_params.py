@@ -9,6 +9,10 @@ from pageturner.service.errors import InvalidArgument
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of each stop string: the engine's thread builds an automaton as long for every choice."""
+
+MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 
 
@@ -74,6 +78,14 @@ class SamplingParams:
         for position, text in enumerate(self.stop):
             if not text:
                 raise InvalidArgument(f"stop[{position}]", "an empty string would stop at once")
+            if len(text) > MAX_STOP_CHARACTERS:
+                raise InvalidArgument(
+                    f"stop[{position}]", f"{len(text)} characters; at most {MAX_STOP_CHARACTERS}"
+                )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidArgument(
+                "stop_token_ids", f"{len(self.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS}"
+            )
         for position, token_id in enumerate(self.stop_token_ids):
             _check_int(f"stop_token_ids[{position}]", token_id, 0, vocab_size - 1)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

@@ -17,7 +17,12 @@ from pageturner.service.core.outputs import (
     TokenEvent,
     Usage,
 )
-from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
@@ -95,7 +100,13 @@ def to_prompt(prompt: generation_pb2.Prompt) -> Prompt:
 
 
 def to_sampling_params(sampling: generation_pb2.SamplingParams) -> SamplingParams:
-    """Fields have one name on both sides, and ListFields gives those that the client set."""
+    """Fields have one name on both sides, and ListFields gives those that the client set.
+
+    Raises InvalidArgument for a list that is too long, before the event loop spends seconds on copying it.
+    """
+    for name, limit in _MAX_LENGTHS.items():
+        if (length := len(getattr(sampling, name))) > limit:
+            raise InvalidArgument(f"sampling.{name}", f"{length} entries; at most {limit}")
     given: dict[str, Any] = {field.name: value for field, value in sampling.ListFields()}
     given["stop"] = tuple(sampling.stop)
     given["stop_token_ids"] = tuple(sampling.stop_token_ids)
@@ -103,6 +114,11 @@ def to_sampling_params(sampling: generation_pb2.SamplingParams) -> SamplingParam
     return SamplingParams(**given)
 
 
+_MAX_LENGTHS = {
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIAS,
+}
 _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 

@@ -60,13 +60,16 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> pb.GenerateResponse:
         submission = self._submission(request, context.time_remaining())
         response = pb.GenerateResponse(request_id=submission.request_id)
-        response.choices.extend(pb.Choice(index=index) for index in range(submission.params.n))
-        texts: list[list[str]] = [[] for _ in response.choices]
+        texts: list[list[str]] = []
         async with aclosing(self._events(submission)) as events:
             async for event in events:
                 match event:
                     case AcceptedEvent():
                         response.seed = event.seed
+                        # Not before: an n that the engine refuses must cost no memory.
+                        for index in range(submission.params.n):
+                            response.choices.add(index=index)
+                            texts.append([])
                     case TokenEvent():
                         choice = response.choices[event.index]
                         texts[event.index].append(event.text)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 from pageturner.service.core.clock import Clock
-from pageturner.service.errors import EngineDead, PageturnerError, StepFailed
+from pageturner.service.errors import EngineDead, InvalidArgument, PageturnerError, StepFailed
 from pageturner.service.rpc.status import code_of, to_status
 
 _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
@@ -64,19 +65,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         _, service, name = handler_call_details.method.split("/")
         method = Method(_TYPES[requests, answers], service, name)
 
+        # What a client streams is read by gRPC; only reflection does so.
+        read = handler.request_deserializer if requests == "unary" else None
+
         async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._observe(method, context):
-                return await behaviour(request, context)
+                return await behaviour(_read(read, request), context)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            async with self._observe(method, context), aclosing(behaviour(request, context)) as responses:
+            async with (
+                self._observe(method, context),
+                aclosing(behaviour(_read(read, request), context)) as responses,
+            ):
                 async for response in responses:
                     await context.write(response)
 
         make_handler = getattr(grpc, f"{requests}_{answers}_rpc_method_handler")
         wrapped: grpc.RpcMethodHandler[Any, Any] = make_handler(
             stream if handler.response_streaming else answer,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=handler.request_deserializer if read is None else None,
             response_serializer=handler.response_serializer,
         )
         return wrapped
@@ -121,6 +128,19 @@ _TYPES = {
     ("stream", "unary"): "client_stream",
     ("stream", "stream"): "bidi_stream",
 }
+
+
+def _read(deserializer: Callable[[bytes], Any] | None, request: Any) -> Any:
+    """A request off the wire, unless gRPC read it. Here rather than there, where bytes that are no such
+    message end as UNKNOWN with the words of a Python exception, and as a traceback in the log."""
+    if deserializer is None:
+        return request
+    try:
+        return deserializer(request)
+    except DecodeError as error:
+        raise InvalidArgument(
+            "request", "the bytes are no message of this method, or a string is no UTF-8"
+        ) from error
 
 
 def _cancellation_code(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:

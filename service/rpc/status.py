@@ -19,8 +19,11 @@ from pageturner.service import errors
 from pageturner.service.errors import PageturnerError
 
 DOMAIN = "pageturner"
-MAX_TEXT = 1024
-"""Characters of an error's text that are sent: a header block has a limit, and errors quote input."""
+MAX_TEXT = 512
+"""UTF-8 bytes of each text that is sent, since errors quote input and clients refuse trailers over 8 KiB.
+
+A byte that is not ASCII takes three in `grpc-message`, and a text may stand there and thrice in the details.
+"""
 
 INTERNAL_TEXT = "the server met a fault of its own; its log has the cause under this request's id"
 
@@ -136,7 +139,10 @@ _KINDS: Mapping[str, type[PageturnerError]] = MappingProxyType({reason_of(kind):
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_TEXT:
+        return text
+    return encoded[: MAX_TEXT - len("…".encode())].decode(errors="ignore") + "…"
 
 
 def _duration(seconds: float) -> Duration:

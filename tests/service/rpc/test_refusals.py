@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import grpc
@@ -42,6 +43,8 @@ BAD_SAMPLING: tuple[tuple[dict[str, Any], str], ...] = (
     ({"stop": ["ok", ""]}, "stop[1]"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop_token_ids": [1, VOCAB_SIZE]}, "stop_token_ids[1]"),
+    ({"stop": ["ok", "x" * 1025]}, "stop[1]"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
     ({"logprobs": 21}, "logprobs"),
 )
 
@@ -129,6 +132,40 @@ async def test_every_bad_request_is_refused_by_its_path(request_: pb.GenerateReq
             await stub.Generate(request_)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert _violations(caught.value) == [path]
+
+
+async def test_a_number_costs_no_memory_before_it_is_checked() -> None:
+    """Of n alone, 2^32 - 1 is six bytes on the wire; room for as many choices was the end of the server."""
+    request = pb.GenerateRequest(prompt=pb.Prompt(text="x"), sampling=pb.SamplingParams(n=1_000_000))
+    async with serving(FakeEngine()) as served:
+        stub = GenerationServiceStub(served.channel)
+        tracemalloc.start()
+        try:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(request)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert _violations(caught.value) == ["sampling.n"]
+    assert peak < 10_000_000
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xff\xff", b"\x1a\x04\x0a\x02\xc3\x28"], ids=["corrupt", "no UTF-8"])
+async def test_bytes_that_are_no_message_are_refused_as_such(bad: bytes) -> None:
+    async with serving(FakeEngine()) as served:
+        unary: Any = served.channel.unary_unary("/pageturner.v1.GenerationService/Generate")
+        stream: Any = served.channel.unary_stream("/pageturner.v1.GenerationService/GenerateStream")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unary(bad)
+        with pytest.raises(grpc.aio.AioRpcError) as streamed:
+            _ = [message async for message in stream(bad)]
+        for error in (caught.value, streamed.value):
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert _violations(error) == ["request"]
+            assert "protobuf" not in str(error.details())
+        assert [entry["code"] for entry in served.log.entries if entry["event"] == "rpc"] == [
+            "INVALID_ARGUMENT", "INVALID_ARGUMENT",
+        ]  # fmt: skip
 
 
 async def test_the_python_client_raises_what_the_server_raised() -> None:

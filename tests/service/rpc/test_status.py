@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+from urllib.parse import quote
+
 import grpc
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -114,16 +117,18 @@ def _unpacked(detail: AnyMessage, *candidates: RequestInfo | ErrorInfo | BadRequ
 
 def test_texts_that_quote_a_huge_input_are_clipped() -> None:
     """Trailing metadata over 8 KiB would replace the status with one of the transport."""
-    huge = "x" * 100_000
-    for error in (
-        errors.ModelNotFound(huge, huge),
-        errors.InvalidArgument(huge, huge),
-        errors.DuplicateRequest(huge),
-        errors.NonFiniteLogits(huge),
-    ):
-        status = to_status(error, huge)
-        assert len(status.message) == MAX_TEXT
-        assert len(status.SerializeToString()) < 8192
+    for huge in ("x" * 100_000, "é" * 100_000, "😀" * 100_000):
+        for error in (
+            errors.ModelNotFound(huge, huge),
+            errors.InvalidArgument(huge, huge),
+            errors.DuplicateRequest(huge),
+            errors.NonFiniteLogits(huge),
+        ):
+            status = to_status(error, huge)
+            assert MAX_TEXT - 4 < len(status.message.encode()) <= MAX_TEXT
+            assert status.message.endswith("…")
+            details = base64.b64encode(status.SerializeToString())
+            assert len(quote(status.message)) + len(details) < 8192
 
 
 def test_statuses_of_others_are_unknown_but_for_a_deadline() -> None:
