@@ -14,7 +14,7 @@ from pageturner.service.errors import InvalidArgument
 class PromptReader:
     """One model's way from prompt to ids. tokenizer: None for a model of token ids.
 
-    inline_characters: longer texts are encoded in a worker thread, so that they hold up nobody.
+    inline_characters: longer prompts are read in a worker thread, so that they hold up nobody.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, model: ModelInfo, inline_characters: int) -> None:
@@ -43,17 +43,20 @@ class PromptReader:
             return token_ids
         if _is_chat(prompt):
             tokenizer = self._require_tokenizer("prompt.chat")
-            if sum(len(message.content) for message in prompt) > self._inline_characters:
+            if sum(len(turn.role) + len(turn.content) + 1 for turn in prompt) > self._inline_characters:
                 return await asyncio.to_thread(tokenizer.encode_chat, prompt)
             return tokenizer.encode_chat(prompt)
+        if len(prompt) > self._inline_characters:
+            return await asyncio.to_thread(self._checked, prompt, "prompt.token_ids")
         return self._checked(prompt, "prompt.token_ids")
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         tokenizer = self._require_tokenizer("token_ids")
-        token_ids = self._checked(token_ids, "token_ids", may_be_empty=True)
-        if len(token_ids) > self._inline_characters:
-            return await asyncio.to_thread(tokenizer.decode, token_ids)
-        return tokenizer.decode(token_ids)
+
+        def decode() -> str:
+            return tokenizer.decode(self._checked(token_ids, "token_ids", may_be_empty=True))
+
+        return await asyncio.to_thread(decode) if len(token_ids) > self._inline_characters else decode()
 
     def _checked(
         self, token_ids: Sequence[object], field: str, *, may_be_empty: bool = False

@@ -92,7 +92,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgument("prompt", f"not Unicode at character {error.start}") from error
-        token_ids = tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Only the methods for batches let go of the GIL: a long text would hold up every other thread.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids = tuple(encoding.ids)
         if add_special_tokens and self._bos_id is not None and token_ids[:1] != (self._bos_id,):
             return (self._bos_id, *token_ids)
         return token_ids
@@ -113,7 +115,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids as a whole. Ids the tokenizer does not know have none."""
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return text
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDecoder:
         """A decoder of the tokens that continue a prompt; only the prompt's last few tokens matter."""

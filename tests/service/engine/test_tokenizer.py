@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -45,6 +47,34 @@ CHAT = (
 def with_template(source: str | None) -> Tokenizer:
     variables = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
     return Tokenizer(byte_level_bpe(), chat_template=ChatTemplate(source, variables) if source else None)
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_long_texts_leave_other_threads_running(work: str) -> None:
+    tokenizer = Tokenizer(byte_level_bpe())
+    text = "The quick brown fox " * 20_000
+    token_ids = tokenizer.encode(text)
+    gate, has_run = threading.Lock(), threading.Event()
+    gate.acquire()
+
+    def run() -> None:
+        with gate:
+            has_run.set()
+
+    other = threading.Thread(target=run)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # nothing but a release of the GIL lets the other thread in
+    try:
+        other.start()
+        gate.release()
+        if work == "encode":
+            tokenizer.encode(text)
+        else:
+            tokenizer.decode(token_ids)
+        assert has_run.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
 
 
 @pytest.mark.parametrize("source", [CHATML, STRICT], ids=["chatml", "strict"])
