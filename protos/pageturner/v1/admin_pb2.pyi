@@ -146,13 +146,64 @@ class GetPoliciesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPoliciesResponse(_message.Message):
-    __slots__ = ("policies",)
+    __slots__ = ("policies", "revision")
     POLICIES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     policies: _containers.RepeatedCompositeFieldContainer[Policy]
-    def __init__(self, policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ...) -> None: ...
+    revision: int
+    def __init__(self, policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class SetPoliciesRequest(_message.Message):
+    __slots__ = ("policies", "shadows", "preset", "expected_revision")
+    class PoliciesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: PolicyChoice
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[PolicyChoice, _Mapping]] = ...) -> None: ...
+    class ShadowsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: PolicyChoice
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[PolicyChoice, _Mapping]] = ...) -> None: ...
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    PRESET_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    policies: _containers.MessageMap[str, PolicyChoice]
+    shadows: _containers.MessageMap[str, PolicyChoice]
+    preset: str
+    expected_revision: int
+    def __init__(self, policies: _Optional[_Mapping[str, PolicyChoice]] = ..., shadows: _Optional[_Mapping[str, PolicyChoice]] = ..., preset: _Optional[str] = ..., expected_revision: _Optional[int] = ...) -> None: ...
+
+class PolicyChoice(_message.Message):
+    __slots__ = ("name", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SetPoliciesResponse(_message.Message):
+    __slots__ = ("policies", "revision")
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    policies: _containers.RepeatedCompositeFieldContainer[Policy]
+    revision: int
+    def __init__(self, policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("axis", "name", "options", "available")
+    __slots__ = ("axis", "name", "options", "available", "quarantined", "faults", "last_fault", "shadow")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -164,8 +215,51 @@ class Policy(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     axis: str
     name: str
     options: _containers.ScalarMap[str, str]
     available: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, axis: _Optional[str] = ..., name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., available: _Optional[_Iterable[str]] = ...) -> None: ...
+    quarantined: bool
+    faults: int
+    last_fault: str
+    shadow: Shadow
+    def __init__(self, axis: _Optional[str] = ..., name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., available: _Optional[_Iterable[str]] = ..., quarantined: bool = ..., faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ...) -> None: ...
+
+class Shadow(_message.Message):
+    __slots__ = ("name", "options", "compared", "disagreements", "samples", "faults", "last_fault")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    options: _containers.ScalarMap[str, str]
+    compared: int
+    disagreements: int
+    samples: _containers.RepeatedCompositeFieldContainer[Disagreement]
+    faults: int
+    last_fault: str
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., compared: _Optional[int] = ..., disagreements: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Disagreement, _Mapping]]] = ..., faults: _Optional[int] = ..., last_fault: _Optional[str] = ...) -> None: ...
+
+class Disagreement(_message.Message):
+    __slots__ = ("subject", "obeyed", "shadow")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    OBEYED_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    obeyed: str
+    shadow: str
+    def __init__(self, subject: _Optional[str] = ..., obeyed: _Optional[str] = ..., shadow: _Optional[str] = ...) -> None: ...

@@ -55,6 +55,11 @@ class AdminServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.GetPoliciesRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetPoliciesResponse.FromString,
                 _registered_method=True)
+        self.SetPolicies = channel.unary_unary(
+                '/pageturner.v1.AdminService/SetPolicies',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -90,6 +95,15 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicies(self, request, context):
+        """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
+        request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
+        wrong, ABORTED means that somebody else was faster.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +126,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetPolicies,
                     request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetPoliciesRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_admin__pb2.GetPoliciesResponse.SerializeToString,
+            ),
+            'SetPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicies,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +242,33 @@ class AdminService(object):
             '/pageturner.v1.AdminService/GetPolicies',
             pageturner_dot_v1_dot_admin__pb2.GetPoliciesRequest.SerializeToString,
             pageturner_dot_v1_dot_admin__pb2.GetPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/SetPolicies',
+            pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,11 @@ class AdminServiceStub:
     """
     GetPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPoliciesRequest, _admin_pb2.GetPoliciesResponse]
     """The scheduling policies in force and those that could be."""
+    SetPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPoliciesRequest, _admin_pb2.SetPoliciesResponse]
+    """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
+    request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
+    wrong, ABORTED means that somebody else was faster.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -59,6 +64,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPoliciesRequest, _admin_pb2.GetPoliciesResponse]  # type: ignore[assignment]
     """The scheduling policies in force and those that could be."""
+    SetPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPoliciesRequest, _admin_pb2.SetPoliciesResponse]  # type: ignore[assignment]
+    """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
+    request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
+    wrong, ABORTED means that somebody else was faster.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of a server."""
@@ -96,5 +106,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetPoliciesResponse, _abc.Awaitable[_admin_pb2.GetPoliciesResponse]]:
         """The scheduling policies in force and those that could be."""
+
+    @_abc_1.abstractmethod
+    def SetPolicies(
+        self,
+        request: _admin_pb2.SetPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetPoliciesResponse, _abc.Awaitable[_admin_pb2.SetPoliciesResponse]]:
+        """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
+        request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
+        wrong, ABORTED means that somebody else was faster.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -125,7 +125,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "seed", "choices", "usage", "timings", "policies")
+    __slots__ = ("request_id", "seed", "choices", "usage", "timings", "policies", "policies_changed")
     class PoliciesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,13 +139,15 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_CHANGED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
     usage: Usage
     timings: Timings
     policies: _containers.ScalarMap[str, str]
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., policies: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    policies_changed: bool
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., policies: _Optional[_Mapping[str, str]] = ..., policies_changed: bool = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop_string", "stop_token_id")
@@ -252,7 +254,7 @@ class ChoiceFinished(_message.Message):
     def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("usage", "timings", "policies")
+    __slots__ = ("usage", "timings", "policies", "policies_changed")
     class PoliciesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -263,10 +265,12 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_CHANGED_FIELD_NUMBER: _ClassVar[int]
     usage: Usage
     timings: Timings
     policies: _containers.ScalarMap[str, str]
-    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., policies: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    policies_changed: bool
+    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., policies: _Optional[_Mapping[str, str]] = ..., policies_changed: bool = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_prompt_tokens", "output_tokens")
