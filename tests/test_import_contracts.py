@@ -31,6 +31,10 @@ PLANTED = {
     "the model knows outputs and sampling parameters only": ("service/model", BLOCK_POOL),
     "the engine knows no wire": ("service/engine", "import pageturner.v1.generation_pb2"),
     "rpc sees the engine, never the scheduler or the model": ("service/rpc", BLOCK_POOL),
+    "the simulator is core and policies on a virtual clock": (
+        "service/simulator",
+        "import pageturner.kernels.layout",
+    ),
     "the load test is a client": ("loadtest", "import pageturner.service.errors"),
     "the client has no torch behind it": ("service/client.py", "import pageturner.service.model.runner"),
     "only the command line reads the configuration": ("service/core", "import pageturner.service.config"),

@@ -14,7 +14,7 @@ from pageturner.service import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"policies": "policies", "kernels": "kernels", "service": "service", "loadtest": "loadtest"}
-SHIPPED = {".py", ".pyi", ".proto", ".typed", ".cpp", ".cu", ".cuh", ".h", ".txt"}
+SHIPPED = {".py", ".pyi", ".proto", ".typed", ".cpp", ".cu", ".cuh", ".h", ".txt", ".json"}
 
 
 def shipped_files() -> set[str]:

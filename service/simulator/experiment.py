@@ -1,0 +1,88 @@
+"""Policy sets on the same workloads: a run for each set and seed, and what the runs say together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pageturner.policies.interfaces import PolicySet
+from pageturner.service.simulator.figures import (
+    DEFAULT_SLO,
+    METRICS,
+    Figures,
+    Interval,
+    Slo,
+    figures_of,
+    interval,
+)
+from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.simulation import PoolSample, simulate
+from pageturner.service.simulator.workload import Workload
+
+WorkloadOfSeed = Callable[[int], Workload]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy set on a machine, under the name that tables show."""
+
+    name: str
+    policies: PolicySet
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All runs of one contender. figures: a run each. samples: of the pools, in the first seed's run.
+    ttfts: of every request of all seeds, sorted."""
+
+    name: str
+    figures: tuple[Figures, ...]
+    samples: tuple[PoolSample, ...]
+    ttfts: tuple[float, ...]
+
+    @property
+    def intervals(self) -> Mapping[str, Interval]:
+        """Of every metric that each run has."""
+        return {
+            metric.name: interval([run[metric.name] for run in self.figures])
+            for metric in METRICS
+            if all(metric.name in run for run in self.figures)
+        }
+
+
+def run_experiment(
+    contenders: Sequence[Contender],
+    workload_of: WorkloadOfSeed,
+    seeds: Sequence[int],
+    slo: Slo = DEFAULT_SLO,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Outcome, ...]:
+    """Seeds are paired: every contender meets the same workload in the run of a seed."""
+    workloads = {seed: workload_of(seed) for seed in seeds}
+    outcomes = []
+    for contender in contenders:
+        figures, ttfts = [], []
+        samples: tuple[PoolSample, ...] = ()
+        for seed, workload in workloads.items():
+            result = simulate(workload, contender.machine, contender.policies)
+            figures.append(figures_of(result, slo))
+            samples = samples or result.samples
+            ttfts += [r.token_times[0] - r.arrived_at for r in result.requests if r.token_times]
+            say(f"{contender.name}, seed {seed}: {result.seconds:.1f} s of virtual time")
+        outcomes.append(Outcome(contender.name, tuple(figures), samples, tuple(sorted(ttfts))))
+    return tuple(outcomes)
+
+
+def differences(outcome: Outcome, base: Outcome) -> Mapping[str, Interval]:
+    """`outcome` less `base`, seed by seed: what the workload does to both falls out."""
+    return {
+        metric.name: interval(
+            [
+                run[metric.name] - other[metric.name]
+                for run, other in zip(outcome.figures, base.figures, strict=True)
+            ]
+        )
+        for metric in METRICS
+        if all(metric.name in run for run in (*outcome.figures, *base.figures))
+    }

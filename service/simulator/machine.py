@@ -1,0 +1,71 @@
+"""A machine to simulate: its step times, pools and bounds, in a JSON file that says where they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.simulator.errors import MachineError
+from pageturner.service.simulator.step_time import StepTimeModel
+
+_SHIPPED = "machines"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a simulation runs on.
+
+    derivation: how the figures were found, for who reads the file. block_bytes: of one KV block over all
+    layers. request_seconds: from a client's send to the queue and from a token to its reader, together.
+    """
+
+    name: str
+    derivation: tuple[str, ...]
+    step_time: StepTimeModel
+    block_bytes: int
+    cache: CacheOptions
+    scheduler: SchedulerOptions = SchedulerOptions()
+    request_seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """The text of a file that `load_machine` reads back as this."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+def shipped_machines() -> tuple[str, ...]:
+    """Names of the machines that come with the package."""
+    folder = resources.files("pageturner.service.simulator") / _SHIPPED
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir()))
+
+
+def load_machine(source: str) -> Machine:
+    """A machine by the path of its file or by the name of a shipped one. Raises MachineError."""
+    try:
+        if source in shipped_machines():
+            folder = resources.files("pageturner.service.simulator") / _SHIPPED
+            text = (folder / f"{source}.json").read_text(encoding="utf-8")
+        else:
+            text = Path(source).read_text(encoding="utf-8")
+        return _machine(json.loads(text))
+    except OSError as error:
+        known = ", ".join(shipped_machines())
+        raise MachineError(f"{source}: {error.strerror}; shipped are {known}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise MachineError(f"{source} is no machine file: {error}") from error
+
+
+def _machine(document: dict[str, Any]) -> Machine:
+    return Machine(
+        **{
+            **document,
+            "derivation": tuple(document["derivation"]),
+            "step_time": StepTimeModel(**document["step_time"]),
+            "cache": CacheOptions(**document["cache"]),
+            "scheduler": SchedulerOptions(**document.get("scheduler", {})),
+        }
+    )
