@@ -53,6 +53,31 @@ class FullPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Watermark:
+    """Admit when the first chunk fits and `fraction` of the pool stays available; no mark if nothing runs.
+
+    The larger of this mark and the core's own holds. Source: the watermark of vLLM's block manager
+    (Kwon et al., SOSP 2023), here with chunked prefill.
+    """
+
+    name: ClassVar[str] = "watermark"
+    summary: ClassVar[str] = (
+        "wins by fewer preemptions than first-chunk; loses to full-prompt on long prompts"
+    )
+
+    fraction: float = 0.05
+    skip: bool = False
+
+    def __post_init__(self) -> None:
+        check_option(self, "fraction", at_least=0, at_most=1)
+
+    def decide(self, candidate: AdmissionView, load: LoadView) -> Admission:
+        mark = math.ceil(self.fraction * load.device.num_blocks) if load.num_running else 0
+        needed = candidate.num_blocks_first_chunk + max(mark, candidate.watermark_blocks)
+        return _admit_if(needed <= load.device.num_available, self.skip)
+
+
+@dataclass(frozen=True, slots=True)
 class GuaranteedNoEvict:
     """Admit only if everything running, and this one, may run to max_tokens without a preemption.
 

@@ -99,3 +99,27 @@ class CostAware:
             mean_depth = block.depth + (num_behind - 1) / 2
             cost = num_behind * (1 + self.context_weight * mean_depth)
         return block.released_at + self.seconds_per_block * (1 + block.num_hits) * cost
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityWithTtl:
+    """The least urgent request's blocks first; every level of priority lasts `ttl_seconds`.
+
+    A block outlives all of lower levels for that time, then counts as one of the level below, and so on
+    down; within a level the longest unused goes first. Levels beyond `max_level` either way count as that.
+    Source: the retention priorities with a duration of TensorRT-LLM, in the form of a time.
+    """
+
+    name: ClassVar[str] = "priority-ttl"
+    summary: ClassVar[str] = "wins when urgent prompts come back to their prefix; loses room if they never do"
+
+    ttl_seconds: float = 300.0
+    max_level: int = 8
+
+    def __post_init__(self) -> None:
+        check_option(self, "ttl_seconds", at_least=0)
+        check_option(self, "max_level", at_least=1)
+
+    def score(self, block: BlockView) -> float:
+        level = max(-self.max_level, min(block.priority, self.max_level))
+        return block.released_at + self.ttl_seconds * level

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from pageturner.policies.errors import PolicyOptionError
+from pageturner.policies.service_counters import parse_weights
 
 
 def check_option(
@@ -29,3 +30,11 @@ def check_option(
         return
     name = getattr(policy, "name", type(policy).__name__)
     raise PolicyOptionError(name, option, f"{reason}, not {value!r}")
+
+
+def check_tenant_weights(policy: object, option: str) -> None:
+    """Raise PolicyOptionError unless the option reads as "tenant=weight, tenant=weight"."""
+    try:
+        parse_weights(getattr(policy, option))
+    except ValueError as error:
+        raise PolicyOptionError(getattr(policy, "name", type(policy).__name__), option, str(error)) from error

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pageturner.policies.events import PolicyEvent
 from pageturner.policies.interfaces import KeyChange, SortKey
-from pageturner.policies.options import check_option
+from pageturner.policies.options import check_option, check_tenant_weights
+from pageturner.policies.service_counters import NOTHING_SERVED, Prices, ServiceCounters, fold
 from pageturner.policies.views import LoadView, RequestView
 
 
@@ -157,3 +159,78 @@ class EarliestDeadlineFirst:
         if request.deadline is not None:
             return (request.deadline, request.arrival_time)
         return (request.arrival_time + self.default_seconds, request.arrival_time)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiLevelFeedback:
+    """Levels by service had, first come first served within each; a level costs twice the one above it.
+
+    A request leaves level 0 after `quantum_tokens`, level 1 after twice as many more, and so on. A prompt
+    counts as service at `prompt_weight` a token from the start, so that a long one joins further down.
+    Each `boost_seconds` since its arrival lift it by one level, so that nobody starves. The service is in
+    the view, hence no memory. Only the queue is ordered: who runs goes on until blocks or slots run short.
+    Source: Corbato et al., 1962; for language models the skip-join queue of FastServe (Wu et al., 2023).
+    """
+
+    name: ClassVar[str] = "multi-level-feedback"
+    summary: ClassVar[str] = "wins on mean latency when lengths are unknown; loses to fcfs when all are long"
+    key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
+
+    quantum_tokens: int = 64
+    num_levels: int = 6
+    prompt_weight: float = 0.05
+    boost_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_option(self, "quantum_tokens", at_least=1)
+        check_option(self, "num_levels", at_least=1, at_most=64)
+        check_option(self, "prompt_weight", at_least=0)
+        check_option(self, "boost_seconds", above=0)
+
+    def key(self, request: RequestView, load: LoadView) -> SortKey:
+        served = request.num_output_tokens + self.prompt_weight * request.num_prompt_tokens
+        # Levels 0 to i together hold quantum x (2^(i + 1) - 1) tokens.
+        level = (int(served // self.quantum_tokens) + 1).bit_length() - 1
+        num_boosts = max(0.0, load.now - request.arrival_time) // self.boost_seconds
+        return (max(0, min(level, self.num_levels - 1) - num_boosts), request.arrival_time)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualTokenCounter:
+    """The tenant with the least weighted service first; its own requests in order of arrival.
+
+    A prompt token costs `input_weight`, a generated one `output_weight`, both over the tenant's weight
+    ("gold=4, free=0.5"; 1 unless named). While two tenants both have requests waiting, no one is preempted
+    and keys are fresh, their service per weight differs by no more than 2 max(input_weight x longest
+    prompt, output_weight x tokens that fit the pool). Other options keep the counters they find.
+    Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024).
+    """
+
+    name: ClassVar[str] = "virtual-token-counter"
+    summary: ClassVar[str] = (
+        "wins when one tenant floods the server; loses cache hits by turning between tenants"
+    )
+    key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
+
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    tenant_weights: str = ""
+
+    def __post_init__(self) -> None:
+        check_option(self, "input_weight", at_least=0)
+        check_option(self, "output_weight", at_least=0)
+        check_tenant_weights(self, "tenant_weights")
+
+    def initial_state(self) -> ServiceCounters:
+        return NOTHING_SERVED
+
+    def fold(self, state: ServiceCounters, event: PolicyEvent) -> ServiceCounters:
+        return fold(state, event, Prices(self.input_weight, self.output_weight, self.tenant_weights))
+
+    def migrate(self, predecessor: object) -> ServiceCounters | None:
+        return predecessor if isinstance(predecessor, ServiceCounters) else None
+
+    def key(
+        self, request: RequestView, load: LoadView, *, state: ServiceCounters = NOTHING_SERVED
+    ) -> SortKey:
+        return (state.virtual_start(request.request_id, request.tenant), request.arrival_time)

@@ -48,10 +48,13 @@ BUILT_IN: Mapping[str, tuple[type[Any], ...]] = {
         queue.LongestPrefixMatch,
         queue.HighestResponseRatioNext,
         queue.EarliestDeadlineFirst,
+        queue.MultiLevelFeedback,
+        queue.VirtualTokenCounter,
     ),
     "admission": (
         admission.FullPrompt,
         admission.FirstChunk,
+        admission.Watermark,
         admission.GuaranteedNoEvict,
         admission.PeakEstimate,
     ),
@@ -62,6 +65,7 @@ BUILT_IN: Mapping[str, tuple[type[Any], ...]] = {
         victim.LowestPriority,
         victim.MostExclusiveBlocks,
         victim.LongestRemaining,
+        victim.MostOverServed,
     ),
     "reclaim": (
         reclaim.CostModel,
@@ -70,7 +74,13 @@ BUILT_IN: Mapping[str, tuple[type[Any], ...]] = {
         reclaim.HostHeadroom,
         reclaim.TailFirst,
     ),
-    "eviction": (eviction.SegmentedLru, eviction.Lru, eviction.Lfu, eviction.CostAware),
+    "eviction": (
+        eviction.SegmentedLru,
+        eviction.Lru,
+        eviction.Lfu,
+        eviction.CostAware,
+        eviction.PriorityWithTtl,
+    ),
 }
 """The classes of each axis, its default first."""
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pageturner.policies.events import PolicyEvent
+from pageturner.policies.options import check_option, check_tenant_weights
+from pageturner.policies.service_counters import NOTHING_SERVED, Prices, ServiceCounters, fold
 from pageturner.policies.views import LoadView, RequestView, VictimView
 
 
@@ -90,6 +93,51 @@ class LongestRemaining:
 
     def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
         return _rank(candidates, lambda victim: (victim.request.priority, -victim.num_remaining_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class MostOverServed:
+    """Within the lowest priority, whose tenant has had most service for its weight yields.
+
+    Service is counted as by the queue policy virtual-token-counter, whose options these are.
+    Source: Sheng et al. (OSDI 2024), whose counters say who owes; the paper itself never preempts.
+    """
+
+    name: ClassVar[str] = "most-over-served"
+    summary: ClassVar[str] = (
+        "wins when one tenant's burst squeezes the others; loses work, blind to what is computed"
+    )
+
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    tenant_weights: str = ""
+
+    def __post_init__(self) -> None:
+        check_option(self, "input_weight", at_least=0)
+        check_option(self, "output_weight", at_least=0)
+        check_tenant_weights(self, "tenant_weights")
+
+    def initial_state(self) -> ServiceCounters:
+        return NOTHING_SERVED
+
+    def fold(self, state: ServiceCounters, event: PolicyEvent) -> ServiceCounters:
+        return fold(state, event, Prices(self.input_weight, self.output_weight, self.tenant_weights))
+
+    def migrate(self, predecessor: object) -> ServiceCounters | None:
+        return predecessor if isinstance(predecessor, ServiceCounters) else None
+
+    def rank(
+        self,
+        candidates: Sequence[VictimView],
+        claimant: RequestView,
+        load: LoadView,
+        *,
+        state: ServiceCounters = NOTHING_SERVED,
+    ) -> Sequence[str]:
+        return _rank(
+            candidates,
+            lambda victim: (victim.request.priority, -state.counter(victim.request.tenant)),
+        )
 
 
 def _rank(

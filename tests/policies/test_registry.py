@@ -105,13 +105,16 @@ def test_the_defaults_are_those_of_the_design() -> None:
         (
             "queue",
             "fcfs priority shortest-job-first longest-prefix-match highest-response-ratio-next"
-            " earliest-deadline-first",
+            " earliest-deadline-first multi-level-feedback virtual-token-counter",
         ),
-        ("admission", "full-prompt first-chunk guaranteed-no-evict peak-estimate"),
+        ("admission", "full-prompt first-chunk watermark guaranteed-no-evict peak-estimate"),
         ("batch", "decode-first prefill-first equal-progress long-prefill-cap"),
-        ("victim", "least-computed last-arrived lowest-priority most-exclusive longest-remaining"),
+        (
+            "victim",
+            "least-computed last-arrived lowest-priority most-exclusive longest-remaining most-over-served",
+        ),
         ("reclaim", "cost-model always-recompute always-swap host-headroom tail-first"),
-        ("eviction", "segmented-lru lru lfu cost-aware"),
+        ("eviction", "segmented-lru lru lfu cost-aware priority-ttl"),
     ],
 )
 def test_the_names_that_configurations_may_use(axis: str, expected: str) -> None:
@@ -287,7 +290,8 @@ def plugins(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plugins")
 def test_entry_points_add_names_and_take_none() -> None:
-    assert registry.names("eviction") == ("segmented-lru", "lru", "lfu", "cost-aware", "broken", "oldest")
+    built_in = ("segmented-lru", "lru", "lfu", "cost-aware", "priority-ttl")
+    assert registry.names("eviction") == (*built_in, "broken", "oldest")
     assert registry.names("queue") == tuple(cls.name for cls in registry.BUILT_IN["queue"])
     assert registry.create("eviction", "oldest", {"weight": 1.0}) == Oldest(1.0)
     assert registry.name_of(registry.create("eviction", "lru")) == "lru"

@@ -1,10 +1,18 @@
-"""Hypothesis strategies that draw any view the core could show to a policy, and plain makers of one."""
+"""Hypothesis strategies that draw any view or event the core could show to a policy, and plain makers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from hypothesis import strategies as st
+from pageturner.policies.events import (
+    PolicyEvent,
+    RequestEnded,
+    RequestQueued,
+    RequestStarted,
+    StepServed,
+    TenantShare,
+)
 from pageturner.policies.views import (
     AdmissionView,
     BatchView,
@@ -199,3 +207,21 @@ batch_views = st.builds(
     prefill_tokens=st.lists(st.integers(1, 1 << 17), max_size=12).map(tuple),
     num_waiting=counts,
 )
+tenants = st.sampled_from(["", "a", "b"])
+shares = st.builds(
+    TenantShare,
+    tenant=tenants,
+    num_prompt_tokens=counts,
+    num_output_tokens=counts,
+    num_recomputed_tokens=counts,
+)
+events: st.SearchStrategy[PolicyEvent] = st.one_of(
+    st.builds(RequestQueued, times, request_ids, tenants, st.integers(1, 1 << 17), st.booleans()),
+    st.builds(RequestStarted, times, request_ids, tenants, st.integers(1, 1 << 17), counts, st.booleans()),
+    st.builds(RequestEnded, times, request_ids, tenants),
+    st.builds(
+        StepServed, times, st.lists(shares, max_size=3, unique_by=lambda share: share.tenant).map(tuple)
+    ),
+)
+event_lists = st.lists(events, max_size=12)
+"""In any order, likely or not: a policy told of what it has never heard of must not mind."""

@@ -1,0 +1,217 @@
+"""How much service each tenant has had: the memory of the fair policies.
+
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2):
+a tenant's counter grows by w_in for each prompt token when its request first starts, and by w_out for each
+token generated, divided by the tenant's weight. A tenant that comes back to the queue is lifted to the
+least counter there, so that idleness earns no credit.
+
+What the paper leaves open: prompt tokens that the prefix cache held cost nothing, and tokens computed again
+after a preemption cost nothing either, since the tenant did not ask for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TypeAlias
+
+from pageturner.policies.events import PolicyEvent, RequestEnded, RequestQueued, RequestStarted, StepServed
+from pageturner.policies.frozen_map import FrozenMap
+
+_PRUNE_ABOVE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One tenant. All sums are in weighted tokens over the tenant's weight.
+
+    counter: service had. queued, started: prompt costs of all that ever entered the queue, and of all
+    that left it, so that queued - started is what waits.
+    """
+
+    counter: float = 0.0
+    queued: float = 0.0
+    started: float = 0.0
+    num_waiting: int = 0
+    num_running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request in the queue: what starting it will cost, and the account's `queued` before it came."""
+
+    cost: float
+    queued_before: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCounters:
+    """The state. last_left: the tenant whose request left the queue last, for a lift when it is empty.
+
+    Accounts of tenants that are away, and that a lift would raise anyway, are forgotten now and then: when
+    there are more than `prune_above`.
+    """
+
+    accounts: FrozenMap[str, Account]
+    tickets: FrozenMap[str, Ticket]
+    running: FrozenMap[str, str]
+    last_left: str = ""
+    prune_above: int = _PRUNE_ABOVE
+
+    def counter(self, tenant: str) -> float:
+        return self.account(tenant).counter
+
+    def account(self, tenant: str) -> Account:
+        return self.accounts.get(tenant) or _NEW
+
+    def virtual_start(self, request_id: str, tenant: str) -> float:
+        """The tenant's counter once all its requests that queue before this one will have started.
+
+        So one look at the queue interleaves tenants as if their counters were read before each start.
+        """
+        account, ticket = self.account(tenant), self.tickets.get(request_id)
+        if ticket is None:
+            return account.counter
+        return account.counter + max(0.0, ticket.queued_before - account.started)
+
+
+_NEW = Account()
+NOTHING_SERVED = ServiceCounters(FrozenMap(), FrozenMap(), FrozenMap())
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a prompt token and an output token cost. weights: of tenants, as `parse_weights` reads them."""
+
+    input_weight: float
+    output_weight: float
+    tenant_weights: str
+
+    def weight(self, tenant: str) -> float:
+        return parse_weights(self.tenant_weights).get(tenant, 1.0)
+
+
+Weights: TypeAlias = MappingProxyType[str, float]
+
+
+@lru_cache(maxsize=64)
+def parse_weights(text: str) -> Weights:
+    """ "gold=4, free=0.5": the weight of each tenant named. Raises ValueError for what cannot be read so."""
+    weights: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        tenant, is_given, weight = part.rpartition("=")
+        if not is_given or not 0 < float(weight) < float("inf"):
+            raise ValueError(f"{part!r} is not TENANT=WEIGHT with a finite weight above 0")
+        weights[tenant.strip()] = float(weight)
+    return MappingProxyType(weights)
+
+
+def fold(state: ServiceCounters, event: PolicyEvent, prices: Prices) -> ServiceCounters:
+    """The state after one event, in time that grows with the logarithm of the requests that wait.
+
+    Only the return of a tenant to the queue costs time in the number of tenants.
+    """
+    match event:
+        case RequestQueued():
+            return _queued(state, event, prices)
+        case RequestStarted():
+            return _started(state, event, prices)
+        case RequestEnded():
+            return _ended(state, event)
+        case StepServed():
+            return _served(state, event, prices)
+
+
+def _queued(state: ServiceCounters, event: RequestQueued, prices: Prices) -> ServiceCounters:
+    if state.tickets.get(event.request_id) is not None:
+        return state
+    running = state.running.remove(event.request_id)
+    account = state.account(event.tenant)
+    if running is not state.running:
+        account = replace(account, num_running=account.num_running - 1)
+    if account.num_waiting == 0:
+        account = replace(account, counter=max(account.counter, _least_waiting(state)))
+    cost = 0.0
+    if event.is_first:
+        cost = prices.input_weight * event.num_prompt_tokens / prices.weight(event.tenant)
+    # Who has started before goes ahead of the tenant's others: it is paid for.
+    ticket = Ticket(cost, account.queued if event.is_first else account.started)
+    account = replace(account, queued=account.queued + cost, num_waiting=account.num_waiting + 1)
+    return _pruned(
+        replace(
+            state,
+            accounts=state.accounts.set(event.tenant, account),
+            tickets=state.tickets.set(event.request_id, ticket),
+            running=running,
+        )
+    )
+
+
+def _started(state: ServiceCounters, event: RequestStarted, prices: Prices) -> ServiceCounters:
+    state = _left_queue(state, event.request_id, event.tenant)
+    account = state.account(event.tenant)
+    if event.is_first:
+        num_computed = max(0, event.num_prompt_tokens - event.num_cached_tokens)
+        cost = prices.input_weight * num_computed / prices.weight(event.tenant)
+        account = replace(account, counter=account.counter + cost)
+    if state.running.get(event.request_id) is None:
+        account = replace(account, num_running=account.num_running + 1)
+    return replace(
+        state,
+        accounts=state.accounts.set(event.tenant, account),
+        running=state.running.set(event.request_id, event.tenant),
+    )
+
+
+def _ended(state: ServiceCounters, event: RequestEnded) -> ServiceCounters:
+    state = _left_queue(state, event.request_id, event.tenant)
+    running = state.running.remove(event.request_id)
+    if running is state.running:
+        return state
+    account = state.account(event.tenant)
+    account = replace(account, num_running=account.num_running - 1)
+    return replace(state, accounts=state.accounts.set(event.tenant, account), running=running)
+
+
+def _served(state: ServiceCounters, event: StepServed, prices: Prices) -> ServiceCounters:
+    accounts = state.accounts
+    for share in event.shares:
+        if share.num_output_tokens:
+            account = accounts.get(share.tenant) or _NEW
+            cost = prices.output_weight * share.num_output_tokens / prices.weight(share.tenant)
+            accounts = accounts.set(share.tenant, replace(account, counter=account.counter + cost))
+    return replace(state, accounts=accounts)
+
+
+def _left_queue(state: ServiceCounters, request_id: str, tenant: str) -> ServiceCounters:
+    ticket = state.tickets.get(request_id)
+    if ticket is None:
+        return state
+    account = state.account(tenant)
+    account = replace(account, started=account.started + ticket.cost, num_waiting=account.num_waiting - 1)
+    if account.num_waiting == 0:  # nothing refers to the sums any more; they shall not grow for ever
+        account = replace(account, queued=0.0, started=0.0)
+    return replace(
+        state,
+        accounts=state.accounts.set(tenant, account),
+        tickets=state.tickets.remove(request_id),
+        last_left=tenant,
+    )
+
+
+def _least_waiting(state: ServiceCounters) -> float:
+    waiting = (account.counter for account in state.accounts.values() if account.num_waiting)
+    return min(waiting, default=state.counter(state.last_left))
+
+
+def _pruned(state: ServiceCounters) -> ServiceCounters:
+    if len(state.accounts) <= state.prune_above:
+        return state
+    # Every lift from now on is to this level or above, so who is away below it loses nothing.
+    level, accounts = _least_waiting(state), state.accounts
+    for tenant, account in state.accounts.items():
+        is_away = account.num_waiting == account.num_running == 0 and tenant != state.last_left
+        if is_away and account.counter <= level:
+            accounts = accounts.remove(tenant)
+    return replace(state, accounts=accounts, prune_above=max(_PRUNE_ABOVE, 2 * len(accounts)))
