@@ -14,7 +14,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 from pageturner.service.core.clock import Clock
-from pageturner.service.errors import EngineDead, InvalidArgument, PageturnerError, StepFailed
+from pageturner.service.errors import EngineDead, InvalidArgument, PageturnerError, SlowConsumer, StepFailed
 from pageturner.service.rpc.status import code_of, to_status
 
 _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
@@ -45,8 +45,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, logger: structlog.typing.FilteringBoundLogger, clock: Clock, metrics: CallMetrics
+        self,
+        logger: structlog.typing.FilteringBoundLogger,
+        clock: Clock,
+        metrics: CallMetrics,
+        *,
+        write_timeout_seconds: float,
     ) -> None:
+        self._write_timeout_seconds = write_timeout_seconds
         self._logger = logger
         self._clock = clock
         self._metrics = metrics
@@ -78,7 +84,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 aclosing(behaviour(_read(read, request), context)) as responses,
             ):
                 async for response in responses:
-                    await context.write(response)
+                    await self._write(context, response)
 
         make_handler = getattr(grpc, f"{requests}_{answers}_rpc_method_handler")
         wrapped: grpc.RpcMethodHandler[Any, Any] = make_handler(
@@ -87,6 +93,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
         return wrapped
+
+    async def _write(self, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
+        """Raises SlowConsumer: a client that stopped reading would hold its handler, and its id, for ever."""
+        try:
+            async with asyncio.timeout(self._write_timeout_seconds):
+                await context.write(response)
+        except TimeoutError:
+            raise SlowConsumer(f"the stream was not read for {self._write_timeout_seconds:g} s") from None
 
     @asynccontextmanager
     async def _observe(

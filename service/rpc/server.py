@@ -68,7 +68,14 @@ class Server:
         """Listen; the port in force. Raises ConfigError when the address cannot be had."""
         assert self._server is None, "a server starts once"
         server = grpc.aio.server(
-            interceptors=[CallInterceptor(self._logger, self._clock, self.metrics)],
+            interceptors=[
+                CallInterceptor(
+                    self._logger,
+                    self._clock,
+                    self.metrics,
+                    write_timeout_seconds=self._options.write_timeout_seconds,
+                )
+            ],
             options=self._options.channel_arguments(),
         )
         self._register(server)

@@ -6,8 +6,9 @@ import asyncio
 import gc
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 import pytest
@@ -171,6 +172,29 @@ async def test_a_client_that_does_not_read_holds_only_itself_up() -> None:
         await engine.reached("aborted slow")
         await engine.reached("closed slow")
         assert engine.live == {}
+
+
+async def _rest(call: Any) -> AsyncIterator[pb.GenerateStreamResponse]:
+    """What is left of a call whose first messages were read one by one."""
+    while (message := await call.read()) is not grpc.aio.EOF:
+        yield message
+
+
+async def test_a_reader_that_stopped_is_given_up_and_its_id_is_free_again() -> None:
+    """Whatever the engine says of it: a write to a client whose window is shut returns for nobody."""
+    engine = FakeEngine(_endless)
+    async with serving(engine, write_timeout_seconds=0.05) as served:
+        request = pb.GenerateStreamRequest(request_id="slow", prompt=pb.Prompt(text="x"))
+        call = GenerationServiceStub(served.channel).GenerateStream(request)
+        await call.read()
+        await engine.reached("aborted slow")
+        await engine.reached("closed slow")
+        engine.script = echo
+        assert (await served.client.generate("again", request_id="slow")).text == "agai"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [message async for message in _rest(call)]
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == "the stream was not read for 0.05 s"
 
 
 async def test_a_reader_too_slow_for_the_engine_learns_so_when_it_reads_on() -> None:

@@ -92,7 +92,7 @@ def _intercepted(metrics: CallMetrics, behaviour: Any) -> Any:
 
     async def call(context: Any) -> None:
         logger, _ = capturing_logger()
-        interceptor = CallInterceptor(logger, ManualClock(), metrics)
+        interceptor = CallInterceptor(logger, ManualClock(), metrics, write_timeout_seconds=60.0)
         handler: Any = await interceptor.intercept_service(continuation, cast(Any, Details()))
         await handler.unary_stream(None, context)
 
