@@ -40,6 +40,23 @@ class AlwaysSwap:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapGroups:
+    """Swap a request of several sequences while the host has room; recompute one of a single sequence.
+
+    Source: vLLM before v1, which could not compute a forked group again.
+    """
+
+    name: ClassVar[str] = "swap-groups"
+    summary: ClassVar[str] = (
+        "wins when n > 1 makes many tokens to compute again; loses by ignoring what each way costs"
+    )
+
+    def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
+        is_group = victim.request.num_sequences > 1
+        return Reclaim.SWAP if is_group and _host_has_room(victim, load) else Reclaim.RECOMPUTE
+
+
+@dataclass(frozen=True, slots=True)
 class CostModel:
     """The cheapest way by this machine's measured rates.
 

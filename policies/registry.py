@@ -66,6 +66,7 @@ BUILT_IN: Mapping[str, tuple[type[Any], ...]] = {
         victim.MostExclusiveBlocks,
         victim.LongestRemaining,
         victim.MostOverServed,
+        victim.FewestOutputs,
     ),
     "reclaim": (
         reclaim.CostModel,
@@ -73,6 +74,7 @@ BUILT_IN: Mapping[str, tuple[type[Any], ...]] = {
         reclaim.AlwaysSwap,
         reclaim.HostHeadroom,
         reclaim.TailFirst,
+        reclaim.SwapGroups,
     ),
     "eviction": (
         eviction.SegmentedLru,

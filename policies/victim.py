@@ -96,6 +96,25 @@ class LongestRemaining:
 
 
 @dataclass(frozen=True, slots=True)
+class FewestOutputs:
+    """Who has generated least yields, whatever its priority; of equals the one with the longest prompt.
+
+    Source: SGLang's retraction of decoding requests (Zheng et al., 2024).
+    """
+
+    name: ClassVar[str] = "fewest-outputs"
+    summary: ClassVar[str] = (
+        "wins by keeping streams that clients watch; loses long prompts' prefill again and again"
+    )
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> Sequence[str]:
+        return _rank(
+            candidates,
+            lambda victim: (victim.request.num_output_tokens, -victim.request.num_prompt_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MostOverServed:
     """Within the lowest priority, whose tenant has had most service for its weight yields.
 

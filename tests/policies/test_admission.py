@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEvict, PeakEstimate
+from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEvict, PeakEstimate, Watermark
 from pageturner.policies.interfaces import Admission, AdmissionPolicy
 from pageturner.policies.views import AdmissionView, LoadView
 from support.policy_views import ADMISSION, LOAD, admission_views, load_views
@@ -70,8 +70,26 @@ def test_the_peak_estimate_lies_between_its_ends(view: AdmissionView, load: Load
 
 @pytest.mark.parametrize(
     "policy",
-    [FirstChunk(skip=True), FullPrompt(skip=True), GuaranteedNoEvict(skip=True), PeakEstimate(skip=True)],
+    [
+        FirstChunk(skip=True),
+        FullPrompt(skip=True),
+        Watermark(skip=True),
+        GuaranteedNoEvict(skip=True),
+        PeakEstimate(skip=True),
+    ],
 )
 def test_with_skip_those_behind_may_try(policy: AdmissionPolicy) -> None:
     assert policy.decide(candidate(99, 99, 99), LOAD) is Admission.SKIP
     assert policy.decide(candidate(1, 1, 1), LOAD) is Admission.ADMIT
+
+
+def test_the_watermark_is_a_share_of_the_pool_while_something_runs() -> None:
+    policy = Watermark(fraction=0.105)  # 11 of 100 blocks
+    assert policy.decide(candidate(39, 90, 99), LOAD) is Admission.ADMIT
+    assert policy.decide(candidate(40, 90, 99), LOAD) is Admission.WAIT
+    assert policy.decide(candidate(50, 90, 99, watermark=0), replace(LOAD, num_running=0)) is Admission.ADMIT
+
+
+def test_the_larger_of_both_watermarks_holds() -> None:
+    assert Watermark(fraction=0.0).decide(candidate(48, 90, 99, watermark=3), LOAD) is Admission.WAIT
+    assert Watermark(fraction=0.01).decide(candidate(47, 90, 99, watermark=3), LOAD) is Admission.ADMIT

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 from pageturner.policies import registry
-from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEvict, PeakEstimate
+from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEvict, PeakEstimate, Watermark
 from pageturner.policies.batch import EqualProgress, LongPrefillCap
-from pageturner.policies.eviction import CostAware, Lfu, SegmentedLru
+from pageturner.policies.events import PolicyEvent, RequestEnded
+from pageturner.policies.eviction import CostAware, Lfu, PriorityWithTtl, SegmentedLru
 from pageturner.policies.interfaces import (
     AXES,
     Admission,
@@ -30,10 +31,13 @@ from pageturner.policies.queue import (
     EarliestDeadlineFirst,
     HighestResponseRatioNext,
     LongestPrefixMatch,
+    MultiLevelFeedback,
     PriorityWithAging,
     ShortestJobFirst,
+    VirtualTokenCounter,
 )
 from pageturner.policies.reclaim import CostModel, HostHeadroom, TailFirst
+from pageturner.policies.victim import MostOverServed
 from pageturner.policies.views import (
     AdmissionView,
     BatchView,
@@ -43,7 +47,7 @@ from pageturner.policies.views import (
     RequestView,
     VictimView,
 )
-from support.policy_contract import CHECKS, FIRST_FAULT, check_policy, check_value
+from support.policy_contract import CHECKS, FIRST_FAULT, check_memory, check_policy, check_value
 
 OTHER_OPTIONS: list[tuple[str, Any]] = [
     ("queue", PriorityWithAging(aging_seconds=0.001)),
@@ -51,18 +55,23 @@ OTHER_OPTIONS: list[tuple[str, Any]] = [
     ("queue", LongestPrefixMatch(cap_tokens=0, aging_tokens_per_second=1e-3)),
     ("queue", HighestResponseRatioNext(seconds_per_output_token=1e-6, seconds_per_prompt_token=0)),
     ("queue", EarliestDeadlineFirst(default_seconds=0)),
+    ("queue", MultiLevelFeedback(quantum_tokens=1, num_levels=64, prompt_weight=0, boost_seconds=1e-3)),
+    ("queue", VirtualTokenCounter(input_weight=0, output_weight=0, tenant_weights="a=1e-3, b=1e6")),
     ("admission", FirstChunk(skip=True)),
+    ("admission", Watermark(fraction=1)),
     ("admission", FullPrompt(skip=True)),
     ("admission", GuaranteedNoEvict(skip=True)),
     ("admission", PeakEstimate(output_fraction=0.0)),
     ("batch", EqualProgress(min_chunk_tokens=1)),
     ("batch", LongPrefillCap(cap_tokens=1)),
+    ("victim", MostOverServed(input_weight=0, tenant_weights="=7")),
     ("reclaim", CostModel(swap_weight=0)),
     ("reclaim", HostHeadroom(headroom=0)),
     ("reclaim", HostHeadroom(headroom=1)),
     ("reclaim", TailFirst(swap_rest=True)),
     ("eviction", Lfu(seconds_per_hit=0)),
     ("eviction", SegmentedLru(protect_after_hits=3, protected_seconds=0)),
+    ("eviction", PriorityWithTtl(ttl_seconds=0, max_level=1)),
     ("eviction", CostAware(seconds_per_block=1e3, context_weight=1.0)),
 ]
 
@@ -272,3 +281,90 @@ def test_a_policy_that_cannot_be_hashed_is_caught() -> None:
 
     with pytest.raises(TypeError, match="unhashable"):
         check_value(Unhashable())
+
+
+# The same for the memory.
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many events were told, in a list that can be changed."""
+
+    numbers: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Remembers(EvictionPolicy):
+    """Scores by the number of events told; `fold` is what the subclasses break."""
+
+    def initial_state(self) -> Tally:
+        return Tally()
+
+    def fold(self, state: Tally, event: PolicyEvent) -> Tally:
+        return Tally([*state.numbers, len(state.numbers)])
+
+    def score(self, block: BlockView, *, state: Tally | None = None) -> float:
+        return float(len(state.numbers) if state is not None else 0)
+
+
+class ChangesItsState(Remembers):
+    def fold(self, state: Tally, event: PolicyEvent) -> Tally:
+        state.numbers.append(1)
+        return state
+
+
+class MindsStrangers(Remembers):
+    def fold(self, state: Tally, event: PolicyEvent) -> Tally:
+        if isinstance(event, RequestEnded):
+            state.numbers[-1]
+        return super().fold(state, event)
+
+
+class FoldsByChance(Remembers):
+    counter: ClassVar[Any] = itertools.count()
+
+    def fold(self, state: Tally, event: PolicyEvent) -> Tally:
+        return Tally([next(self.counter)])
+
+
+class HasAnOpenState(Remembers):
+    def initial_state(self) -> Any:
+        return [0]
+
+    def fold(self, state: Any, event: PolicyEvent) -> Any:
+        return [1]
+
+
+class ScoresByItsMemoryAlone(Remembers):
+    def score(self, block: BlockView, *, state: Tally | None = None) -> float:
+        return 1 / (3 - len(state.numbers if state is not None else ()))
+
+
+def test_a_policy_that_remembers_well_passes() -> None:
+    check_memory(Remembers(), FIRST_FAULT)
+    CHECKS["eviction"](Remembers(), FIRST_FAULT)
+
+
+@pytest.mark.parametrize(
+    "broken", [ChangesItsState(), MindsStrangers(), FoldsByChance(), HasAnOpenState()], ids=repr
+)
+def test_a_broken_memory_is_caught(broken: Any) -> None:
+    with pytest.raises((AssertionError, IndexError)):
+        check_memory(broken, FIRST_FAULT)
+
+
+def test_decisions_are_asked_for_in_many_states() -> None:
+    with pytest.raises(ZeroDivisionError):
+        CHECKS["eviction"](ScoresByItsMemoryAlone(), FIRST_FAULT)
+
+
+def test_a_key_that_follows_a_memory_must_say_that_it_changes() -> None:
+    @dataclass(frozen=True)
+    class SaysNever(Remembers):
+        key_change: ClassVar[KeyChange] = KeyChange.NEVER
+
+        def key(self, request: RequestView, load: LoadView, *, state: Tally | None = None) -> SortKey:
+            return (0,)
+
+    with pytest.raises(AssertionError, match="follows a memory"):
+        CHECKS["queue"](SaysNever(), FIRST_FAULT)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pageturner.policies.eviction import CostAware, Lfu, Lru, SegmentedLru
+from pageturner.policies.eviction import CostAware, Lfu, Lru, PriorityWithTtl, SegmentedLru
 from pageturner.policies.interfaces import EvictionPolicy
 from pageturner.policies.views import BlockView
 from support.policy_views import BLOCK
@@ -69,3 +69,18 @@ def test_cost_aware_keeps_long_chains_and_popular_ones() -> None:
 
 def test_cost_aware_does_not_judge_a_chain_it_does_not_know() -> None:
     assert CostAware().score(block(depth=0)) == CostAware().score(block(depth=7)) == 101.0
+
+
+def test_a_level_of_priority_outlives_those_below_for_its_time_to_live() -> None:
+    policy = PriorityWithTtl(ttl_seconds=60.0)
+    urgent = replace(BLOCK, priority=1, released_at=100.0)
+    assert policy.score(replace(BLOCK, released_at=159.9)) < policy.score(urgent)
+    assert policy.score(replace(BLOCK, released_at=160.1)) > policy.score(urgent)
+    assert policy.score(replace(BLOCK, priority=2, released_at=99.0)) > policy.score(urgent)
+    assert policy.score(replace(BLOCK, priority=-1, released_at=150.0)) < policy.score(BLOCK)
+
+
+def test_levels_of_priority_are_bounded() -> None:
+    policy = PriorityWithTtl(ttl_seconds=60.0, max_level=2)
+    assert policy.score(replace(BLOCK, priority=1 << 30)) == policy.score(replace(BLOCK, priority=2))
+    assert policy.score(replace(BLOCK, priority=-(1 << 30))) == policy.score(replace(BLOCK, priority=-2))

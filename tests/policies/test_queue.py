@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pageturner.policies.errors import PolicyOptionError
 from pageturner.policies.interfaces import KeyChange, QueuePolicy
 from pageturner.policies.queue import (
     EarliestDeadlineFirst,
     Fcfs,
     HighestResponseRatioNext,
     LongestPrefixMatch,
+    MultiLevelFeedback,
     PriorityWithAging,
     ShortestJobFirst,
+    VirtualTokenCounter,
 )
+from pageturner.policies.service_counters import parse_weights
 from pageturner.policies.views import LoadView, RequestView
 from support.policy_views import LOAD, load_views, request, request_views
 
@@ -115,7 +120,40 @@ def test_the_nearest_deadline_goes_first_and_none_counts_as_a_late_one() -> None
     assert order(policy, later, request("none", arrival_time=31.0)) == ["later", "none"]
 
 
-def test_only_the_response_ratio_needs_sorting_again_with_time() -> None:
+def test_some_keys_need_sorting_again_with_time() -> None:
     policies = (Fcfs, PriorityWithAging, EarliestDeadlineFirst, ShortestJobFirst, LongestPrefixMatch)
     assert [policy.key_change for policy in policies] == [KeyChange.NEVER] * 3 + [KeyChange.WITH_REQUEST] * 2
-    assert HighestResponseRatioNext.key_change is KeyChange.WITH_TIME
+    for ageing in (HighestResponseRatioNext, MultiLevelFeedback, VirtualTokenCounter):
+        assert ageing.key_change is KeyChange.WITH_TIME
+
+
+def test_levels_of_feedback_cost_twice_the_one_above() -> None:
+    policy = MultiLevelFeedback(quantum_tokens=10, num_levels=4, prompt_weight=0)
+    now = replace(LOAD, now=0.0)
+    levels = [policy.key(request(num_output_tokens=n), now)[0] for n in (0, 9, 10, 29, 30, 69, 70, 9999)]
+    assert levels == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_long_prompt_joins_further_down() -> None:
+    policy = MultiLevelFeedback(quantum_tokens=10, prompt_weight=0.1)
+    short, long = request("short", arrival_time=9.0), request("long", num_prompt_tokens=1000)
+    assert order(policy, long, short, now=10.0) == ["short", "long"]
+
+
+def test_each_boost_lifts_one_level_and_none_beyond_the_first() -> None:
+    policy = MultiLevelFeedback(quantum_tokens=10, prompt_weight=0, boost_seconds=30.0)
+    low = request("low", num_output_tokens=35, arrival_time=0.0)  # level 2
+    fresh = request("fresh", num_output_tokens=0, arrival_time=50.0)
+    assert order(policy, low, fresh, now=59.9) == ["fresh", "low"]
+    assert order(policy, low, fresh, now=60.0) == ["low", "fresh"]
+    assert policy.key(low, replace(LOAD, now=1e6)) == (0, 0.0)
+
+
+@pytest.mark.parametrize("weights", ["a", "a=", "a=0", "a=-1", "a=nan", "a=inf", "a=1,b"])
+def test_weights_that_cannot_be_read_are_refused(weights: str) -> None:
+    with pytest.raises(PolicyOptionError, match="tenant_weights"):
+        VirtualTokenCounter(tenant_weights=weights)
+
+
+def test_weights_are_read_by_tenant() -> None:
+    assert parse_weights(" gold = 4, a=b=0.5,=2,") == {"gold": 4.0, "a=b": 0.5, "": 2.0}

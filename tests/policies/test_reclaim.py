@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from pageturner.policies.interfaces import Reclaim
-from pageturner.policies.reclaim import AlwaysRecompute, AlwaysSwap, CostModel, HostHeadroom, TailFirst
+from pageturner.policies.reclaim import (
+    AlwaysRecompute,
+    AlwaysSwap,
+    CostModel,
+    HostHeadroom,
+    SwapGroups,
+    TailFirst,
+)
 from pageturner.policies.views import LoadView, Rates, VictimView
 from support.policy_views import LOAD, VICTIM, counts, load_views, rates, victim_views
 
@@ -126,3 +133,10 @@ def test_tail_first_takes_the_tail_at_any_price_and_else_what_it_is_told() -> No
     assert TailFirst().choose(tailed, 3, dear, LOAD) is Reclaim.RECOMPUTE
     assert TailFirst(swap_rest=True).choose(tailed, 3, dear, LOAD) is Reclaim.SWAP
     assert TailFirst(swap_rest=True).choose(tailed, 3, dear, host(3)) is Reclaim.RECOMPUTE
+
+
+def test_groups_are_swapped_while_the_host_has_room() -> None:
+    group = replace(HELD, request=replace(HELD.request, num_sequences=2))
+    assert SwapGroups().choose(group, 1, EVEN, LOAD) is Reclaim.SWAP
+    assert SwapGroups().choose(group, 1, EVEN, host(3)) is Reclaim.RECOMPUTE
+    assert SwapGroups().choose(HELD, 1, EVEN, LOAD) is Reclaim.RECOMPUTE

@@ -111,9 +111,10 @@ def test_the_defaults_are_those_of_the_design() -> None:
         ("batch", "decode-first prefill-first equal-progress long-prefill-cap"),
         (
             "victim",
-            "least-computed last-arrived lowest-priority most-exclusive longest-remaining most-over-served",
+            "least-computed last-arrived lowest-priority most-exclusive longest-remaining most-over-served"
+            " fewest-outputs",
         ),
-        ("reclaim", "cost-model always-recompute always-swap host-headroom tail-first"),
+        ("reclaim", "cost-model always-recompute always-swap host-headroom tail-first swap-groups"),
         ("eviction", "segmented-lru lru lfu cost-aware priority-ttl"),
     ],
 )

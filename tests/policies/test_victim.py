@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from pageturner.policies import registry
 from pageturner.policies.interfaces import VictimPolicy
 from pageturner.policies.victim import (
+    FewestOutputs,
     LastArrived,
     LeastComputed,
     LongestRemaining,
@@ -80,3 +82,15 @@ def test_of_those_that_are_alike_in_all_the_id_decides(name: str) -> None:
 def test_among_equals_the_youngest_yields(name: str) -> None:
     views = [victim(str(at), arrival_time=float(at)) for at in (2, 3, 1)]
     assert rank(registry.create("victim", name), *views) == ["3", "2", "1"]
+
+
+def test_who_has_generated_least_yields_and_of_equals_the_longest_prompt() -> None:
+    views = {
+        "many": victim("many", priority=-1, arrival_time=9.0),
+        "short": victim("short", arrival_time=9.0),
+        "long": victim("long", priority=5),
+    }
+    for name, num_outputs, num_prompt in (("many", 8, 900), ("short", 2, 10), ("long", 2, 90)):
+        told = replace(views[name].request, num_output_tokens=num_outputs, num_prompt_tokens=num_prompt)
+        views[name] = replace(views[name], request=told)
+    assert rank(FewestOutputs(), *views.values()) == ["long", "short", "many"]

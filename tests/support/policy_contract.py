@@ -103,15 +103,15 @@ def check_memory(policy: Stateful[Any], profile: settings = CONTRACT) -> None:
     def check(events: list[PolicyEvent]) -> None:
         states = [policy.initial_state()]
         for event in events:
+            before = repr(states[-1])
             states.append(policy.fold(states[-1], event))
+            assert repr(states[-2]) == before, "a fold changed the state it was given"
         for state in states:
             parameters = getattr(type(state), "__dataclass_params__", None)
             assert parameters is not None, "a state is a dataclass"
             assert parameters.frozen, "a state is frozen"
         for before, event, after in zip(states, events, states[1:], strict=False):
-            assert policy.fold(before, event) == after, (
-                "the same event, another state: or a state was changed"
-            )
+            assert policy.fold(before, event) == after, "the same event, another state"
 
     check()
 
