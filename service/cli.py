@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "plan": "pageturner.service.commands.plan",
     "bench": "pageturner.service.commands.bench",
     "simulate": "pageturner.service.commands.simulate",
+    "calibrate": "pageturner.service.commands.calibrate",
     "loadtest": "pageturner.loadtest.cli",
 }
 EXIT_USER_ERROR = 2

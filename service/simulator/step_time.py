@@ -11,51 +11,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 from pageturner.policies.views import Rates
-from pageturner.service.core.outputs import SchedulerOutput
+from pageturner.service.core.step_work import StepWork
 
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What one step does.
-
-    num_steps: 1 for a step with a forward, 0 for one that only moves blocks. num_sequences: of the batch.
-    num_tokens: computed. num_samples: rows of logits. num_read_tokens: KV positions read, summed over the
-    sequences. num_attended_pairs: (query token, position it attends to), summed over the tokens.
-    num_swapped_out, num_swapped_in, num_copied: blocks.
-    """
-
-    num_steps: float = 0
-    num_sequences: float = 0
-    num_tokens: float = 0
-    num_samples: float = 0
-    num_read_tokens: float = 0
-    num_attended_pairs: float = 0
-    num_swapped_out: float = 0
-    num_swapped_in: float = 0
-    num_copied: float = 0
-
-
-def work_of(output: SchedulerOutput) -> StepWork:
-    """The work of a step that the scheduler planned."""
-    num_tokens = num_samples = num_read = num_pairs = 0
-    for part in output.scheduled:
-        count = len(part.token_ids)
-        num_tokens += count
-        num_samples += len(part.samples)
-        num_read += part.start + count
-        num_pairs += count * part.start + count * (count + 1) // 2
-    copies = output.block_copies
-    return StepWork(
-        1 if output.scheduled else 0,
-        len(output.scheduled),
-        num_tokens,
-        num_samples,
-        num_read,
-        num_pairs,
-        len(copies.swap_outs),
-        len(copies.swap_ins),
-        len(copies.copies),
-    )
+_NUM_REWEIGHTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +87,30 @@ class FitError:
 def fit(steps: Sequence[TimedStep]) -> StepTimeModel:
     """The model with the least squares of relative errors, no coefficient below 0.
 
-    Relative, so that a step of a millisecond counts as much as one of a second. Non-negative by an active
-    set: the most negative coefficient is struck out until none is left. A unit of work that no step does
+    Relative to what the model itself predicts, found by going over it a few times: so a step of a
+    millisecond counts as much as one of a second, and noise, which only ever adds time, is met in its mean
+    (relative to the seconds seen, long outliers would count for nothing). A unit of work that no step does
     costs 0. Raises ValueError without steps that took time.
     """
     timed = [step for step in steps if step.seconds > 0]
     if not timed:
         raise ValueError("a fit needs at least one step that took time")
-    rows = [[value / step.seconds for value in astuple(step.work)] for step in timed]
+    scales = [step.seconds for step in timed]
+    for _ in range(_NUM_REWEIGHTS):
+        model = _fit_scaled(timed, scales)
+        floor = 1e-3 * math.fsum(scales) / len(scales)
+        scales = [max(model.seconds(step.work), floor) for step in timed]
+    return model
+
+
+def _fit_scaled(steps: Sequence[TimedStep], scales: Sequence[float]) -> StepTimeModel:
+    """Least squares of errors over `scales`, the most negative coefficient struck out until none is left."""
+    rows = [[x / scale for x in astuple(step.work)] for step, scale in zip(steps, scales, strict=True)]
+    targets = [step.seconds / scale for step, scale in zip(steps, scales, strict=True)]
     active = [column for column in range(len(rows[0])) if any(row[column] for row in rows)]
+    solved: list[float] = []
     while active:
-        solved = _least_squares([[row[column] for column in active] for row in rows])
+        solved = _least_squares([[row[column] for column in active] for row in rows], targets)
         lowest = min(range(len(active)), key=solved.__getitem__)
         if solved[lowest] >= 0:
             break
@@ -154,8 +125,8 @@ def fit_error(model: StepTimeModel, steps: Sequence[TimedStep]) -> FitError:
     return FitError(len(errors), math.fsum(errors) / len(errors), errors[len(errors) // 2], errors[-1])
 
 
-def _least_squares(rows: list[list[float]]) -> list[float]:
-    """The x for which each row times x is nearest to 1, by the normal equations.
+def _least_squares(rows: list[list[float]], targets: list[float]) -> list[float]:
+    """The x for which each row times x is nearest to its target, by the normal equations.
 
     Columns are scaled to unit length first, and a ridge far below what a fit can tell keeps columns that
     depend on each other solvable.
@@ -165,7 +136,7 @@ def _least_squares(rows: list[list[float]]) -> list[float]:
     scaled = [[value / scale[i] for i, value in enumerate(row)] for row in rows]
     matrix = [
         [math.fsum(row[i] * row[j] for row in scaled) + (1e-10 if i == j else 0.0) for j in range(width)]
-        + [math.fsum(row[i] for row in scaled)]
+        + [math.fsum(row[i] * target for row, target in zip(scaled, targets, strict=True))]
         for i in range(width)
     ]
     for pivot in range(width):

@@ -1,7 +1,7 @@
 """How evenly tenants are served while they all want more.
 
 The gap is that of the virtual token counter's bound (Sheng et al., "Fairness in Serving Large Language
-Models", OSDI 2024): over every stretch of time in which two tenants both have requests that are not being served,
+Models", OSDI 2024): over every stretch of time in which two tenants both have requests that are not served,
 the largest difference of the service that they got in it. An output token counts as two of a prompt;
 tokens computed again are none.
 """

@@ -104,6 +104,8 @@ def _read_json_lines(file: Any) -> Iterator[WorkloadRequest]:
         if RECORDING_KEY in entry:
             block_tokens = int(entry["block_size"])
             continue
+        if "step" in entry:
+            continue
         num_prompt, num_output = int(entry["input_length"]), int(entry["output_length"])
         if not num_prompt or not num_output:
             continue

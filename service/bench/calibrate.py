@@ -1,0 +1,127 @@
+"""Time the steps of a real server under a spread of load, and fit a machine to simulate.
+
+The server records itself while batches of one to many, short and long prompts, shortage and plenty pass by,
+so what is fitted holds the whole step as clients see it: scheduler, copies, forward, sampler, loop.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pageturner.loadtest.client import Outcome, RequestRecord
+from pageturner.loadtest.runner import Run, execute
+from pageturner.loadtest.server import ServedModel, Target, discover
+from pageturner.loadtest.workload import Lengths, Workload
+from pageturner.policies import registry
+from pageturner.service.bench.server_process import running_server
+from pageturner.service.errors import PageturnerError
+from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.recordings import fit_machine
+from pageturner.service.simulator.simulation import simulate
+from pageturner.service.simulator.step_time import FitError
+from pageturner.service.simulator.workload import Segment, WorkloadRequest
+from pageturner.service.simulator.workload import Workload as SimulatedWorkload
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A closed loop; lengths are drawn evenly between their bounds."""
+
+    requests: int
+    concurrency: int
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    shared_prefix_tokens: int = 0
+    seed: int = 0
+
+    def to_run(self, target: str, model: ServedModel) -> Run:
+        workload = Workload(
+            num_requests=self.requests,
+            prompt_lengths=Lengths(*self.prompt_tokens),
+            output_lengths=Lengths(*self.output_tokens),
+            token_ids=model.token_ids,
+            seed=self.seed,
+            shared_prefix_tokens=self.shared_prefix_tokens,
+        )
+        return Run(Target(target), workload, self.concurrency)
+
+
+CALIBRATION: tuple[Load, ...] = (
+    Load(6, 1, (8, 400), (4, 24), seed=1),
+    Load(12, 4, (8, 200), (8, 48), seed=2),
+    Load(40, 16, (8, 300), (4, 64), seed=3),
+    Load(48, 32, (8, 64), (8, 48), seed=4),
+    Load(6, 3, (500, 900), (8, 24), seed=5),
+)
+"""Batches of 1 to 32, contexts of 8 to 900; in a pool that does not hold the larger of them."""
+
+CALIBRATION_FLAGS = ("--num-blocks=96", "--swap-space=64MiB", "--reclaim-policy=always-swap")
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The machine, and how far its step times are from those seen."""
+
+    machine: Machine
+    error: FitError
+
+
+def calibrate(arguments: Sequence[str], say: Callable[[str], None]) -> Calibration:
+    """Start `pageturner serve ARGUMENTS`, load it, fit it. Raises PageturnerError."""
+    with tempfile.TemporaryDirectory() as folder:
+        recording = Path(folder) / "recording.jsonl"
+        flags = [*arguments, *CALIBRATION_FLAGS, f"--record={recording}"]
+        observed: list[tuple[Load, list[RequestRecord]]] = []
+        with running_server(flags) as server:
+            for load in CALIBRATION:
+                observed.append((load, measure(load, server.target)))
+                say(f"timed {load.requests} requests, {load.concurrency} at once")
+        machine, error = fit_machine(recording)
+    return Calibration(replace(machine, request_seconds=_request_seconds(machine, *observed[0])), error)
+
+
+def measure(load: Load, target: str) -> list[RequestRecord]:
+    """Send the load to a real server. Raises PageturnerError unless every request ended well."""
+    import asyncio
+
+    model = asyncio.run(discover(Target(target), load.seed))
+    records = execute(load.to_run(target, model), lambda _: None)
+    for record in records:
+        if record.outcome is not Outcome.OK:
+            raise PageturnerError(f"request {record.index} was {record.outcome.value}: {record.error}")
+    return records
+
+
+def to_workload(load: Load) -> SimulatedWorkload:
+    """The same requests for the simulator: as many tokens, shared as far; which tokens plays no part."""
+    from pageturner.loadtest.workload import plan_requests
+
+    run = load.to_run("", _NO_MODEL)
+    prefix = (Segment(1, load.shared_prefix_tokens),) if load.shared_prefix_tokens else ()
+    requests = []
+    for planned in plan_requests(run.workload):
+        num_own = len(planned.prompt_token_ids) - load.shared_prefix_tokens
+        own = (Segment(2 * planned.index + 2, num_own),) if num_own else ()
+        requests.append(
+            WorkloadRequest(0.0, (*prefix, *own), Segment(2 * planned.index + 3, planned.output_tokens))
+        )
+    return SimulatedWorkload("load test", tuple(requests), load.concurrency)
+
+
+_NO_MODEL = ServedModel("", "", "", "", "", "", 0, token_ids=(0,))
+
+
+def _request_seconds(machine: Machine, load: Load, records: Sequence[RequestRecord]) -> float:
+    """What a lone request takes beyond its steps: the wire, both ways; from the first of the loads."""
+    result = simulate(to_workload(load), machine, registry.default_policies())
+    seen = [record.time_to_first_token for record in records]
+    extra = [
+        real - (simulated.token_times[0] - simulated.arrived_at)
+        for real, simulated in zip(seen, result.requests, strict=True)
+        if real is not None
+    ]
+    return max(0.0, statistics.median(extra))

@@ -1,0 +1,162 @@
+"""An experiment as PNG files and one page that holds them all. The only file that knows matplotlib."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pageturner.service.simulator.errors import WorkloadError
+from pageturner.service.simulator.experiment import Outcome
+from pageturner.service.simulator.figures import METRIC
+from pageturner.service.simulator.report import SHOWN, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Draw = Callable[["Axes", Sequence[Outcome]], None]
+
+_STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse }
+td, th { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
+td:first-child, th:first-child { text-align: left } img { max-width: 100% } pre { overflow: auto }"""
+
+
+def write_plots(outcomes: Sequence[Outcome], document: Mapping[str, Any], folder: Path) -> Path:
+    """PNG files and page.html in `folder`, which is made if it is not there; returns the page's path.
+
+    The page needs no other file and no network. document: the experiment's JSON, shown at its end.
+    Raises WorkloadError without matplotlib (the extra `lab`).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {}
+    for name, title, draw in _PICTURES:
+        pictures[title] = _png(draw, title, outcomes)
+        (folder / f"{name}.png").write_bytes(pictures[title])
+    page = folder / "page.html"
+    page.write_text(_page(outcomes, document, pictures), encoding="utf-8")
+    return page
+
+
+def _png(draw: Draw, title: str, outcomes: Sequence[Outcome]) -> bytes:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise WorkloadError(f"plots need matplotlib: pip install 'pageturner[lab]' ({error})") from error
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    draw(axes, outcomes)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    file = io.BytesIO()
+    # No date and no version in it: the same experiment gives the same bytes.
+    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _ttft_distribution(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        count = len(outcome.ttfts)
+        axes.plot(outcome.ttfts, [(i + 1) / count for i in range(count)], label=outcome.name)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds to the first token")
+    axes.set_ylabel("share of requests")
+    axes.legend(fontsize=8)
+
+
+def _over_time(attribute: str, label: str) -> Draw:
+    def draw(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            times = [sample.at for sample in outcome.samples]
+            axes.plot(
+                times, [getattr(s, attribute) for s in outcome.samples], label=outcome.name, linewidth=1
+            )
+        axes.set_xlabel("virtual seconds")
+        axes.set_ylabel(label)
+        axes.legend(fontsize=8)
+
+    return draw
+
+
+def _bars(name: str) -> Draw:
+    def draw(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+        found = [outcome.intervals.get(name) for outcome in outcomes]
+        known = [(o.name, i) for o, i in zip(outcomes, found, strict=True) if i is not None]
+        axes.barh(
+            [label for label, _ in known],
+            [i.mean for _, i in known],
+            xerr=[(i.high - i.low) / 2 for _, i in known],
+            capsize=3,
+            color=[f"C{n % 10}" for n in range(len(known))],
+        )
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{METRIC[name].title} {METRIC[name].unit}".strip())
+
+    return draw
+
+
+def _preemptions(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    names = [outcome.name for outcome in outcomes]
+    left = [0.0] * len(outcomes)
+    for kind in ("swap", "recompute", "tail"):
+        means = [outcome.intervals[f"{kind}_preemptions"].mean for outcome in outcomes]
+        axes.barh(names, means, left=left, label=kind)
+        left = [a + b for a, b in zip(left, means, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("preemptions, mean of seeds")
+    axes.legend(fontsize=8)
+
+
+_PICTURES: tuple[tuple[str, str, Draw], ...] = (
+    ("ttft", "Time to first token", _ttft_distribution),
+    ("tpot", "Time per output token, p99", _bars("tpot_p99")),
+    ("goodput", "Goodput under the SLOs", _bars("goodput")),
+    ("throughput", "Output tokens per second", _bars("throughput")),
+    ("preemptions", "Preemptions by kind", _preemptions),
+    ("recompute_tax", "Recompute tax", _bars("recompute_tax")),
+    ("occupancy", "KV blocks in use", _over_time("used_share", "share of the pool")),
+    ("waste", "KV slots held and not filled", _over_time("wasted_share", "share of the slots in use")),
+    ("waiting", "Requests waiting", _over_time("num_waiting", "requests")),
+    ("fairness", "Fairness gap between tenants", _bars("fairness_gap")),
+)
+
+
+def _page(outcomes: Sequence[Outcome], document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+    setting = ", ".join(f"{name} {value}" for name, value in document["setting"].items() if value is not None)
+    images = "\n".join(
+        f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title)}" '
+        f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        for title, png in pictures.items()
+    )
+    heads = "".join(f"<th>{html.escape(outcome.name)}</th>" for outcome in outcomes)
+    rows = "\n".join(_row(name, outcomes) for name in SHOWN)
+    runs = html.escape(json.dumps(document, indent=1))
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Pageturner: simulation</title><style>{_STYLE}</style>
+<h1>Simulation</h1><p>{html.escape(setting)}.
+Means over seeds, with the half width of their 95 % interval.</p>
+<table><tr><th></th>{heads}</tr>
+{rows}
+</table>
+{images}
+<details><summary>Every figure of every run</summary><pre>{runs}</pre></details>
+</html>
+"""
+
+
+def _row(name: str, outcomes: Sequence[Outcome]) -> str:
+    cells = []
+    for outcome in outcomes:
+        found = outcome.intervals.get(name)
+        text = "-" if found is None else f"{number(found.mean)} ± {number((found.high - found.low) / 2)}"
+        cells.append(f"<td>{text}</td>")
+    title = html.escape(f"{METRIC[name].title} {METRIC[name].unit}".strip())
+    return f"<tr><td>{title}</td>{''.join(cells)}</tr>"
