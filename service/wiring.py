@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
+from typing import TextIO
 
 import torch
 from pageturner.kernels.layout import KvLayout
@@ -24,6 +26,7 @@ from pageturner.service.engine.api import ModelInfo, PolicyInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import EngineMetrics
+from pageturner.service.engine.recording import RecordedEngine, Recorder, RecordingScheduler
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.model.artifacts import ModelArtifacts
@@ -48,9 +51,15 @@ class Service:
 
 
 def build_service(
-    loaded: LoadedConfig, cache_dir: Path, clock: Clock, started_at: float, logger: FilteringBoundLogger
+    loaded: LoadedConfig,
+    cache_dir: Path,
+    clock: Clock,
+    started_at: float,
+    logger: FilteringBoundLogger,
+    recording: TextIO | None = None,
 ) -> Service:
     """Load the model, size and fill the house. started_at: when the program began, on `clock`.
+    recording: where what is asked and how long it takes is written, if anywhere.
 
     Raises ConfigError or ModelError.
     """
@@ -89,7 +98,12 @@ def build_service(
     policies = config.policies.create()
     # A secret of this process: nobody outside can craft a prompt whose digest meets another one.
     hash_key = secrets.token_bytes(16)
-    scheduler = Scheduler(limits, cache, policies, TextOutput(tokenizer), rates, hash_key=hash_key)
+    make_scheduler: Callable[..., Scheduler] = Scheduler
+    if recording is not None:
+        described = RecordedEngine(artifacts.name, cache, limits, layout.block_bytes)
+        recorder = Recorder(recording, described, secrets.token_bytes(16), logger)
+        make_scheduler = partial(RecordingScheduler, recorder=recorder, clock=clock)
+    scheduler = make_scheduler(limits, cache, policies, TextOutput(tokenizer), rates, hash_key=hash_key)
     engine = AsyncEngine(
         Engine(
             scheduler,

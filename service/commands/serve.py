@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pageturner.service.bench.server_process import ready_line
 from pageturner.service.commands.flags import add_config_flags, load_from
 from pageturner.service.commands.output import note, write
 from pageturner.service.config import LoadedConfig, cache_directory
 from pageturner.service.core.clock import MonotonicClock
-from pageturner.service.errors import EngineDead
+from pageturner.service.errors import ConfigError, EngineDead
 
 if TYPE_CHECKING:
     from pageturner.service.wiring import Service
@@ -27,15 +29,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser)
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write arrivals, lengths, shared prefixes and step times there, never text: for `simulate`",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     clock = MonotonicClock()
     started_at = clock.now()
-    return asyncio.run(_serve(load_from(arguments), clock, started_at))
+    with _recording(arguments.record) as recording:
+        return asyncio.run(_serve(load_from(arguments), clock, started_at, recording))
 
 
-async def _serve(loaded: LoadedConfig, clock: MonotonicClock, started_at: float) -> int:
+def _recording(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
+    """The file, written line by line; opened before the model loads, so that a bad path is known at once."""
+    try:
+        return contextlib.nullcontext() if path is None else path.open("w", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise ConfigError("--record", f"{path}: {error.strerror}") from error
+
+
+async def _serve(
+    loaded: LoadedConfig, clock: MonotonicClock, started_at: float, recording: TextIO | None
+) -> int:
     import structlog
     from pageturner.service import logs
     from pageturner.service.engine.api import EngineHealth
@@ -44,7 +63,7 @@ async def _serve(loaded: LoadedConfig, clock: MonotonicClock, started_at: float)
 
     logs.configure(loaded.config.log)
     stopped = asyncio.Event()
-    loading = asyncio.create_task(_load(loaded, clock, started_at, structlog.get_logger()))
+    loading = asyncio.create_task(_load(loaded, clock, started_at, structlog.get_logger(), recording))
     _on_signals(stopped, is_loading=lambda: not loading.done())
     options = loaded.config.server
     check_address(options)  # before the seconds that loading takes
@@ -67,12 +86,16 @@ async def _serve(loaded: LoadedConfig, clock: MonotonicClock, started_at: float)
 
 
 async def _load(
-    loaded: LoadedConfig, clock: MonotonicClock, started_at: float, logger: FilteringBoundLogger
+    loaded: LoadedConfig,
+    clock: MonotonicClock,
+    started_at: float,
+    logger: FilteringBoundLogger,
+    recording: TextIO | None,
 ) -> Service:
     def build() -> Service:
         from pageturner.service.wiring import build_service  # torch comes with it
 
-        return build_service(loaded, cache_directory(), clock, started_at, logger)
+        return build_service(loaded, cache_directory(), clock, started_at, logger, recording)
 
     return await asyncio.to_thread(build)
 
