@@ -32,7 +32,7 @@ def machine_memory(limit_files: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
 
 
 def size_cache(config: CacheConfig, block_bytes: int, memory_bytes: int) -> CacheOptions:
-    """Bytes to blocks. Raises ConfigError when the budget holds not one block."""
+    """Bytes to blocks. Raises ConfigError for a budget that holds not one block, or over the memory."""
     num_blocks = config.num_blocks
     if num_blocks is None:
         budget = config.kv_cache_memory or min(int(memory_bytes * CPU_CACHE_SHARE), CPU_CACHE_BYTES)
@@ -40,6 +40,13 @@ def size_cache(config: CacheConfig, block_bytes: int, memory_bytes: int) -> Cach
         if num_blocks < 1:
             reason = f"{format_size(budget)} hold not one block of {format_size(block_bytes)}"
             raise ConfigError("cache.kv_cache_memory", reason)
+    # Memory is only promised when it is reserved: what is not there would end the server under load.
+    key = "cache.num_blocks" if config.num_blocks is not None else "cache.kv_cache_memory"
+    for name, size in ((key, num_blocks * block_bytes), ("cache.swap_space", int(config.swap_space))):
+        if size > memory_bytes:
+            raise ConfigError(
+                name, f"{format_size(size)} are more than the machine's {format_size(memory_bytes)}"
+            )
     return CacheOptions(
         num_blocks=num_blocks,
         block_size=config.block_size,

@@ -16,7 +16,9 @@ BLOCK = 1 << 20
 
 def test_blocks_asked_for_are_taken_as_they_are() -> None:
     config = CacheConfig(num_blocks=64, swap_space=Bytes(0), block_size=8)
-    assert size_cache(config, BLOCK, memory_bytes=1) == CacheOptions(64, block_size=8, num_host_blocks=0)
+    assert size_cache(config, BLOCK, memory_bytes=64 * BLOCK) == CacheOptions(
+        64, block_size=8, num_host_blocks=0
+    )
 
 
 def test_a_budget_is_rounded_down_to_whole_blocks() -> None:
@@ -27,12 +29,26 @@ def test_a_budget_is_rounded_down_to_whole_blocks() -> None:
 
 @pytest.mark.parametrize(("memory", "num_blocks"), [(1 << 40, CPU_CACHE_BYTES // BLOCK), (16 * BLOCK, 4)])
 def test_without_a_budget_a_share_of_the_memory_is_taken(memory: int, num_blocks: int) -> None:
-    assert size_cache(CacheConfig(), BLOCK, memory).num_blocks == num_blocks
+    assert size_cache(CacheConfig(swap_space=Bytes(0)), BLOCK, memory).num_blocks == num_blocks
 
 
 def test_a_budget_below_one_block_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache\.kv_cache_memory: 512KiB hold not one block of 1MiB"):
         size_cache(CacheConfig(kv_cache_memory=Bytes(BLOCK // 2)), BLOCK, memory_bytes=1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (CacheConfig(num_blocks=65), "cache.num_blocks"),
+        (CacheConfig(kv_cache_memory=Bytes(65 * BLOCK)), "cache.kv_cache_memory"),
+        (CacheConfig(num_blocks=64, swap_space=Bytes(65 * BLOCK)), "cache.swap_space"),
+    ],
+)
+def test_more_than_the_machine_has_is_refused_by_its_key(config: CacheConfig, key: str) -> None:
+    with pytest.raises(ConfigError, match="65MiB are more than the machine's 64MiB") as caught:
+        size_cache(config, BLOCK, memory_bytes=64 * BLOCK)
+    assert caught.value.key == key
 
 
 def test_the_default_length_yields_to_the_model_and_a_given_one_does_not() -> None:
