@@ -63,10 +63,10 @@ async def _serve(
 
     logs.configure(loaded.config.log)
     stopped = asyncio.Event()
+    options = loaded.config.server
+    check_address(options)  # before a thread loads: the end of the process would wait for it
     loading = asyncio.create_task(_load(loaded, clock, started_at, structlog.get_logger(), recording))
     _on_signals(stopped, is_loading=lambda: not loading.done())
-    options = loaded.config.server
-    check_address(options)  # before the seconds that loading takes
     service = await loading
     engine, server = service.engine, service.server
     try:

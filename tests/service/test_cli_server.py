@@ -134,6 +134,7 @@ def test_a_second_server_on_the_port_says_so(server: RunningServer, flags: list[
     assert second.returncode == 2
     assert "server.port" in second.stderr
     assert "in use" in second.stderr
+    assert '"built"' not in second.stderr, "it loaded a model first"
     assert "Traceback" not in second.stderr
 
 
