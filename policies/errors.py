@@ -29,6 +29,15 @@ class UnknownPolicyError(PolicyError):
         super().__init__(f"no {axis} policy {name!r}{_did_you_mean(name, self.known)}")
 
 
+class UnknownPresetError(PolicyError):
+    """There is no preset of that name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(f"no preset {name!r}{_did_you_mean(name, self.known)}")
+
+
 class PolicyOptionError(PolicyError):
     """An option of a policy is unknown, of the wrong type or out of range."""
 
