@@ -25,13 +25,18 @@ from pageturner.service.model.kv_cache import KvCache
 
 @dataclass(frozen=True, slots=True)
 class PlantedBug:
-    """owner.method is replaced by `mistake(original)`."""
+    """owner.method is replaced by `mistake(original)`.
+
+    favoured_request, favoured_policies: as SchedulerMachine's, for a mistake that only a rare load shows.
+    """
 
     name: str
     owner: Any
     method: str
     mistake: Callable[[Any], Any]
     caught_by: str
+    favoured_request: tuple[tuple[str, Any], ...] = ()
+    favoured_policies: tuple[tuple[str, str], ...] = ()
 
 
 def _skip_one_release(original: Any) -> Any:
@@ -220,14 +225,27 @@ def _result_of_the_dead(original: Any) -> Any:
     return book
 
 
+ONE_LONG_PROMPT = (("prompt", (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)), ("salt", ""), ("bypass", False))
+CHOICES = (("n", 2),)
+SWAPS_UNDER_PRESSURE = (("admission", "first-chunk"), ("reclaim", "always-swap"))
+
 PLANTED_BUGS = (
     PlantedBug("skipped-decref", BlockManager, "free", _skip_one_release, "reference-count|progress"),
     PlantedBug("swap-without-copy", BlockManager, "swap_out", _swap_without_copy, "tokens"),
-    PlantedBug("published-before-computed", BlockManager, "publish", _publish_known_tokens, "tokens|write"),
+    PlantedBug(
+        "published-before-computed",
+        BlockManager,
+        "publish",
+        _publish_known_tokens,
+        "tokens|write",
+        ONE_LONG_PROMPT,
+    ),
     PlantedBug("published-when-scheduled", Committer, "_schedule", _publish_when_scheduled, "tokens|write"),
     PlantedBug("stale-map-entry", BlockPool, "_evict", _keep_mapping_of_evicted, "bijection"),
     PlantedBug("twin-takes-over", BlockPool, "publish", _twin_takes_over, "bijection"),
-    PlantedBug("swap-in-after-copies", KvCache, "apply", _swap_ins_last, "tokens"),
+    PlantedBug(
+        "swap-in-after-copies", KvCache, "apply", _swap_ins_last, "tokens", CHOICES, SWAPS_UNDER_PRESSURE
+    ),
     PlantedBug("cow-without-copy", BlockManager, "prepare_write", _copy_on_write_without_copy, "tokens"),
     PlantedBug("write-in-shared-block", BlockManager, "prepare_write", _write_in_shared_block, "write"),
     PlantedBug("fork-without-reference", BlockManager, "fork", _fork_without_reference, "reference-count"),
@@ -239,10 +257,26 @@ PLANTED_BUGS = (
     ),
     PlantedBug("victim-lost", Committer, "requeue", _victim_is_lost, "status"),
     PlantedBug("abort-keeps-host-blocks", BlockManager, "drop_host", _abort_keeps_host_blocks, "leak"),
-    PlantedBug("shared-counted-as-freed", Ledger, "drop", _shared_blocks_count_as_freed, "OutOfBlocks"),
+    PlantedBug(
+        "shared-counted-as-freed",
+        Ledger,
+        "drop",
+        _shared_blocks_count_as_freed,
+        "OutOfBlocks",
+        ONE_LONG_PROMPT,
+        SWAPS_UNDER_PRESSURE,
+    ),
     PlantedBug(
         "cached-token-rewritten", Sequence, "set_kv", _rewrite_of_a_cached_token, "write|tokens|OutOfBlocks"
     ),
-    PlantedBug("sharing-lost-in-swap", BlockManager, "swap_out", _sharing_lost_in_swap, "tokens|reference"),
+    PlantedBug(
+        "sharing-lost-in-swap",
+        BlockManager,
+        "swap_out",
+        _sharing_lost_in_swap,
+        "tokens|reference",
+        CHOICES,
+        SWAPS_UNDER_PRESSURE,
+    ),
     PlantedBug("fence-forgotten-in-plan", attempt_module, "book_yield", _result_of_the_dead, "OutOfBlocks"),
 )
