@@ -100,9 +100,9 @@ class CoreHarness:
     ) -> None:
         self.options = options or SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
         self.text = NoText()
-        cache = CacheOptions(num_blocks, block_size, num_host_blocks, enable_prefix_caching)
+        self.cache = CacheOptions(num_blocks, block_size, num_host_blocks, enable_prefix_caching)
         self.scheduler = scheduler_class(
-            self.options, cache, policies, self.text, rates or Rates(), depth=depth, hash_key=b"test"
+            self.options, self.cache, policies, self.text, rates or Rates(), depth=depth, hash_key=b"test"
         )
         self.model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
         self.depth = depth

@@ -1,0 +1,187 @@
+"""What the scheduler decided about a request, and who decided it.
+
+The planner and its parts note a decision where they take one, in `SchedulerState.decisions` or in the
+attempt at hand, and only while somebody records: a step with nothing waiting and no shortage notes
+nothing. Policies are named as in a configuration; what no policy decides is named in `Guard`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pageturner.policies.interfaces import Reclaim
+
+
+class Guard(Enum):
+    """Who decides where no policy is asked."""
+
+    CHAMPION = "champion"
+    CLAIM = "claim"
+    CAPACITY = "capacity"
+    PAUSED_FIRST = "paused first"
+    HOLDERS_FIRST = "waiting holders first"
+    MAX_BYPASSES = "max_bypasses"
+    MAX_SKIPS = "max_skips"
+    BUDGET = "max_num_batched_tokens"
+    PENDING = "blocks in flight"
+    WHOLE = "yields whole"
+    DEFAULT = "the default policy"
+
+
+class ChampionReason(Enum):
+    """Why a request became the one that no policy can hold back."""
+
+    STARVED = "starved"
+    HEAD_OF_RUNNING = "head of the running"
+    HEAD_OF_QUEUE = "head of the queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A waiting request runs from this step on. by: the admission policy, or a guard.
+
+    was_swapped: its KV came back from host memory. is_first: it never ran before. num_cached_tokens:
+    covered by cached blocks.
+    """
+
+    request_id: str
+    by: str
+    is_first: bool
+    was_swapped: bool
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A waiting request was looked at and does not run yet. by: the admission policy, or a guard.
+
+    num_blocks: what it needs beyond what it holds and shares. num_available: what was left for it.
+    num_slots_short: sequences over max_num_seqs.
+    """
+
+    request_id: str
+    by: str
+    num_blocks: int
+    num_available: int
+    watermark_blocks: int = 0
+    num_slots_short: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsProducer:
+    """A waiting request waits for blocks of its own prefix that another one is computing."""
+
+    request_id: str
+    producer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """A waiting request was looked past: a later one was admitted in this step."""
+
+    request_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionsHeld:
+    """The rest of the queue was not looked at. after: the last request that was, empty for none."""
+
+    by: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """A request gave up blocks. chosen_by: the victim policy, or a guard. how_by: the reclaim policy, or
+    a guard where there was no choice.
+
+    rank: its place in that order, from 1, of num_candidates. num_blocks_short, num_slots_short: what
+    the claimant lacked.
+    """
+
+    request_id: str
+    claimant: str
+    chosen_by: str
+    rank: int
+    num_candidates: int
+    how: Reclaim
+    how_by: str
+    num_blocks_short: int
+    num_slots_short: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """A running request lacks blocks for its next token and nobody yields to it.
+
+    awaits_pending: enough of them fall free when the step in flight ends.
+    """
+
+    request_id: str
+    num_blocks_short: int
+    awaits_pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChampionChosen:
+    """From now on no policy can hold this request back."""
+
+    request_id: str
+    reason: ChampionReason
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFault:
+    """A policy answered nonsense so many times, and the default answered in its place."""
+
+    axis: str
+    policy: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReplaced:
+    """Another policy is in force: the operator swapped it, or it was quarantined for its faults."""
+
+    axis: str
+    policy: str
+    successor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """One choice is done. reason: a FinishReason's value."""
+
+    request_id: str
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The terminal event. error: name of its error type, empty if all went well."""
+
+    request_id: str
+    error: str
+    num_output_tokens: int
+    num_cached_prompt_tokens: int
+    queue_seconds: float
+    num_preemptions: int
+
+
+Decision = (
+    Admitted
+    | Refused
+    | AwaitsProducer
+    | Overtaken
+    | AdmissionsHeld
+    | Yielded
+    | Stalled
+    | ChampionChosen
+    | PolicyFault
+    | PolicyReplaced
+    | ChoiceEnded
+    | Ended
+)

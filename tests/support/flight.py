@@ -1,0 +1,42 @@
+"""Harnesses whose scheduler is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pageturner.service.core.flight import FlightRecord, FlightStart, Setting
+from pageturner.service.core.recorder import FlightRecorder, RecordedScheduler, policy_choices
+
+from support.core_harness import CoreHarness
+
+NAME_KEY = b"names"
+
+
+class OpenRecordedScheduler(RecordedScheduler):
+    """Lets a harness see the scheduler behind it as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+
+def recorded(harness: CoreHarness, num_steps: int = 1 << 16) -> FlightRecorder:
+    """Record a harness from now on; it must be fresh."""
+    scheduler = harness.scheduler
+    device, host = scheduler.manager.device, scheduler.manager.host
+    setting = Setting(
+        "test",
+        harness.options,
+        harness.cache,
+        scheduler.state.rates,
+        harness.depth,
+    )
+    assert (device.num_blocks, host.num_blocks) == (harness.cache.num_blocks, harness.cache.num_host_blocks)
+    recorder = FlightRecorder(setting, FlightStart(policy_choices(scheduler.guard.policies)), num_steps)
+    harness.scheduler = OpenRecordedScheduler(scheduler, recorder, NAME_KEY)  # type: ignore[assignment]  # a test double
+    return recorder
+
+
+def record_of(harness: CoreHarness) -> FlightRecord:
+    scheduler: Any = harness.scheduler
+    record: FlightRecord = scheduler.recorder.record("test")
+    return record
