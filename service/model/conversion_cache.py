@@ -2,13 +2,15 @@
 
 A conversion becomes visible by one rename, so that a reader meets all of it or none. Writers of the same
 one exclude each other by a file lock, which the kernel drops if its holder is killed; the next holder
-clears away what that one left.
+clears away what that one left. A folder that lost a file, or part of one, since then (a full disk, a
+cleaner of caches) is converted anew: it can be had again, so nobody needs to be told to delete it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +19,9 @@ from pathlib import Path
 
 from pageturner.service.errors import ModelError
 
-FORMAT_VERSION = 1  # raised whenever the same GGUF file would be written out differently
+FORMAT_VERSION = 2  # raised whenever the same GGUF file would be written out differently
+MANIFEST = "manifest.json"
+"""The size of every file that the conversion wrote, by name."""
 
 
 def converted_folder(
@@ -29,17 +33,20 @@ def converted_folder(
     source. Raises ModelError if the cache folder cannot be written, and whatever `convert` raises.
     """
     folder = cache_dir / "converted" / f"{source.stem}-{_key(source, variant)}"
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f"{folder.name}.lock"):
-            if not folder.is_dir():
+            if not _is_whole(folder):
+                # Whoever has its files mapped keeps them.
+                shutil.rmtree(folder, ignore_errors=True)
                 partial = folder.parent / f"{folder.name}.partial"
                 shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
                 partial.mkdir()
                 try:
                     convert(source, partial)
+                    (partial / MANIFEST).write_text(json.dumps(_sizes(partial)))
                     _sync(partial)
                     partial.rename(folder)
                 finally:
@@ -60,6 +67,18 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        written: object = json.loads((folder / MANIFEST).read_bytes())
+        return written == _sizes(folder)
+    except (OSError, ValueError):
+        return False
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST}
 
 
 def _sync(folder: Path) -> None:

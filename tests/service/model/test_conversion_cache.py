@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pageturner.service.errors import ModelError
-from pageturner.service.model.conversion_cache import converted_folder
+from pageturner.service.model.conversion_cache import MANIFEST, converted_folder
 
 
 @pytest.fixture
@@ -44,6 +44,21 @@ def test_another_variant_or_a_changed_source_is_another_folder(source: Path, tmp
     assert len(folders) == 4
 
 
+@pytest.mark.parametrize("name", ["a", MANIFEST])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_folder_that_was_damaged_is_converted_anew(
+    source: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    folder = converted_folder(source, "float32", tmp_path / "cache", copy)
+    if damage == "cut":
+        os.truncate(folder / name, 3)
+    else:
+        (folder / name).unlink()
+    assert converted_folder(source, "float32", tmp_path / "cache", copy) == folder
+    assert (folder / "a").read_bytes() == b"weights"
+    assert converted_folder(source, "float32", tmp_path / "cache", never) == folder
+
+
 def test_a_conversion_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
     def fail(source: Path, folder: Path) -> None:
         copy(source, folder)
@@ -75,7 +90,7 @@ def test_a_killed_writer_leaves_no_half_and_no_lock(source: Path, tmp_path: Path
     assert killed.returncode == -9
     assert any(path.suffix == ".partial" for path in (cache / "converted").iterdir())
     folder = converted_folder(source, "float32", cache, copy)
-    assert [path.name for path in folder.iterdir()] == ["a"]
+    assert {path.name for path in folder.iterdir()} == {"a", MANIFEST}
     assert (folder / "a").read_bytes() == b"weights"
     assert not any(path.suffix == ".partial" for path in (cache / "converted").iterdir())
 
