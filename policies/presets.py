@@ -49,8 +49,9 @@ def vllm_v1() -> Preset:
     a block is lacking, the last of the running yields and computes all again; it goes to the front of the
     queue. Cached blocks are evicted least recently used first, tails before heads.
 
-    Departs from it: victims that turn out not to be needed are spared, a request whose next prompt block
-    another one computes in this very step waits for it, and unhashed blocks are reused before cached ones.
+    Departs from it: victims that turn out not to be needed are spared; a chunk of a prompt is shortened to
+    the blocks there are before anyone yields; a request whose next prompt block another one computes in this
+    very step waits for it; unhashed blocks are reused before cached ones.
     """
     return Preset(
         "vllm-v1",
@@ -63,7 +64,7 @@ def vllm_v1() -> Preset:
             reclaim=reclaim.AlwaysRecompute(),
             eviction=eviction.Lru(),
         ),
-        MappingProxyType({"watermark": 0.0}),
+        MappingProxyType({"watermark": 0.0, "max_skips": 0}),
     )
 
 
@@ -110,7 +111,7 @@ def vllm_v0() -> Preset:
             reclaim=reclaim.SwapGroups(),
             eviction=eviction.Lru(),
         ),
-        MappingProxyType({"watermark": 0.01}),
+        MappingProxyType({"watermark": 0.01, "max_skips": 0}),
     )
 
 
@@ -129,7 +130,7 @@ def tensorrt_llm_max_utilization() -> Preset:
             reclaim=reclaim.AlwaysRecompute(),
             eviction=eviction.Lru(),
         ),
-        MappingProxyType({"watermark": 0.0}),
+        MappingProxyType({"watermark": 0.0, "max_skips": 0}),
     )
 
 
@@ -172,7 +173,7 @@ def sglang_lpm() -> Preset:
             reclaim=reclaim.AlwaysRecompute(),
             eviction=eviction.Lru(),
         ),
-        MappingProxyType({"watermark": 0.0}),
+        MappingProxyType({"watermark": 0.0, "max_skips": 0}),
     )
 
 

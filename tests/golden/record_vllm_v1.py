@@ -21,6 +21,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -65,6 +66,20 @@ def settings(**changes: Any) -> dict[str, Any]:
         "enable_prefix_caching": False,
     }
     return base | changes
+
+
+def crowd(seed: int, **changes: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Many requests of any length in a pool that holds a few; prompts are computed in one step each."""
+    random = Random(seed)
+    chosen = settings(num_blocks=24, max_num_batched_tokens=4096, max_model_len=2048, **changes)
+    capacity = chosen["num_blocks"] * chosen["block_size"]
+    requests, arrival = [], 0
+    for number in range(24):
+        arrival += random.choice([0, 0, 1, 3, 8])
+        max_tokens = random.randint(1, capacity // 3)
+        length = random.randint(1, min(capacity - max_tokens, capacity * 6 // 10))
+        requests.append(request(arrival, (number + 1, length), max_tokens=max_tokens))
+    return chosen, requests
 
 
 LENGTHS = [37, 5, 90, 18, 51, 33, 12, 70, 26, 44]
@@ -113,6 +128,9 @@ WORKLOADS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
             request(4, (1, 35), (4, 9), max_tokens=50),
         ],
     ),
+    "crowd_of_short": crowd(1, block_size=4),
+    "crowd_of_long": crowd(2, block_size=16),
+    "crowd_in_few_slots": crowd(3, block_size=4, max_num_seqs=3),
     "priorities": (
         settings(num_blocks=12, policy="priority"),
         [

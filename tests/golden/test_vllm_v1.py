@@ -3,23 +3,23 @@
 The traces were recorded by record_vllm_v1.py from vLLM's scheduler, which no test needs: in each step who is
 scheduled, in which order and for how many tokens, and who is preempted. They are compared whole.
 
-Where the core's guards depart from vLLM by design there is no trace to compare, and the workloads keep clear
-of it: a waiting request that could claim blocks or slots from a lower priority (there they just wait), a
-victim whose blocks a later, larger victim makes needless (here it is spared), a prompt block that another
-request computes in this very step (here it is waited for, there it is shared at once), and a prompt that is
-cached to its last block (here one token is computed again, there a block). Steps last 10 ms, so that nobody
-waits past the bound after which a request is champion and claims what it needs.
+Where the core departs from vLLM by design there is no trace to compare, and the workloads keep clear of it:
+- a waiting request that could claim blocks or slots from a lower priority (there it just waits);
+- a victim whose blocks a later, larger victim makes needless (here it is spared);
+- a chunk of a prompt that lacks blocks (here it is shortened to those there are, there its request yields);
+- a prompt block that another request computes in this very step (here it is waited for, there it is shared);
+- a prompt that is cached to its last block (here one token is computed again, there a block);
+- a request that waits past the bound after which it is champion: steps last 10 ms, so that none does.
 """
 
 from __future__ import annotations
 
 import json
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pageturner.policies.presets import find_preset
+from pageturner.policies.presets import Preset, find_preset
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput
@@ -36,9 +36,8 @@ PRESET_OF = {"fcfs": "vllm-v1", "priority": "vllm-v1-priority"}
 class Replay:
     """One recorded workload under our scheduler; outputs and prompts by the rule of the recorder."""
 
-    def __init__(self, trace: dict[str, Any]) -> None:
+    def __init__(self, trace: dict[str, Any], preset: Preset) -> None:
         chosen = trace["settings"]
-        preset = find_preset(PRESET_OF[chosen["policy"]])
         options = SchedulerOptions(
             max_model_len=chosen["max_model_len"],
             max_num_seqs=chosen["max_num_seqs"],
@@ -88,10 +87,17 @@ class Replay:
 @pytest.mark.parametrize("name", TRACES)
 def test_every_step_is_decided_as_in_vllm(name: str) -> None:
     trace = json.loads(TRACES[name].read_text())
-    replay = Replay(trace)
-    for now, expected in zip(count(), trace["steps"], strict=False):
+    replay = Replay(trace, find_preset(PRESET_OF[trace["settings"]["policy"]]))
+    for now, expected in enumerate(trace["steps"]):
         assert replay.step(now) == expected, f"step {now} of {name}"
     assert not replay.scheduler.has_work()
+
+
+@pytest.mark.parametrize("name", ["tiny_pool", "crowd_of_short", "crowd_of_long", "prefixes_preempted"])
+def test_other_policies_decide_otherwise(name: str) -> None:
+    trace = json.loads(TRACES[name].read_text())
+    replay = Replay(trace, find_preset("pageturner"))
+    assert any(replay.step(now) != expected for now, expected in enumerate(trace["steps"]))
 
 
 def test_the_traces_show_what_they_are_for() -> None:
@@ -102,6 +108,9 @@ def test_the_traces_show_what_they_are_for() -> None:
         "tiny_pool",
         "tiny_pool_arrivals",
         "prefixes_preempted",
+        "crowd_of_short",
+        "crowd_of_long",
+        "crowd_in_few_slots",
         "priorities",
     }
     chunks = [number for step in steps["chunked"] for who, number in step["scheduled"] if who == 1]
