@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pageturner.service.core.block_pool import BlockPool, Release
 from pageturner.service.core.outputs import BlockCopy
@@ -64,14 +65,6 @@ class BlockManager:
             counter.update(self._tables.get(sequence.seq_id, ()))
         return counter
 
-    def host_blocks(self, request: Request) -> set[int]:
-        """Distinct host blocks of a swapped request."""
-        return {
-            block_id
-            for sequence in request.sequences
-            for block_id in self._host_tables.get(sequence.seq_id, ())
-        }
-
     def host_table(self, sequence: Sequence) -> tuple[int, ...]:
         return tuple(self._host_tables.get(sequence.seq_id, ()))
 
@@ -112,19 +105,27 @@ class BlockManager:
             digests.append(self._hasher.extend(parent, sequence.tokens[start : start + self.block_size]))
         return digests[index]
 
-    def match(self, sequence: Sequence, num_tokens: int, first_index: int | None = None) -> list[int]:
-        """Cached blocks that continue the table (or start at `first_index`), up to `num_tokens` tokens."""
+    def hits(self, sequence: Sequence) -> list[int]:
+        """Cached blocks that serve a sequence that does not run: they continue its table, or, while it is
+        swapped out, equal its first host blocks."""
         if self._hasher is None or sequence.request.new.bypass_prefix_cache:
             return []
-        index = self.num_blocks(sequence) if first_index is None else first_index
+        first, end = self.num_blocks(sequence), sequence.num_known_tokens
+        if sequence.seq_id in self._host_tables:
+            end = sequence.num_kv_tokens
+        elif sequence.num_kv_tokens != first * self.block_size:
+            return []
         found = []
-        while (index + 1) * self.block_size <= num_tokens:
+        for index in range(first, end // self.block_size):
             block_id = self.device.lookup(self.digest(sequence, index))
             if block_id is None:
                 break
             found.append(block_id)
-            index += 1
         return found
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of the prefix, not in its table, for which a waiting request would find KV in the cache."""
+        return len(self.hits(request.computing[0])) * self.block_size
 
     def publish(self, sequence: Sequence) -> None:
         """Publish each full block whose KV an ended step has made."""
@@ -137,9 +138,11 @@ class BlockManager:
 
     # --- growing ---------------------------------------------------------------------------
 
-    def claim(self, sequence: Sequence, block_ids: Iterable[int]) -> None:
+    def claim(self, sequence: Sequence, block_ids: list[int]) -> None:
         """Append pinned cached blocks to the table, one reference each."""
         table = self._tables.setdefault(sequence.seq_id, [])
+        if sequence.num_published_blocks == len(table):
+            sequence.num_published_blocks += len(block_ids)
         for block_id in block_ids:
             self.device.share(block_id)
             table.append(block_id)
@@ -193,12 +196,14 @@ class BlockManager:
 
     def free(self, sequence: Sequence, release: Release) -> None:
         """Drop the whole table, tails first, so that heads stay cached longest. No table: no effect."""
+        release = replace(release, num_chain_blocks=sequence.num_published_blocks)
         for block_id in reversed(self._tables.pop(sequence.seq_id, ())):
             self.device.release(block_id, release)
 
     def truncate(self, sequence: Sequence, num_blocks: int, release: Release) -> None:
         """Keep the first `num_blocks` blocks of the table."""
         table = self._tables.get(sequence.seq_id, [])
+        release = replace(release, num_chain_blocks=sequence.num_published_blocks)
         while len(table) > num_blocks:
             self.device.release(table.pop(), release)
         if not table:
@@ -220,9 +225,13 @@ class BlockManager:
                 num_blocks -= taken
         return cuts
 
-    def forget_content(self, sequence: Sequence, first_index: int) -> tuple[int, ...]:
-        """Unpublish the blocks from `first_index` on: their KV is not to be trusted. Returns their ids."""
-        suspect = tuple(self._tables.get(sequence.seq_id, ())[first_index:])
+    def forget_content(self, sequence: Sequence) -> tuple[int, ...]:
+        """Unpublish every block of the table: its KV is not to be trusted. Returns their ids.
+
+        Those that came from the cache too: the fault may be theirs, and would then strike whoever hits them
+        next, for ever.
+        """
+        suspect = self.table(sequence)
         for block_id in suspect:
             self.device.unpublish(block_id)
         return suspect
@@ -301,8 +310,3 @@ class BlockManager:
             pool.check_integrity(references)
         both = self._tables.keys() & self._host_tables.keys()
         assert not both, f"swapped: sequences {sorted(both)} hold device and host blocks"
-
-    def check_released(self, sequence: Sequence) -> None:
-        """Raise AssertionError if a sequence that ended still holds a block."""
-        assert sequence.seq_id not in self._tables, f"leak: sequence {sequence.seq_id} keeps device blocks"
-        assert sequence.seq_id not in self._host_tables, f"leak: sequence {sequence.seq_id} keeps host blocks"

@@ -28,12 +28,20 @@ class OutOfBlocks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Circumstances of a release. fence: the last step that may touch the block, 0 for none."""
+    """Circumstances of a release, for the eviction policy all but the first.
+
+    fence: the last step that may touch the block, 0 for none. num_chain_blocks: blocks of the chain that
+    is let go, from its head (0: unknown).
+    """
 
     fence: int = 0
     now: float = 0.0
     tenant: str = ""
     priority: int = 0
+    num_chain_blocks: int = 0
+
+
+NO_RELEASE = Release()
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +54,7 @@ class Block:
     depth: int = 0
     num_hits: int = 0
     fence: int = 0
+    last_release: Release = NO_RELEASE
     is_pending: bool = False
     heap_version: int = 0
     in_heap: bool = False
@@ -54,6 +63,19 @@ class Block:
 def least_recently_released(view: BlockView) -> float:
     """The score of plain LRU."""
     return view.released_at
+
+
+def _view(block: Block) -> BlockView:
+    release = block.last_release
+    return BlockView(
+        block.block_id,
+        block.depth,
+        block.num_hits,
+        released_at=release.now,
+        tenant=release.tenant,
+        priority=release.priority,
+        num_chain_blocks=release.num_chain_blocks,
+    )
 
 
 class BlockPool:
@@ -110,6 +132,11 @@ class BlockPool:
 
     def is_published(self, block_id: int) -> bool:
         return self._blocks[block_id].digest is not None
+
+    def is_private(self, block_id: int) -> bool:
+        """Whether its one holder may write to it: nobody else references it, and no digest finds it."""
+        block = self._blocks[block_id]
+        return block.ref_count == 1 and block.digest is None
 
     def is_available(self, block_id: int) -> bool:
         """Whether the block counts in num_available (it is free or evictable)."""
@@ -169,13 +196,14 @@ class BlockPool:
         block.fence = max(block.fence, release.fence)
         if block.ref_count:
             return
+        block.last_release = release
         if block.fence > self._completed_step:
             block.is_pending = True
             self._pending.add(block_id)
         else:
-            self._settle(block, release)
+            self._settle(block)
 
-    def complete(self, step_id: int, release: Release) -> None:
+    def complete(self, step_id: int) -> None:
         """Step `step_id` and all before it have ended: what waited for them settles."""
         self._completed_step = max(self._completed_step, step_id)
         for block_id in sorted(self._pending, reverse=True):
@@ -183,7 +211,7 @@ class BlockPool:
             if block.fence <= self._completed_step:
                 self._pending.discard(block_id)
                 block.is_pending = False
-                self._settle(block, release)
+                self._settle(block)
 
     # --- the cache -------------------------------------------------------------------------
 
@@ -211,18 +239,15 @@ class BlockPool:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _settle(self, block: Block, release: Release) -> None:
+    def _settle(self, block: Block) -> None:
         if block.digest is None:
             self._free.append(block.block_id)
             return
-        view = BlockView(
-            block.block_id, block.depth, block.num_hits, release.now, release.tenant, release.priority
-        )
         self._release_order += 1
         block.heap_version += 1
         block.in_heap = True
         self._num_evictable += 1
-        entry = (self._score(view), self._release_order, block.block_id, block.heap_version)
+        entry = (self._score(_view(block)), self._release_order, block.block_id, block.heap_version)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * self.num_blocks:
             self._heap = [e for e in self._heap if self._is_current(e)]

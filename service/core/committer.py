@@ -6,8 +6,6 @@ do chunks grow tables. The plan was booked on a ledger, so nothing here can fall
 
 from __future__ import annotations
 
-from collections import Counter
-
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.block_pool import Release
 from pageturner.service.core.outputs import (
@@ -24,14 +22,13 @@ from pageturner.service.core.state import SchedulerState
 
 
 class Committer:
-    """state: changed here and by the scheduler only. counters: totals for SchedulerStats."""
+    """state: changed here, by `Endings`, and by the scheduler only."""
 
-    def __init__(self, state: SchedulerState, counters: Counter[str]) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._manager = state.manager
-        self._counters = counters
 
-    def commit(self, plan: Plan, step_id: int, clears: tuple[int, ...]) -> SchedulerOutput:
+    def commit(self, plan: Plan, step_id: int) -> SchedulerOutput:
         swap_outs: list[BlockCopy] = []
         for given_up in plan.yields:
             swap_outs += self._yield(given_up, step_id)
@@ -40,18 +37,21 @@ class Committer:
         scheduled = []
         read_until_then = Release(step_id, self._state.now)
         for chunk in plan.chunks:
-            copy = self._make_room(chunk, read_until_then)
-            if copy is not None:
-                copies.append(copy)
+            if not chunk.is_in_place:
+                copy = self._make_room(chunk, read_until_then)
+                if copy is not None:
+                    copies.append(copy)
             scheduled.append(self._schedule(chunk, step_id))
         for request in plan.bypassed:
             request.num_bypasses += 1
         self._state.producing = plan.producing
-        self._counters["bypasses"] += len(plan.bypassed)
-        self._counters["swapped_out_blocks"] += len(swap_outs)
-        self._counters["swapped_in_blocks"] += len(swap_ins)
-        self._counters["copied_blocks"] += len(copies)
-        self._counters["scheduled_tokens"] += sum(chunk.num_tokens for chunk in plan.chunks)
+        counters = self._state.counters
+        counters["bypasses"] += len(plan.bypassed)
+        counters["swapped_out_blocks"] += len(swap_outs)
+        counters["swapped_in_blocks"] += len(swap_ins)
+        counters["copied_blocks"] += len(copies)
+        counters["scheduled_tokens"] += sum(chunk.num_tokens for chunk in plan.chunks)
+        clears, self._state.pending_clears = tuple(self._state.pending_clears), []
         block_copies = BlockCopies(clears, tuple(swap_outs), tuple(swap_ins), tuple(copies))
         return SchedulerOutput(step_id, tuple(scheduled), block_copies)
 
@@ -73,7 +73,7 @@ class Committer:
             self.drop_kv(request)
             status = RequestStatus.WAITING
         request.num_preemptions_by_kind[given_up.how] += 1
-        self._counters[f"{given_up.how.value}_preemptions"] += 1
+        self._state.counters[f"{given_up.how.value}_preemptions"] += 1
         self.requeue(request, status)
         return copies
 
@@ -142,11 +142,8 @@ class Committer:
 
     def _claim(self, sequence: Sequence, start: Start) -> int:
         hits = start.claims[sequence.seq_id]
-        block_size = self._manager.block_size
-        if self._manager.num_blocks(sequence) == 0:
-            sequence.num_claimed_blocks = len(hits)
         self._manager.claim(sequence, hits)
-        sequence.set_kv(sequence.num_kv_tokens + len(hits) * block_size)
+        sequence.set_kv(sequence.num_kv_tokens + len(hits) * self._manager.block_size)
         return len(hits)
 
     def _note_start(self, request: Request, num_hits: int) -> None:
@@ -155,11 +152,11 @@ class Committer:
         if request.admitted_at is None:
             request.admitted_at = now
             request.num_cached_prompt_tokens = min(num_hit_tokens, request.num_prompt_tokens - 1)
-            self._counters["prefix_query_tokens"] += request.num_prompt_tokens
-            self._counters["prefix_hit_tokens"] += request.num_cached_prompt_tokens
+            state.counters["prefix_query_tokens"] += request.num_prompt_tokens
+            state.counters["prefix_hit_tokens"] += request.num_cached_prompt_tokens
         else:
-            self._counters["resume_hit_tokens"] += num_hit_tokens
-        request.num_cached_tokens = num_hit_tokens
+            state.counters["resume_hit_tokens"] += num_hit_tokens
+        request.num_cached_tokens = 0
         request.queue_seconds += now - request.queued_since
         state.waiting.remove(request)
         state.holders.pop(request.order, None)
@@ -180,14 +177,14 @@ class Committer:
 
     def _schedule(self, chunk: Chunk, step_id: int) -> ScheduledSequence:
         sequence, request = chunk.sequence, chunk.sequence.request
-        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + chunk.num_tokens
-        is_complete = chunk.num_tokens == request.num_remaining(sequence)
-        write_start = sequence.num_kv_tokens
+        start, write_start = sequence.num_computed_tokens, sequence.num_kv_tokens
+        end = start + chunk.num_tokens
         sequence.num_computed_tokens = end
-        sequence.num_kv_tokens = max(write_start, end)
+        if end > write_start:
+            sequence.num_kv_tokens = end
         sequence.last_step = step_id
         samples: tuple[SampleRow, ...] = ()
-        if is_complete:
+        if chunk.is_last:
             samples = (self._sample(sequence),) if request.is_forked else self._fork(sequence, step_id)
         token_ids = sequence.tokens[start:end]
         if len(token_ids) < chunk.num_tokens:
@@ -213,29 +210,24 @@ class Committer:
                 child.num_computed_tokens = request.num_prompt_tokens
                 child.num_kv_tokens = request.num_prompt_tokens
                 child.num_published_blocks = request.num_prompt_tokens // self._manager.block_size
-                child.num_claimed_blocks = lead.num_claimed_blocks
                 child.last_step = step_id
         request.is_forked = True
         return tuple(self._sample(sequence) for sequence in request.unfinished) if samples_now else ()
 
     @staticmethod
     def _sample(sequence: Sequence) -> SampleRow:
-        new = sequence.request.new
-        num_outputs = sequence.num_output_tokens + sequence.num_in_flight
-        banned: tuple[int, ...] = ()
-        if num_outputs < new.params.min_tokens:
-            banned = new.stop_ids
-        history: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        if new.params.needs_history:
-            history = (new.prompt_token_ids, tuple(sequence.tokens[len(new.prompt_token_ids) :]))
+        request = sequence.request
+        new, num_prompt = request.new, request.num_prompt_tokens
+        position = len(sequence.tokens) + sequence.num_in_flight
         sequence.num_in_flight += 1
         return SampleRow(
             sequence.seq_id,
             sequence.epoch,
             sequence.index,
-            len(new.prompt_token_ids) + num_outputs,
+            position,
             new.seed,
             new.params,
-            *history,
-            banned_token_ids=banned,
+            new.prompt_token_ids if request.needs_history else (),
+            tuple(sequence.tokens[num_prompt:]) if request.needs_history else (),
+            request.stop_ids if position - num_prompt < new.params.min_tokens else (),
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from pageturner.service.core.record import record
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import PageturnerError
 
@@ -47,7 +48,7 @@ class BlockCopies:
         return bool(self.clears or self.swap_outs or self.swap_ins or self.copies)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SampleRow:
     """One token to be sampled from the last computed row of a scheduled sequence.
 
@@ -67,7 +68,7 @@ class SampleRow:
     banned_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScheduledSequence:
     """One sequence's part in a step.
 
@@ -114,7 +115,7 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SampledToken:
     """A token with its log-probability and the most likely alternatives (empty unless asked for)."""
 
@@ -123,7 +124,7 @@ class SampledToken:
     top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SampledSequence:
     """What one SampleRow yielded: one token (more under speculation), or the reason there is none."""
 
@@ -142,7 +143,7 @@ class FinishReason(Enum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokenEvent:
     """New tokens of one choice and the text they release (text may lag behind tokens)."""
 

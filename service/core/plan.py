@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.record import record
 from pageturner.service.core.request import Request, Sequence
 
 
@@ -30,12 +31,18 @@ class Start:
     host_hits: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chunk:
-    """The next `num_tokens` tokens of a sequence are computed."""
+    """The next `num_tokens` tokens of a sequence are computed.
+
+    is_last: they reach the last known token, so that the next one can be sampled (or the prompt forked).
+    is_in_place: their slots are there, in a block that the sequence alone holds and that is not published.
+    """
 
     sequence: Sequence
     num_tokens: int
+    is_last: bool
+    is_in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

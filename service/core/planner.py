@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core import views
-from pageturner.service.core.attempt import Attempt, Constraints, book_yield
+from pageturner.service.core.attempt import Attempt, book_yield
+from pageturner.service.core.constraints import Constraints
 from pageturner.service.core.ledger import Ledger
 from pageturner.service.core.plan import Plan, Shortage, Yield
 from pageturner.service.core.request import Request, RequestStatus
@@ -44,7 +45,9 @@ class Planner:
         claimant = shortage.claimant
         is_running = claimant.status is RequestStatus.RUNNING
         chosen: list[Request] | None = None
-        covered_by_pending = shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.ledger.pending
+        covered_by_pending = (
+            shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.booking.ledger.pending
+        )
         # Blocks that fall free when the step in flight ends cover a need too: waiting for them is
         # cheaper than another victim, and without it a shortage would cascade through everybody.
         if covered_by_pending:
@@ -65,14 +68,19 @@ class Planner:
     def _holders(
         self, claimant: Request, champion: Request | None, constraints: Constraints
     ) -> list[Request]:
-        """Waiting requests that still hold blocks: they yield before anyone who runs."""
+        """Waiting requests that still hold blocks: they yield before anyone who runs, by the same ranks."""
+        is_running = claimant.status is RequestStatus.RUNNING
         return [
             request
             for request in self._state.holders.values()
             if request not in (claimant, champion)
             and request.order not in constraints.yields
             and request.order not in constraints.claimants
-            and (claimant is champion or request.priority <= claimant.priority)
+            and (
+                claimant is champion
+                or request.priority < claimant.priority
+                or (is_running and request.priority == claimant.priority)
+            )
         ]
 
     def _candidates(
@@ -193,7 +201,7 @@ class Planner:
                 continue  # its own tail would not help it; the policy could not know whose victim it is
             if how is Reclaim.TAIL and view.num_tail_blocks >= num_short:
                 return Yield(victim, how, tuple(state.manager.tail_cuts(victim, num_short)))
-            state.guard.fault("reclaim")
+            state.guard.fault("reclaim", f"chose {how.value} for {view.request.request_id}: no room")
         return Yield(victim, Reclaim.RECOMPUTE)
 
     # --- sparing ---------------------------------------------------------------------------

@@ -63,7 +63,6 @@ class Sequence:
     num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
         num_computed_tokens by one where the last token is computed again for its logits only.
     num_accepted_tokens: leading positions whose KV an ended step has made; these may be published.
-    num_claimed_blocks: leading blocks of the table that came from the cache, computed by others.
     last_step: the last step that computes it, or copies its blocks.
     epoch: raised whenever work in flight becomes void; results of an older epoch are dropped.
     """
@@ -75,7 +74,6 @@ class Sequence:
         "is_finished",
         "last_step",
         "num_accepted_tokens",
-        "num_claimed_blocks",
         "num_computed_tokens",
         "num_in_flight",
         "num_kv_tokens",
@@ -99,7 +97,6 @@ class Sequence:
         self.num_kv_tokens = 0
         self.num_accepted_tokens = 0
         self.num_published_blocks = 0
-        self.num_claimed_blocks = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -109,13 +106,21 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens to compute until the next one can be sampled; 0 if none is to be sampled (yet).
 
+        A lead whose choices wait for its table stops at the end of the prompt.
         A sampler that looks at the history must have it whole, so such a sequence does not run ahead.
         """
-        if self.num_output_tokens + self.num_in_flight >= self.request.max_tokens:
+        request, num_in_flight = self.request, self.num_in_flight
+        if not request.is_forked:
+            return request.num_prompt_tokens - self.num_computed_tokens
+        num_tokens = len(self.tokens) + num_in_flight
+        if num_tokens >= request.max_total_tokens or (num_in_flight and request.needs_history):
             return 0
-        if self.num_in_flight and self.request.new.params.needs_history:
-            return 0
-        return len(self.tokens) + self.num_in_flight - self.num_computed_tokens
+        return num_tokens - self.num_computed_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens it may compute now: all it has, or before a fork the prompt."""
+        return len(self.tokens) if self.request.is_forked else self.request.num_prompt_tokens
 
     def reset(self, num_kv_tokens: int, block_size: int) -> None:
         """Void work in flight; KV of the first `num_kv_tokens` positions stays."""
@@ -123,15 +128,13 @@ class Sequence:
         self.num_in_flight = 0
         self.set_kv(num_kv_tokens)
         self.num_published_blocks = min(self.num_published_blocks, num_kv_tokens // block_size)
-        self.num_claimed_blocks = min(self.num_claimed_blocks, num_kv_tokens // block_size)
 
     def set_kv(self, num_kv_tokens: int) -> None:
         """KV up to here is there. At least the last token of interest is left to compute: it yields
         logits, or at the end of a prompt the moment to fork."""
         self.num_kv_tokens = num_kv_tokens
         self.num_accepted_tokens = num_kv_tokens
-        end = len(self.tokens) if self.request.is_forked else self.request.num_prompt_tokens
-        self.num_computed_tokens = min(num_kv_tokens, end - 1)
+        self.num_computed_tokens = min(num_kv_tokens, self.num_known_tokens - 1)
 
 
 class Request:
@@ -139,16 +142,19 @@ class Request:
 
     is_forked: every sequence has its own table. Before that only the first unfinished one, the lead,
     computes, and no further than the prompt; the others wait for its table.
-    queue_entry: its place in the order of the queue policy, as last computed.
+    queue_entry: its place in the order of the queue policy, as last computed; None before the first time.
+    max_total_tokens: of one sequence, prompt and output. needs_history, stop_ids: as NewRequest says, kept
+        since every step asks.
     """
 
     __slots__ = (
         "admitted_at",
         "first_token_at",
-        "has_first_admission",
         "is_forked",
         "is_paused",
         "max_tokens",
+        "max_total_tokens",
+        "needs_history",
         "new",
         "num_blocks_peak",
         "num_bypasses",
@@ -164,6 +170,7 @@ class Request:
         "root_digest",
         "sequences",
         "status",
+        "stop_ids",
     )
 
     def __init__(self, new: NewRequest, order: int, max_tokens: int, root_digest: bytes) -> None:
@@ -172,6 +179,9 @@ class Request:
         self.max_tokens = max_tokens
         self.root_digest = root_digest
         self.num_prompt_tokens = len(new.prompt_token_ids)
+        self.max_total_tokens = self.num_prompt_tokens + max_tokens
+        self.needs_history = new.params.needs_history
+        self.stop_ids = new.stop_ids
         self.status = RequestStatus.WAITING
         self.sequences: list[Sequence] = []
         self.is_forked = new.params.n == 1
@@ -181,11 +191,10 @@ class Request:
         self.num_step_failures = 0
         self.num_cached_tokens = 0
         self.num_cached_prompt_tokens = 0
-        self.has_first_admission = False
         self.num_preemptions_by_kind = dict.fromkeys(Reclaim, 0)
         self.queued_since = new.arrival_time
         self.queue_seconds = 0.0
-        self.queue_entry: QueueEntry = ((), new.arrival_time, order)
+        self.queue_entry: QueueEntry | None = None
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
 
@@ -221,12 +230,6 @@ class Request:
     @property
     def num_preemptions(self) -> int:
         return sum(self.num_preemptions_by_kind.values())
-
-    def num_remaining(self, sequence: Sequence) -> int:
-        """As Sequence.num_remaining, but a lead that has others waiting stops at the prompt's end."""
-        if self.is_forked:
-            return sequence.num_remaining
-        return self.num_prompt_tokens - sequence.num_computed_tokens
 
     @property
     def fork_samples(self) -> bool:

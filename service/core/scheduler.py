@@ -12,35 +12,34 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
 
 from pageturner.policies import registry
-from pageturner.policies.interfaces import KeyChange, PolicySet, Reclaim, SortKey
-from pageturner.policies.views import Rates
+from pageturner.policies.interfaces import KeyChange, PolicySet, SortKey
+from pageturner.policies.views import LoadView, Rates
 from pageturner.service.core import views
 from pageturner.service.core.admission_checks import checked_max_tokens
 from pageturner.service.core.block_manager import BlockManager
-from pageturner.service.core.block_pool import BlockPool, Release
+from pageturner.service.core.block_pool import BlockPool
+from pageturner.service.core.champion import choose_champion
 from pageturner.service.core.committer import Committer
+from pageturner.service.core.endings import Endings
+from pageturner.service.core.figures import scheduler_stats
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import (
-    ChoiceFinishedEvent,
     Event,
-    FinishedEvent,
-    FinishReason,
-    RequestTimings,
     SampledSequence,
-    SampledToken,
     SchedulerOutput,
     SchedulerStats,
     StopCondition,
-    TokenEvent,
-    Usage,
 )
 from pageturner.service.core.planner import Planner
 from pageturner.service.core.policy_guard import PolicyGuard
 from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.request import NewRequest, Request, RequestStatus, Sequence
+from pageturner.service.core.results import Results
 from pageturner.service.core.state import SchedulerState
 from pageturner.service.core.suspects import Suspects
 from pageturner.service.core.waiting_queue import WaitingQueue
@@ -51,6 +50,9 @@ from pageturner.service.errors import (
     QueueFull,
     StepFailed,
 )
+
+MAX_LOOKUPS = 1024
+"""How many waiting requests, first ones first, a look for new cache hits takes in."""
 
 
 class Scheduler:
@@ -79,25 +81,23 @@ class Scheduler:
         host = BlockPool(cache.num_host_blocks, cache.block_size)
         hasher = PrefixHasher(hash_key) if cache.enable_prefix_caching else None
         self.manager = BlockManager(device, host, hasher)
+        is_key_fixed = self.guard.key_change is KeyChange.NEVER
         self.state = SchedulerState(
             options,
             self.manager,
             self.guard,
             rates,
-            WaitingQueue(self._queue_key),
+            WaitingQueue(self._queue_key, lambda: self.state.load(), is_key_fixed=is_key_fixed),
             watermark_blocks=math.ceil(options.watermark * cache.num_blocks),
         )
-        self._counters: Counter[str] = Counter()
         self._planner = Planner(self.state)
-        self._committer = Committer(self.state, self._counters)
+        self._committer = Committer(self.state)
+        self._endings = Endings(self.state, self._committer, stop_condition)
+        self._results = Results(self.state, self._endings, stop_condition)
         self._suspects = Suspects()
-        self._requests: dict[str, Request] = {}
-        self._by_order: dict[int, Request] = {}
-        self._sequences: dict[int, Sequence] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines: list[tuple[float, int, Request]] = []
         self._champion: Request | None = None
         self._unfinished_steps: deque[int] = deque()
-        self._pending_clears: list[int] = []
         self._next_order = 0
         self._next_seq_id = 0
         self._next_step_id = 1
@@ -111,12 +111,12 @@ class Scheduler:
         Raises InvalidArgument for one that can never be served, DuplicateRequest, or QueueFull; nothing
         is changed then.
         """
-        if new.request_id in self._requests:
+        state, waiting = self.state, self.state.waiting
+        if new.request_id in state.requests:
             raise DuplicateRequest(new.request_id)
         max_tokens = checked_max_tokens(
             new, self._options, self.manager.device.num_blocks, self.manager.block_size
         )
-        waiting = self.state.waiting
         if len(waiting) >= self._options.max_waiting:
             raise QueueFull(f"{len(waiting)} requests are waiting already", retry_after_seconds=1.0)
         num_queued = waiting.num_prompt_tokens + len(new.prompt_token_ids)
@@ -132,43 +132,41 @@ class Scheduler:
             sequence = Sequence(self._next_seq_id, request, index)
             self._next_seq_id += 1
             request.sequences.append(sequence)
-            self._sequences[sequence.seq_id] = sequence
+            state.sequences[sequence.seq_id] = sequence
             self._stop_condition.start(sequence.seq_id, new)
-        self._requests[new.request_id] = request
-        self._by_order[request.order] = request
+        state.requests[new.request_id] = request
         if new.deadline is not None:
-            heapq.heappush(self._deadlines, (new.deadline, request.order))
+            self._watch(new.deadline, request)
         waiting.add(request)
         return max_tokens
 
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
         """End a request with `error`; unknown ids are no error, they may have ended a moment ago."""
-        request = self._requests.get(request_id)
-        return () if request is None else (self._end(request, error),)
+        request = self.state.requests.get(request_id)
+        return () if request is None else (self._endings.abort(request, error),)
 
     def expire(self, now: float) -> tuple[Event, ...]:
         """End every request whose deadline has passed."""
         self.state.now = now
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, order = heapq.heappop(self._deadlines)
-            request = self._by_order.get(order)
-            if request is not None:
-                events.append(self._end(request, DeadlineExceeded("the deadline passed")))
+            _, _, request = heapq.heappop(self._deadlines)
+            if request.status is not RequestStatus.FINISHED:
+                events.append(self._endings.abort(request, DeadlineExceeded("the deadline passed")))
         return tuple(events)
 
     def pause_request(self, request_id: str) -> None:
         """Stop computing for a client that does not read; its blocks are the first to be taken."""
-        if request_id in self._requests:
-            self._requests[request_id].is_paused = True
+        if request_id in self.state.requests:
+            self.state.requests[request_id].is_paused = True
 
     def resume_request(self, request_id: str) -> None:
-        if request_id in self._requests:
-            self._requests[request_id].is_paused = False
+        if request_id in self.state.requests:
+            self.state.requests[request_id].is_paused = False
 
     def has_work(self) -> bool:
         """Whether any live request could be advanced by `schedule`, now or once a step in flight ends."""
-        return any(not request.is_paused for request in self._requests.values())
+        return any(not request.is_paused for request in self.state.requests.values())
 
     # --- one step --------------------------------------------------------------------------
 
@@ -178,20 +176,16 @@ class Scheduler:
         Every truthy output must be answered by `update` or `fail_step`, in order.
         """
         assert len(self._unfinished_steps) <= self._depth, "schedule ran too far ahead of update"
-        state = self.state
-        state.now = now
-        self._suspects.keep(self._can_run)
-        state.suspects = self._suspects.running_alone
-        if self.guard.key_change is KeyChange.WITH_TIME and now >= self._next_resort:
-            state.waiting.resort()
-            self._next_resort = now + self._options.resort_interval_seconds
-        plan = self._planner.plan(self._choose_champion())
-        clears, self._pending_clears = tuple(self._pending_clears), []
-        output = self._committer.commit(plan, self._next_step_id, clears)
+        self.state.now = now
+        self._keep_suspects()
+        self._refresh_order(now)
+        self._champion = choose_champion(self.state, self._champion)
+        plan = self._planner.plan(self._champion)
+        output = self._committer.commit(plan, self._next_step_id)
         if output:
             self._unfinished_steps.append(self._next_step_id)
             self._next_step_id += 1
-            self._counters["steps"] += 1
+            self.state.counters["steps"] += 1
         return output
 
     def update(
@@ -199,123 +193,43 @@ class Scheduler:
     ) -> tuple[Event, ...]:
         """Take the results of a step that succeeded. Results of an older epoch are dropped."""
         self._end_step(output, now)
-        events: list[Event] = []
-        for result in sampled:
-            sequence = self._current(result.seq_id, result.epoch)
-            if sequence is not None and result.error is not None:
-                events.append(self._end_poisoned(sequence.request, result.error))
-        for part in output.scheduled:
-            sequence = self._current(part.seq_id, part.epoch)
-            if sequence is not None:
-                sequence.num_accepted_tokens = max(sequence.num_accepted_tokens, part.end)
-                self.manager.publish(sequence)
-        for result in sampled:
-            sequence = self._current(result.seq_id, result.epoch)
-            if sequence is not None:
+        for result in sampled if self._suspects else ():
+            sequence = self.state.sequences.get(result.seq_id)
+            if sequence is not None and sequence.epoch == result.epoch and result.error is None:
                 self._suspects.cleared(sequence.request.order)
-                self._accept(sequence, result.tokens, events)
-        return tuple(events)
+        return tuple(self._results.take(output, sampled))
 
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
-        """Take a step's failure: whoever it computed or copied for starts over, its tokens kept."""
+        """Take a step's failure: whoever it computed or copied for starts over, its tokens kept.
+
+        So does whoever the step after it touched already: that one may have built on what never came.
+        """
         self._end_step(output, now)
-        self._counters["step_failures"] += 1
+        state = self.state
+        state.counters["step_failures"] += 1
         scheduled = {part.request_id for part in output.scheduled}
         members = [
             request
-            for request in self._requests.values()
-            if request.request_id in scheduled
-            or any(sequence.last_step == output.step_id for sequence in request.sequences)
+            for request in state.requests.values()
+            if request.request_id in scheduled or request.last_step >= output.step_id
         ]
         for request in members:
             self._committer.drop_kv(request)
             self._committer.requeue(request, RequestStatus.WAITING)
-        self.state.producing = {}
+        state.producing = {}
+        device = self.manager.device
+        state.pending_clears += [
+            b for b in output.block_copies.clears if not device.ref_count(b) and not device.is_published(b)
+        ]
         computed = [request for request in members if request.request_id in scheduled]
         for request in computed:
             request.num_step_failures += 1
         culprit = self._suspects.failed(request.order for request in computed) if computed else None
         return tuple(
-            self._end(request, StepFailed(f"the model failed on this request: {error}"))
+            self._endings.abort(request, StepFailed(f"the model failed on this request: {error}"))
             for request in computed
             if request.order == culprit or request.num_step_failures > self._options.max_step_failures
         )
-
-    # --- figures ---------------------------------------------------------------------------
-
-    def stats(self) -> SchedulerStats:
-        """Gauges and totals; costs time in proportion to the blocks in use."""
-        state, device, host = self.state, self.manager.device, self.manager.host
-        running = list(state.running.values())
-        counters = self._counters
-        return SchedulerStats(
-            num_waiting=len(state.waiting),
-            num_running=len(running),
-            num_swapped=sum(request.status is RequestStatus.SWAPPED for request in state.waiting),
-            num_running_sequences=sum(request.num_slots for request in running),
-            num_queued_prompt_tokens=state.waiting.num_prompt_tokens,
-            num_blocks=device.num_blocks,
-            num_blocks_free=device.num_free,
-            num_blocks_evictable=device.num_evictable,
-            num_blocks_used=device.num_live,
-            num_host_blocks=host.num_blocks,
-            num_host_blocks_used=host.num_live,
-            num_wasted_slots=self.manager.num_wasted_slots(s for r in running for s in r.unfinished),
-            num_steps_total=counters["steps"],
-            num_scheduled_tokens_total=counters["scheduled_tokens"],
-            num_prefix_query_tokens_total=counters["prefix_query_tokens"],
-            num_prefix_hit_tokens_total=counters["prefix_hit_tokens"],
-            num_resume_hit_tokens_total=counters["resume_hit_tokens"],
-            num_swap_preemptions_total=counters["swap_preemptions"],
-            num_recompute_preemptions_total=counters["recompute_preemptions"],
-            num_tail_preemptions_total=counters["tail_preemptions"],
-            num_bypasses_total=counters["bypasses"],
-            num_policy_faults_total=sum(self.guard.faults.values()),
-            num_step_failures_total=counters["step_failures"],
-            num_evictions_total=device.num_evictions,
-            num_swapped_out_blocks_total=counters["swapped_out_blocks"],
-            num_swapped_in_blocks_total=counters["swapped_in_blocks"],
-            num_copied_blocks_total=counters["copied_blocks"],
-        )
-
-    @property
-    def champion_id(self) -> str | None:
-        """The request that no policy can hold back at present."""
-        return None if self._champion is None else self._champion.request_id
-
-    # --- order -----------------------------------------------------------------------------
-
-    def _queue_key(self, request: Request) -> SortKey:
-        return self.guard.queue_key(views.request_view(request), self.state.load())
-
-    def _can_run(self, order: int) -> bool:
-        request = self._by_order.get(order)
-        return request is not None and not request.is_paused
-
-    def _choose_champion(self) -> Request | None:
-        """The request that no policy can hold back: it stays champion until it ends.
-
-        The next one is whoever waited longest past the bound, else the head of the running in the order
-        of the queue policy, else the head of the queue.
-        """
-
-        def eligible(request: Request) -> bool:
-            return not request.is_paused and self.state.may_run(request)
-
-        champion = self._champion
-        if champion is not None and champion.status is not RequestStatus.FINISHED and eligible(champion):
-            return champion
-        state = self.state
-        waiting = [request for request in state.waiting if eligible(request)]
-        oldest = min(waiting, key=lambda request: request.queued_since, default=None)
-        if oldest is not None and state.now - oldest.queued_since <= self._options.starvation_seconds:
-            oldest = None
-        running = [request for request in state.running.values() if eligible(request)]
-        head = min(running, key=lambda request: request.queue_entry, default=None)
-        self._champion = oldest or head or (waiting[0] if waiting else None)
-        return self._champion
-
-    # --- results ---------------------------------------------------------------------------
 
     def _end_step(self, output: SchedulerOutput, now: float) -> None:
         assert self._unfinished_steps, "no step is in flight"
@@ -323,109 +237,60 @@ class Scheduler:
         assert output.step_id == expected, f"step {output.step_id} ended before step {expected}"
         self.state.now = now
         self.state.last_ended_step = output.step_id
-        release = Release(0, now)
-        self.manager.device.complete(output.step_id, release)
-        self.manager.host.complete(output.step_id, release)
+        self.manager.device.complete(output.step_id)
+        self.manager.host.complete(output.step_id)
 
-    def _current(self, seq_id: int, epoch: int) -> Sequence | None:
-        """The sequence a result is meant for, if that work is still wanted."""
-        sequence = self._sequences.get(seq_id)
-        return sequence if sequence is not None and sequence.epoch == epoch else None
+    # --- figures ---------------------------------------------------------------------------
 
-    def _accept(self, sequence: Sequence, tokens: tuple[SampledToken, ...], events: list[Event]) -> None:
-        request = sequence.request
-        new = request.new
-        if request.first_token_at is None:
-            request.first_token_at = self.state.now
-        sequence.num_in_flight -= 1
-        accepted: list[SampledToken] = []
-        text = ""
-        reason = FinishReason.UNSPECIFIED
-        matched: str | int | None = None
-        for token in tokens:
-            sequence.tokens.append(token.token_id)
-            accepted.append(token)
-            may_stop = sequence.num_output_tokens >= new.params.min_tokens
-            is_stop = token.token_id in new.stop_ids
-            delta = self._stop_condition.append(
-                sequence.seq_id, token.token_id, may_stop=may_stop, is_stop_token=is_stop
-            )
-            text += delta.text
-            if delta.matched_stop is not None:
-                reason, matched = FinishReason.STOP, delta.matched_stop
-            elif is_stop and may_stop:
-                reason, matched = FinishReason.STOP, token.token_id
-            elif sequence.num_output_tokens >= request.max_tokens:
-                reason = FinishReason.LENGTH
-            if reason is not FinishReason.UNSPECIFIED:
-                text += self._stop_condition.finish(sequence.seq_id)
-                break
-        events.append(TokenEvent(request.request_id, sequence.index, tuple(accepted), text))
-        if reason is not FinishReason.UNSPECIFIED:
-            events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
-            self._retire(sequence)
-            if not request.unfinished:
-                events.append(self._forget(request, None))
+    def stats(self) -> SchedulerStats:
+        """Gauges of this moment, and totals since start."""
+        return scheduler_stats(self.state)
 
-    # --- ends ------------------------------------------------------------------------------
+    @property
+    def policy_faults(self) -> Mapping[str, str]:
+        """By axis, the last bad answer of its policy in words; axes that never gave one are absent."""
+        return self.guard.last_fault
 
-    def _retire(self, sequence: Sequence) -> None:
-        """A sequence is done: its blocks go back, its results in flight are void."""
-        self.manager.free(sequence, self._committer.release(sequence.request))
-        sequence.is_finished = True
-        sequence.epoch += 1
-        del self._sequences[sequence.seq_id]
+    @property
+    def champion_id(self) -> str | None:
+        """The request that no policy can hold back at present."""
+        champion = self._champion
+        return None if champion is None or champion.status is RequestStatus.FINISHED else champion.request_id
 
-    def _end(self, request: Request, error: PageturnerError) -> FinishedEvent:
-        """End a request early, wherever it stands."""
-        for sequence in request.unfinished:
-            self._stop_condition.finish(sequence.seq_id)
-            self._retire(sequence)
-        return self._forget(request, error)
+    # --- order -----------------------------------------------------------------------------
 
-    def _end_poisoned(self, request: Request, error: PageturnerError) -> FinishedEvent:
-        """End a request whose KV is not to be trusted: what it computed leaves cache and memory."""
-        suspect = {
-            block_id
-            for sequence in request.unfinished
-            for block_id in self.manager.forget_content(sequence, sequence.num_claimed_blocks)
-        }
-        event = self._end(request, error)
-        self._pending_clears += sorted(b for b in suspect if self.manager.device.ref_count(b) == 0)
-        return event
+    def _queue_key(self, request: Request, load: LoadView) -> SortKey:
+        request.num_cached_tokens = self.manager.num_cached_tokens(request)
+        return self.guard.queue_key(views.request_view(request), load)
 
-    def _forget(self, request: Request, error: PageturnerError | None) -> FinishedEvent:
-        state, now = self.state, self.state.now
-        self.manager.drop_host(request, self._committer.release(request))
-        if request in state.waiting:
-            state.waiting.remove(request)
-            request.queue_seconds += now - request.queued_since
-        state.running.pop(request.order, None)
-        state.holders.pop(request.order, None)
-        request.status = RequestStatus.FINISHED
-        del self._requests[request.request_id], self._by_order[request.order]
-        if self._champion is request:
-            self._champion = None
-        admitted = now if request.admitted_at is None else request.admitted_at
-        first_token = now if request.first_token_at is None else request.first_token_at
-        by_kind = request.num_preemptions_by_kind
-        return FinishedEvent(
-            request.request_id,
-            Usage(
-                request.num_prompt_tokens,
-                request.num_cached_prompt_tokens,
-                sum(sequence.num_output_tokens for sequence in request.sequences),
-            ),
-            RequestTimings(
-                queue_seconds=request.queue_seconds,
-                prefill_seconds=max(0.0, first_token - admitted),
-                decode_seconds=now - first_token,
-                num_swaps=by_kind[Reclaim.SWAP],
-                num_recomputes=by_kind[Reclaim.RECOMPUTE],
-                num_tail_reclaims=by_kind[Reclaim.TAIL],
-            ),
-            error,
-        )
+    def _refresh_order(self, now: float) -> None:
+        """Once an interval: keys that change with time anew, others where the cache holds more or less."""
+        change, waiting = self.guard.key_change, self.state.waiting
+        if change is KeyChange.NEVER or now < self._next_resort:
+            return
+        self._next_resort = now + self._options.resort_interval_seconds
+        if change is KeyChange.WITH_TIME:
+            waiting.resort()
+            return
+        count = self.manager.num_cached_tokens
+        moved = [r for r in islice(waiting, MAX_LOOKUPS) if count(r) != r.num_cached_tokens]
+        for request in moved:
+            waiting.remove(request)
+            waiting.add(request)
+
+    def _keep_suspects(self) -> None:
+        """Whoever cannot run at present would hold up the search, and with it everybody."""
+        if self._suspects:
+            live = {request.order for request in self.state.requests.values() if not request.is_paused}
+            self._suspects.keep(live)
+        self.state.suspects = self._suspects.running_alone
+
+    def _watch(self, deadline: float, request: Request) -> None:
+        """Remember the deadline; those of ended requests are swept out before they are the most."""
+        heapq.heappush(self._deadlines, (deadline, request.order, request))
+        if len(self._deadlines) > 2 * len(self.state.requests) + 64:
+            self._deadlines = [d for d in self._deadlines if d[2].status is not RequestStatus.FINISHED]
+            heapq.heapify(self._deadlines)
 
     # --- proof -----------------------------------------------------------------------------
 
@@ -433,7 +298,7 @@ class Scheduler:
         """Raise AssertionError, naming the invariant, unless the whole state is consistent."""
         self.manager.check_integrity()
         state = self.state
-        for request in self._requests.values():
+        for request in state.requests.values():
             is_waiting, is_running = request in state.waiting, request.order in state.running
             assert is_waiting != is_running, f"status: {request.request_id} is in both lists or in none"
             assert is_running == (request.status is RequestStatus.RUNNING), "status: running list disagrees"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from pageturner.policies.views import LoadView, Rates
@@ -15,13 +16,15 @@ from pageturner.service.core.waiting_queue import WaitingQueue
 
 @dataclass(slots=True)
 class SchedulerState:
-    """running: by Request.order, in the order of their start. waiting: everything else that lives.
+    """requests, sequences: all that live, by id. running: by Request.order, in the order of their start.
+    waiting: everything else that lives.
 
     producing: digests of blocks that requests scheduled in the last step are about to compute.
     holders: waiting requests that hold blocks (their tail was reclaimed).
     suspects: while a failed step is being searched, the requests that may run (orders); None otherwise.
     watermark_blocks: blocks that admissions leave available while anything runs.
     last_ended_step: the last step whose results are in.
+    pending_clears: blocks to be zeroed at the head of the next step. counters: totals for SchedulerStats.
     """
 
     options: SchedulerOptions
@@ -32,10 +35,14 @@ class SchedulerState:
     watermark_blocks: int
     now: float = 0.0
     last_ended_step: int = 0
+    requests: dict[str, Request] = field(default_factory=dict)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
     running: dict[int, Request] = field(default_factory=dict)
     holders: dict[int, Request] = field(default_factory=dict)
     producing: dict[bytes, Request] = field(default_factory=dict)
     suspects: frozenset[int] | None = None
+    pending_clears: list[int] = field(default_factory=list)
+    counters: Counter[str] = field(default_factory=Counter)
 
     def may_run(self, request: Request) -> bool:
         return self.suspects is None or request.order in self.suspects

@@ -8,7 +8,7 @@ that fails alone is the poison.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 
 
 class Suspects:
@@ -16,6 +16,9 @@ class Suspects:
 
     def __init__(self) -> None:
         self._groups: deque[set[int]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
 
     @property
     def running_alone(self) -> frozenset[int] | None:
@@ -43,10 +46,10 @@ class Suspects:
             self._groups[0].discard(order)
             self._drop_empty()
 
-    def keep(self, can_run: Callable[[int], bool]) -> None:
+    def keep(self, able: Collection[int]) -> None:
         """Forget members that ended or cannot run at present: they would hold up everybody."""
         for group in self._groups:
-            group.intersection_update([order for order in group if can_run(order)])
+            group.intersection_update(able)
         self._drop_empty()
 
     def _drop_empty(self) -> None:

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from pageturner.policies.interfaces import SortKey
+from pageturner.policies.views import LoadView
 from pageturner.service.core.request import QueueEntry, Request
 
 
@@ -19,10 +20,21 @@ def _comparable(key: SortKey) -> tuple[tuple[int, float | str], ...]:
 
 
 class WaitingQueue:
-    """key: the policy's key of a request. Ties fall to arrival, then to order of acceptance."""
+    """key: the policy's key of a request under a load. Ties fall to arrival, then to order of acceptance.
 
-    def __init__(self, key: Callable[[Request], SortKey]) -> None:
+    load: the load now. is_key_fixed: a request's key never changes, so it is asked for once.
+    """
+
+    def __init__(
+        self,
+        key: Callable[[Request, LoadView], SortKey],
+        load: Callable[[], LoadView],
+        *,
+        is_key_fixed: bool,
+    ) -> None:
         self._key = key
+        self._load = load
+        self._is_key_fixed = is_key_fixed
         self._entries: list[QueueEntry] = []
         self._entry_of: dict[int, QueueEntry] = {}
         self._request_of: dict[int, Request] = {}
@@ -39,7 +51,9 @@ class WaitingQueue:
         return request.order in self._entry_of
 
     def add(self, request: Request) -> None:
-        entry = self._make_entry(request)
+        entry = request.queue_entry
+        if entry is None or not self._is_key_fixed:
+            entry = self._make_entry(request, self._load())
         insort(self._entries, entry)
         self._entry_of[request.order] = entry
         self._request_of[request.order] = request
@@ -53,10 +67,11 @@ class WaitingQueue:
 
     def resort(self) -> None:
         """Compute every key anew."""
-        self._entries = sorted(self._make_entry(request) for request in self._request_of.values())
+        load = self._load()
+        self._entries = sorted(self._make_entry(request, load) for request in self._request_of.values())
         self._entry_of = {entry[2]: entry for entry in self._entries}
 
-    def _make_entry(self, request: Request) -> QueueEntry:
-        entry = (_comparable(self._key(request)), request.new.arrival_time, request.order)
+    def _make_entry(self, request: Request, load: LoadView) -> QueueEntry:
+        entry = (_comparable(self._key(request, load)), request.new.arrival_time, request.order)
         request.queue_entry = entry
         return entry

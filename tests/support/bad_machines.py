@@ -249,7 +249,9 @@ PLANTED_BUGS = (
     PlantedBug("cow-without-copy", BlockManager, "prepare_write", _copy_on_write_without_copy, "tokens"),
     PlantedBug("write-in-shared-block", BlockManager, "prepare_write", _write_in_shared_block, "write"),
     PlantedBug("fork-without-reference", BlockManager, "fork", _fork_without_reference, "reference-count"),
-    PlantedBug("epoch-not-raised", Sequence, "reset", _same_epoch_after_preemption, "tokens|IndexError"),
+    PlantedBug(
+        "epoch-not-raised", Sequence, "reset", _same_epoch_after_preemption, "tokens|IndexError|progress"
+    ),
     PlantedBug("pending-ignored", BlockPool, "release", _no_fence, "pending"),
     PlantedBug("digest-without-parent", PrefixHasher, "extend", _digest_without_parent, "tokens"),
     PlantedBug(

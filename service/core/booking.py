@@ -1,0 +1,161 @@
+"""What one attempt has booked so far: blocks and slots on a ledger, tokens of a budget, chunks.
+
+Everything here can be undone: an attempt that ends in a shortage is thrown away, and a start that does
+not fit goes back to its checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageturner.policies.interfaces import BatchSplit
+from pageturner.service.core.block_manager import blocks_for
+from pageturner.service.core.ledger import Checkpoint, Ledger
+from pageturner.service.core.plan import Chunk, Start
+from pageturner.service.core.request import Request, Sequence
+from pageturner.service.core.state import SchedulerState
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a sequence stands when its chunk starts: its table, next position, positions with KV."""
+
+    table: list[int]
+    num_computed: int
+    num_kv: int
+
+    def remaining_of(self, sequence: Sequence) -> int:
+        """Tokens left to compute from here."""
+        return sequence.num_remaining + sequence.num_computed_tokens - self.num_computed
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A booking to return to."""
+
+    ledger: Checkpoint
+    budget: tuple[int, int, int]
+    num_chunks: int
+
+
+class Booking:
+    """champion: owed one token whatever the split. slots: sequences that may start.
+
+    producing: digests that chunks of this step, or of the last, are making. planned_producing: of this
+    step alone. total_left, decode_left, prefill_left: tokens of budget.
+    """
+
+    def __init__(self, state: SchedulerState, champion: Request | None, slots: int) -> None:
+        self._state = state
+        self._manager = state.manager
+        self._block_size = state.manager.block_size
+        self._champion = champion
+        self.ledger = Ledger(state.manager, slots)
+        self.chunks: list[Chunk] = []
+        self.starts: list[Start] = []
+        self.producing = dict(state.producing)
+        self.planned_producing: dict[bytes, Request] = {}
+        self.total_left = state.options.max_num_batched_tokens
+        self.decode_left = 0
+        self.prefill_left = 0
+        self._chunk_tokens: int | None = None
+
+    def split_budget(self, split: BatchSplit) -> None:
+        self.decode_left = split.decode_tokens
+        self.prefill_left = split.prefill_tokens
+        self._chunk_tokens = split.chunk_tokens
+
+    @property
+    def has_budget(self) -> bool:
+        return min(self.total_left, self.prefill_left + self.decode_left) > 0
+
+    def savepoint(self) -> Savepoint:
+        budget = (self.total_left, self.decode_left, self.prefill_left)
+        return Savepoint(self.ledger.checkpoint(), budget, len(self.chunks))
+
+    def restore(self, savepoint: Savepoint) -> None:
+        self.ledger.restore(savepoint.ledger)
+        self.total_left, self.decode_left, self.prefill_left = savepoint.budget
+        del self.chunks[savepoint.num_chunks :]
+
+    def allowance(self, request: Request, remaining: int) -> int:
+        """Tokens of budget this request may use now; the champion is owed one."""
+        if remaining == 1:
+            allowed = self.decode_left or self.prefill_left
+        elif self._chunk_tokens is None:
+            allowed = self.prefill_left
+        else:
+            allowed = min(self.prefill_left, self._chunk_tokens)
+        if request is self._champion:
+            allowed = max(allowed, 1)
+        return max(0, min(allowed, remaining, self.total_left))
+
+    def book_in_place(self, sequence: Sequence) -> bool:
+        """Book one decoded token if its slot is there already and the sequence's own; else nothing.
+
+        This is nearly every chunk there is, so it asks no ledger: a block held once and not published
+        can neither be claimed nor given up by anyone else in this step.
+        """
+        if self.decode_left <= 0 or self.total_left <= 0:
+            return False
+        table = self._manager.peek(sequence)
+        position = sequence.num_kv_tokens
+        if position != sequence.num_computed_tokens or position >= len(table) * self._block_size:
+            return False
+        if not self._manager.device.is_private(table[position // self._block_size]):
+            return False
+        self.total_left -= 1
+        self.decode_left -= 1
+        self.chunks.append(Chunk(sequence, 1, is_last=True, is_in_place=True))
+        return True
+
+    def book_chunk(self, sequence: Sequence, place: Place) -> int:
+        """Book the next chunk of a sequence, shortened to what fits; none if there is nothing to do.
+
+        Returns how many blocks are missing if not even one token fits, else 0.
+        """
+        request = sequence.request
+        remaining = place.remaining_of(sequence)
+        num_tokens = self.allowance(request, remaining)
+        if num_tokens <= 0:
+            return 0
+        ledger, block_size = self.ledger, self._block_size
+        num_held, start = len(place.table), place.num_computed
+        write_index = place.num_kv // block_size
+        shared = None
+        if start + num_tokens > place.num_kv and write_index < num_held:
+            block_id = place.table[write_index]
+            if ledger.references(block_id) > 1:
+                shared = block_id
+        copies = 0 if shared is None else 1
+        needed = blocks_for(start + num_tokens, block_size) - num_held + copies
+        if needed > 0 and needed > ledger.available:
+            room = max(0, ledger.available - copies)
+            fitting = (num_held + room) * block_size - start
+            if copies > ledger.available:
+                fitting = place.num_kv - start
+            if fitting < 1:
+                least = blocks_for(start + 1, block_size) - num_held + copies
+                return least - ledger.available
+            num_tokens = min(num_tokens, fitting)
+            if start + num_tokens <= place.num_kv:
+                shared, copies = None, 0
+            needed = blocks_for(start + num_tokens, block_size) - num_held + copies
+        if needed > 0:
+            ledger.take(needed)
+        if shared is not None:
+            ledger.drop((shared,), in_flight=False)
+        self._spend(remaining, num_tokens)
+        self.chunks.append(Chunk(sequence, num_tokens, is_last=num_tokens == remaining))
+        if remaining > 1:
+            made = dict.fromkeys(self._state.unpublished_digests(sequence), request)
+            self.planned_producing.update(made)
+            self.producing.update(made)
+        return 0
+
+    def _spend(self, remaining: int, num_tokens: int) -> None:
+        self.total_left -= num_tokens
+        if remaining == 1 and self.decode_left > 0:
+            self.decode_left -= num_tokens
+        else:
+            self.prefill_left = max(0, self.prefill_left - num_tokens)

@@ -1,0 +1,33 @@
+"""Chooses the one request that no policy can hold back."""
+
+from __future__ import annotations
+
+from pageturner.service.core.request import QueueEntry, Request, RequestStatus
+from pageturner.service.core.state import SchedulerState
+
+
+def choose_champion(state: SchedulerState, champion: Request | None) -> Request | None:
+    """It stays champion until it ends (or cannot run).
+
+    The next one is whoever waited longest past the bound, else the head of the running in the order of
+    the queue policy, else the head of the queue.
+    """
+
+    def is_eligible(request: Request) -> bool:
+        return not request.is_paused and state.may_run(request)
+
+    if champion is not None and champion.status is not RequestStatus.FINISHED and is_eligible(champion):
+        return champion
+    bound = state.now - state.options.starvation_seconds
+    head = oldest = None
+    for request in filter(is_eligible, state.waiting):
+        head = head or request
+        if request.queued_since < bound and (oldest is None or request.queued_since < oldest.queued_since):
+            oldest = request
+    running = filter(is_eligible, state.running.values())
+    return oldest or min(running, key=_queue_entry, default=None) or head
+
+
+def _queue_entry(request: Request) -> QueueEntry:
+    assert request.queue_entry is not None, f"{request.request_id} runs and was never queued"
+    return request.queue_entry

@@ -1,0 +1,96 @@
+"""Takes what a step computed: publishes its blocks, appends its tokens, stops what is done."""
+
+from __future__ import annotations
+
+from pageturner.service.core.endings import Endings
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    Event,
+    FinishReason,
+    SampledSequence,
+    SampledToken,
+    SchedulerOutput,
+    StopCondition,
+    TokenEvent,
+)
+from pageturner.service.core.request import Sequence
+from pageturner.service.core.state import SchedulerState
+
+
+class Results:
+    """Results of an older epoch are dropped: the work was void when it ended."""
+
+    def __init__(self, state: SchedulerState, endings: Endings, stop_condition: StopCondition) -> None:
+        self._state = state
+        self._endings = endings
+        self._stop_condition = stop_condition
+
+    def take(self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...]) -> list[Event]:
+        """In this order: what is poisoned is never published, and what is published is there before any
+        token of this step ends its sequence."""
+        events: list[Event] = []
+        for result in sampled:
+            if result.error is not None:
+                sequence = self._current(result.seq_id, result.epoch)
+                if sequence is not None:
+                    events.append(self._endings.abort_poisoned(sequence.request, result.error))
+        self._publish(output)
+        for result in sampled:
+            sequence = self._current(result.seq_id, result.epoch)
+            if sequence is not None:
+                self._accept(sequence, result.tokens, events)
+        return events
+
+    def _current(self, seq_id: int, epoch: int) -> Sequence | None:
+        """The sequence a result is meant for, if that work is still wanted."""
+        sequence = self._state.sequences.get(seq_id)
+        return sequence if sequence is not None and sequence.epoch == epoch else None
+
+    def _publish(self, output: SchedulerOutput) -> None:
+        manager = self._state.manager
+        block_size = manager.block_size
+        for part in output.scheduled:
+            sequence = self._current(part.seq_id, part.epoch)
+            if sequence is None:
+                continue
+            end = part.start + len(part.token_ids)
+            if end > sequence.num_accepted_tokens:
+                sequence.num_accepted_tokens = end
+            if sequence.num_accepted_tokens // block_size > sequence.num_published_blocks:
+                manager.publish(sequence)
+
+    def _accept(self, sequence: Sequence, tokens: tuple[SampledToken, ...], events: list[Event]) -> None:
+        request = sequence.request
+        if request.first_token_at is None:
+            request.first_token_at = self._state.now
+        sequence.num_in_flight -= 1
+        min_total = request.num_prompt_tokens + request.new.params.min_tokens
+        text, num_accepted = "", 0
+        reason = FinishReason.UNSPECIFIED
+        matched: str | int | None = None
+        for token in tokens:
+            token_id = token.token_id
+            sequence.tokens.append(token_id)
+            num_accepted += 1
+            may_stop = len(sequence.tokens) >= min_total
+            is_stop = token_id in request.stop_ids
+            delta = self._stop_condition.append(
+                sequence.seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop
+            )
+            text += delta.text
+            if delta.matched_stop is not None:
+                reason, matched = FinishReason.STOP, delta.matched_stop
+            elif is_stop and may_stop:
+                reason, matched = FinishReason.STOP, token_id
+            elif len(sequence.tokens) >= request.max_total_tokens:
+                reason = FinishReason.LENGTH
+            else:
+                continue
+            text += self._stop_condition.finish(sequence.seq_id)
+            break
+        events.append(TokenEvent(request.request_id, sequence.index, tokens[:num_accepted], text))
+        if reason is not FinishReason.UNSPECIFIED:
+            events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
+            self._endings.retire(sequence)
+            if not request.unfinished:
+                events.append(self._endings.complete(request))

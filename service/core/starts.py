@@ -1,0 +1,189 @@
+"""Books the start of a waiting request: what it can share, whether it may, and its first chunk."""
+
+from __future__ import annotations
+
+from pageturner.policies.interfaces import Admission
+from pageturner.service.core import views
+from pageturner.service.core.block_manager import blocks_for
+from pageturner.service.core.booking import Booking, Place
+from pageturner.service.core.constraints import Constraints
+from pageturner.service.core.ledger import virtual
+from pageturner.service.core.plan import Shortage, Start
+from pageturner.service.core.request import Request, RequestStatus
+from pageturner.service.core.state import SchedulerState
+
+
+class _Refused(Exception):
+    """A start that does not fit or may not happen.
+
+    num_blocks, num_slots: what is missing. may_claim: whether others yielding would help. answer: what
+    it means for those behind.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 0,
+        num_slots: int = 0,
+        *,
+        may_claim: bool = True,
+        answer: Admission = Admission.SKIP,
+    ) -> None:
+        super().__init__()
+        self.num_blocks = num_blocks
+        self.num_slots = num_slots
+        self.may_claim = may_claim
+        self.answer = answer
+
+
+class Starts:
+    """running: requests that run in this attempt, those that yield left out."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        booking: Booking,
+        champion: Request | None,
+        constraints: Constraints,
+        running: list[Request],
+    ) -> None:
+        self._state = state
+        self._manager = state.manager
+        self._block_size = state.manager.block_size
+        self._booking = booking
+        self._ledger = booking.ledger
+        self._champion = champion
+        self._constraints = constraints
+        self._running = running
+        self._least_priority: float | None = None
+
+    def try_start(self, request: Request) -> tuple[Admission, Shortage | None]:
+        """Book the start of a request whole, or nothing of it."""
+        is_privileged = request is self._champion or request.order in self._constraints.claimants
+        may_claim = is_privileged or self._outranks_someone(request)
+        if not may_claim and request.num_slots > self._ledger.slots:
+            return Admission.SKIP, None
+        savepoint = self._booking.savepoint()
+        try:
+            self._book(request, is_privileged)
+        except _Refused as refusal:
+            self._booking.restore(savepoint)
+            if refusal.may_claim and may_claim:
+                return refusal.answer, Shortage(request, max(0, refusal.num_blocks), refusal.num_slots)
+            return refusal.answer, None
+        return Admission.ADMIT, None
+
+    def _outranks_someone(self, request: Request) -> bool:
+        """Whether anyone less urgent holds blocks or slots that this request may claim."""
+        if self._least_priority is None:
+            holders = (h for h in self._state.holders.values() if h.order not in self._constraints.yields)
+            others = (other for group in (self._running, holders) for other in group)
+            self._least_priority = min(
+                (other.priority for other in others if other is not self._champion), default=float("inf")
+            )
+        return request.priority > self._least_priority
+
+    def _book(self, request: Request, is_privileged: bool) -> None:
+        """Raises _Refused; the caller then undoes what was booked."""
+        booking, ledger = self._booking, self._ledger
+        before = ledger.available
+        if request.status is RequestStatus.SWAPPED:
+            places, start = self._claim_swapped(request)
+            num_unclaimed = 0
+        else:
+            places, start = self._claim_hits(request)
+            if not is_privileged and self._awaits_producer(request, places):
+                raise _Refused(may_claim=False)
+            num_claimed = sum(len(blocks) for blocks in start.claims.values())
+            num_held = len(self._manager.references(request))
+            known = views.num_known_blocks(request, self._block_size)
+            num_unclaimed = max(0, known - num_held - num_claimed)
+        if request.num_slots > ledger.slots:
+            raise _Refused(num_unclaimed - ledger.available, request.num_slots - ledger.slots)
+        if ledger.available < 0:
+            raise _Refused(-ledger.available)
+        if not is_privileged:
+            self._ask_policy(request, places, before, num_unclaimed)
+        elif request is not self._champion and num_unclaimed > ledger.available:
+            raise _Refused(num_unclaimed - ledger.available)
+        num_chunks = len(booking.chunks)
+        for sequence in request.computing:
+            missing = booking.book_chunk(sequence, places[sequence.seq_id])
+            if missing:
+                raise _Refused(missing)
+        if len(booking.chunks) == num_chunks:
+            raise _Refused(may_claim=False)
+        ledger.slots -= request.num_slots
+        booking.starts.append(start)
+
+    def _ask_policy(
+        self, request: Request, places: dict[int, Place], available_before: int, num_unclaimed: int
+    ) -> None:
+        num_claimed = available_before - self._ledger.available
+        lead = request.computing[0]
+        place = places[lead.seq_id]
+        end = place.num_computed + self._booking.allowance(request, place.remaining_of(lead))
+        starting = [start.request for start in self._booking.starts]
+        watermark = self._state.watermark_blocks if self._running or starting else 0
+        view = views.admission_view(
+            request,
+            num_blocks_first_chunk=num_claimed + max(0, blocks_for(end, self._block_size) - len(place.table)),
+            num_blocks_known=num_claimed + num_unclaimed,
+            num_blocks_held=len(self._manager.references(request)),
+            watermark_blocks=watermark,
+        )
+        answer = self._state.guard.admission(
+            view, self._state.load(self._running + starting, available_before)
+        )
+        if answer is not Admission.ADMIT:
+            raise _Refused(max(1, num_unclaimed + watermark - self._ledger.available), answer=answer)
+
+    # --- what it can share -----------------------------------------------------------------
+
+    def _claim_hits(self, request: Request) -> tuple[dict[int, Place], Start]:
+        """Book the cached blocks that continue each table; what they cover need not be computed."""
+        places: dict[int, Place] = {}
+        claims: dict[int, list[int]] = {}
+        for sequence in request.computing:
+            table = list(self._manager.peek(sequence))
+            hits = self._manager.hits(sequence)
+            for block_id in hits:
+                self._ledger.claim(block_id)
+            claims[sequence.seq_id] = hits
+            num_kv = sequence.num_kv_tokens + len(hits) * self._block_size
+            num_computed = min(num_kv, sequence.num_known_tokens - 1)
+            places[sequence.seq_id] = Place(table + hits, num_computed, num_kv)
+        return places, Start(request, claims, {})
+
+    def _claim_swapped(self, request: Request) -> tuple[dict[int, Place], Start]:
+        """Book the way back of a swapped request: blocks still cached are shared, the rest copied."""
+        hits: dict[int, int] = {}
+        for sequence in request.sequences:
+            host_table = self._manager.host_table(sequence)
+            for host_block, block_id in zip(host_table, self._manager.hits(sequence), strict=False):
+                hits.setdefault(host_block, block_id)
+        places: dict[int, Place] = {}
+        for sequence in request.sequences:
+            table = [hits.get(host, virtual(host)) for host in self._manager.host_table(sequence)]
+            for block_id in table:
+                self._ledger.claim(block_id)
+            places[sequence.seq_id] = Place(table, sequence.num_computed_tokens, sequence.num_kv_tokens)
+        return places, Start(request, {}, hits)
+
+    def _awaits_producer(self, request: Request, places: dict[int, Place]) -> bool:
+        """Whether the next block of the request is being computed by another one right now."""
+        producing = self._booking.producing
+        lead = request.computing[0]
+        place = places[lead.seq_id]
+        index = len(place.table)
+        if not producing or place.num_kv != index * self._block_size:
+            return False
+        if (index + 1) * self._block_size > lead.num_known_tokens or request.new.bypass_prefix_cache:
+            return False
+        producer = producing.get(self._manager.digest(lead, index))
+        return (
+            producer is not None
+            and producer is not request
+            and producer.status is not RequestStatus.FINISHED
+            and producer.order not in self._constraints.yields
+            and not producer.is_paused
+        )
