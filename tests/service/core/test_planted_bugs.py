@@ -26,6 +26,8 @@ BUDGET = settings(
 @pytest.mark.parametrize("bug", PLANTED_BUGS, ids=lambda bug: bug.name)
 def test_planted_bug_is_caught(bug: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bug.owner, bug.method, bug.mistake(getattr(bug.owner, bug.method)))
+    monkeypatch.setattr(SchedulerMachine, "favoured_request", bug.favoured_request)
+    monkeypatch.setattr(SchedulerMachine, "favoured_policies", bug.favoured_policies)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the match below names the invariant
         run_state_machine_as_test(SchedulerMachine, settings=BUDGET)
     error = caught.value
