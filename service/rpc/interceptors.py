@@ -71,17 +71,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         _, service, name = handler_call_details.method.split("/")
         method = Method(_TYPES[requests, answers], service, name)
 
-        # What a client streams is read by gRPC; only reflection does so.
-        read = handler.request_deserializer if requests == "unary" else None
+        deserializer = handler.request_deserializer
+        read = _read_each if handler.request_streaming else _read
 
         async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._observe(method, context):
-                return await behaviour(_read(read, request), context)
+                return await behaviour(read(deserializer, request), context)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with (
                 self._observe(method, context),
-                aclosing(behaviour(_read(read, request), context)) as responses,
+                aclosing(behaviour(read(deserializer, request), context)) as responses,
             ):
                 async for response in responses:
                     await self._write(context, response)
@@ -89,7 +89,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         make_handler = getattr(grpc, f"{requests}_{answers}_rpc_method_handler")
         wrapped: grpc.RpcMethodHandler[Any, Any] = make_handler(
             stream if handler.response_streaming else answer,
-            request_deserializer=handler.request_deserializer if read is None else None,
+            request_deserializer=None,
             response_serializer=handler.response_serializer,
         )
         return wrapped
@@ -145,8 +145,8 @@ _TYPES = {
 
 
 def _read(deserializer: Callable[[bytes], Any] | None, request: Any) -> Any:
-    """A request off the wire, unless gRPC read it. Here rather than there, where bytes that are no such
-    message end as UNKNOWN with the words of a Python exception, and as a traceback in the log."""
+    """A request off the wire. Here rather than in gRPC, where bytes that are no such message end as UNKNOWN
+    with the words of a Python exception, and as a traceback in the log."""
     if deserializer is None:
         return request
     try:
@@ -155,6 +155,13 @@ def _read(deserializer: Callable[[bytes], Any] | None, request: Any) -> Any:
         raise InvalidArgument(
             "request", "the bytes are no message of this method, or a string is no UTF-8"
         ) from error
+
+
+async def _read_each(
+    deserializer: Callable[[bytes], Any] | None, requests: AsyncIterator[Any]
+) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _read(deserializer, request)
 
 
 def _cancellation_code(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:

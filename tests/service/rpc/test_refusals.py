@@ -159,12 +159,17 @@ async def test_bytes_that_are_no_message_are_refused_as_such(bad: bytes) -> None
             await unary(bad)
         with pytest.raises(grpc.aio.AioRpcError) as streamed:
             _ = [message async for message in stream(bad)]
-        for error in (caught.value, streamed.value):
+        reflection: Any = served.channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as reflected:
+            _ = [message async for message in reflection(iter([b"\xff\xff\xff"]))]
+        for error in (caught.value, streamed.value, reflected.value):
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert _violations(error) == ["request"]
             assert "protobuf" not in str(error.details())
         assert [entry["code"] for entry in served.log.entries if entry["event"] == "rpc"] == [
-            "INVALID_ARGUMENT", "INVALID_ARGUMENT",
+            "INVALID_ARGUMENT", "INVALID_ARGUMENT", "INVALID_ARGUMENT",
         ]  # fmt: skip
 
 
