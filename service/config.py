@@ -122,6 +122,8 @@ _SECTION_TYPES: Mapping[str, type] = get_type_hints(ServiceConfig)
 SECTIONS: tuple[str, ...] = tuple(_SECTION_TYPES)
 KEYS: Mapping[str, Key] = keys_of(ServiceConfig)
 
+_MAX_COUNT = (1 << 31) - 1  # what GetServerInfo and GetModel can state of them
+
 # What the layers' own options leave unchecked: inclusive bounds, None for none.
 _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
     "cache.block_size": (1, 4096),
@@ -129,9 +131,9 @@ _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
     "cache.kv_cache_memory": (1, None),
     "cache.gpu_memory_utilization": (0.01, 1.0),
     "cache.swap_space": (0, None),
-    "scheduler.max_model_len": (2, None),
-    "scheduler.max_num_seqs": (1, None),
-    "scheduler.max_num_batched_tokens": (1, None),
+    "scheduler.max_model_len": (2, _MAX_COUNT),
+    "scheduler.max_num_seqs": (1, _MAX_COUNT),
+    "scheduler.max_num_batched_tokens": (1, _MAX_COUNT),
     "scheduler.watermark": (0.0, 0.9),
     "scheduler.max_waiting": (1, None),
     "scheduler.max_queued_tokens": (1, None),

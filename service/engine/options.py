@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pageturner.service.errors import ConfigError
 
 
+LONGEST_SECONDS = 86400.0
+"""A day: beyond some years a thread cannot be waited for at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Bounds of the step loop and of what it holds for its clients.
@@ -37,8 +41,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name in ("slow_consumer_timeout_seconds", "stall_seconds", "shutdown_seconds"):
             value = getattr(self, name)
-            if not value > 0:
-                raise ConfigError(f"engine.{name}", f"{value} is not above 0")
+            if not 0 < value <= LONGEST_SECONDS:
+                raise ConfigError(f"engine.{name}", f"{value} is not in (0, {LONGEST_SECONDS:g}]")
         for name in ("stream_buffer_tokens", "max_consecutive_failures", "max_empty_schedules"):
             value = getattr(self, name)
             if value < 1:

@@ -86,6 +86,7 @@ def test_other_variables_of_the_prefix_are_left_alone() -> None:
         ("[cache]\nswap_space = -1\n", "cache.swap_space", "negative"),
         ('[cache]\nkv_cache_memory = "2 parsecs"\n', "cache.kv_cache_memory", "no size"),
         ('[cache]\nnum_blocks = 1\nkv_cache_memory = "1GiB"\n', "cache.num_blocks", "give one of them"),
+        ("[scheduler]\nmax_num_seqs = 4294967296\n", "scheduler.max_num_seqs", "not in [1, 2147483647]"),
         ("[scheduler]\nwatermark = nan\n", "scheduler.watermark", "not finite"),
         ("[scheduler]\nwatermark = 1.5\n", "scheduler.watermark", "not in"),
         ('[model]\ndtype = "fp8"\n', "model.dtype", "none of"),
