@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pageturner.service.errors import ConfigError
 
-
 LONGEST_SECONDS = 86400.0
 """A day: beyond some years a thread cannot be waited for at all."""
 
