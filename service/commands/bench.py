@@ -58,7 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=float, default=0.0, metavar="T", help="of every request, seeded (default 0)"
     )
     preemption.set_defaults(measure=_preemption)
-    for bench in (startup, throughput, preemption):
+    fidelity = benches.add_parser(
+        "fidelity",
+        help="simulated against real servers, under several policy sets",
+        epilog="example: pageturner bench fidelity --num-threads 1 --json",
+    )
+    fidelity.set_defaults(measure=_fidelity)
+    simulator = benches.add_parser(
+        "simulator",
+        help="scheduled tokens a second that one core simulates",
+        epilog="example: pageturner bench simulator --json",
+    )
+    simulator.add_argument("--json", action="store_true", help="the figures as JSON")
+    simulator.set_defaults(measure=_simulator)
+    for bench in (startup, throughput, preemption, fidelity):
         bench.add_argument("--json", action="store_true", help="the figures as JSON")
         add_config_flags(bench)
 
@@ -124,5 +137,44 @@ def _preemption(arguments: argparse.Namespace) -> int:
             f"(largest {result.largest_gap:.3f}); {result.num_swaps} swaps, "
             f"{result.num_recomputes} recomputes, {result.num_tail_reclaims} tail reclaims; "
             f"{result.num_blocks_left} blocks left in use"
+        )
+    return 0
+
+
+def _fidelity(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.fidelity import measure_fidelity
+
+    report = measure_fidelity(config_arguments(arguments), note)
+    names = ("throughput", "ttft_p50", "ttft_p99")
+    means = {name: report.mean_error(name) for name in names}
+    if arguments.json:
+        results = [{**dataclasses.asdict(r), "errors": r.errors} for r in report.results]
+        fit = dataclasses.asdict(report.calibration.error)
+        write(json.dumps({"fit_error": fit, "results": results, "mean_errors": means}, indent=2))
+        return 0
+    for result in report.results:
+        write(f"{result.policies}, {result.load.requests} requests, {result.load.concurrency} at once")
+        for side, found in (("real", result.real), ("simulated", result.simulated)):
+            write(
+                f"  {side:<10}{found.throughput:8.1f} tokens/s, TTFT p50 {found.ttft_p50:.2f} s, "
+                f"p99 {found.ttft_p99:.2f} s; {found.num_swaps} swaps, {found.num_recomputes} recomputes, "
+                f"{found.num_tail_reclaims} tail reclaims"
+            )
+    write("mean errors: " + ", ".join(f"{name} {error:.1%}" for name, error in means.items()))
+    return 0
+
+
+def _simulator(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.simulator import measure_simulator
+
+    results = measure_simulator()
+    if arguments.json:
+        rows = [{**dataclasses.asdict(r), "tokens_per_second": r.tokens_per_second} for r in results]
+        write(json.dumps(rows, indent=2))
+        return 0
+    for result in results:
+        write(
+            f"{result.mix:<9}{result.tokens_per_second:10,.0f} scheduled tokens/s of one core, "
+            f"{result.num_running:.0f} requests running"
         )
     return 0

@@ -34,7 +34,9 @@ EMPTY_SCHEDULE_SECONDS = 0.002
 
 MAX_EMPTY_SCHEDULES = 1 << 16
 MAX_SAMPLES = 256
-"""Samples of the pool that a run keeps: when there are as many, every other goes and they get rarer."""
+FIRST_SAMPLE_INTERVAL = 8
+"""Steps between two samples of the pools, which cost time a block. When a run has MAX_SAMPLES, every other
+one goes and they get twice as rare."""
 
 _NO_TEXT = TextDelta("")
 
@@ -124,7 +126,7 @@ class _Simulation:
         tenants = sorted({request.tenant for request in workload.requests})
         self._tenants = TenantLedger(tenants) if len(tenants) > 1 else None
         self._samples: list[PoolSample] = []
-        self._sample_interval = 1
+        self._sample_interval = FIRST_SAMPLE_INTERVAL
         self._num_steps = 0
         self._plan_arrivals()
 
