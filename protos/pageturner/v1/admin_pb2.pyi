@@ -263,3 +263,13 @@ class Disagreement(_message.Message):
     obeyed: str
     shadow: str
     def __init__(self, subject: _Optional[str] = ..., obeyed: _Optional[str] = ..., shadow: _Optional[str] = ...) -> None: ...
+
+class GetFlightRecordRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetFlightRecordResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...

@@ -60,6 +60,11 @@ class AdminServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
                 _registered_method=True)
+        self.GetFlightRecord = channel.unary_stream(
+                '/pageturner.v1.AdminService/GetFlightRecord',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -104,6 +109,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFlightRecord(self, request, context):
+        """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
+        in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +144,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetPolicies,
                     request_deserializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.SerializeToString,
+            ),
+            'GetFlightRecord': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetFlightRecord,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +287,33 @@ class AdminService(object):
             '/pageturner.v1.AdminService/SetPolicies',
             pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
             pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFlightRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pageturner.v1.AdminService/GetFlightRecord',
+            pageturner_dot_v1_dot_admin__pb2.GetFlightRecordRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.GetFlightRecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,10 @@ class AdminServiceStub:
     request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
     wrong, ABORTED means that somebody else was faster.
     """
+    GetFlightRecord: _grpc.UnaryStreamMultiCallable[_admin_pb2.GetFlightRecordRequest, _admin_pb2.GetFlightRecordResponse]
+    """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
+    in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -68,6 +72,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
     request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
     wrong, ABORTED means that somebody else was faster.
+    """
+    GetFlightRecord: _aio.UnaryStreamMultiCallable[_admin_pb2.GetFlightRecordRequest, _admin_pb2.GetFlightRecordResponse]  # type: ignore[assignment]
+    """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
+    in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -116,6 +124,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
         request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
         wrong, ABORTED means that somebody else was faster.
+        """
+
+    @_abc_1.abstractmethod
+    def GetFlightRecord(
+        self,
+        request: _admin_pb2.GetFlightRecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.GetFlightRecordResponse], _abc.AsyncIterator[_admin_pb2.GetFlightRecordResponse]]:
+        """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
+        in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
