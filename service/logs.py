@@ -34,7 +34,10 @@ def configure(options: LogOptions, stream: TextIO | None = None) -> None:
     output = sys.stderr if stream is None else stream
     console = options.format == "console" or (options.format == "auto" and output.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=output.isatty())
+        # With rich installed the default formatter writes out every local variable, prompts among them.
+        structlog.dev.ConsoleRenderer(
+            colors=output.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
         if console
         else structlog.processors.JSONRenderer()
     )

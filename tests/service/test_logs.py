@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from pageturner.service.logs import LogOptions, configure
+from pageturner.service.logs import Format, LogOptions, configure
 
 
 class Terminal(io.StringIO):
@@ -49,6 +49,21 @@ def test_the_level_holds_back_less_severe_events() -> None:
     structlog.get_logger().info("quiet")
     structlog.get_logger().error("loud")
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["loud"]
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_traceback_shows_no_values(form: Format) -> None:
+    """The locals of whatever fails on a request hold its prompt."""
+    stream = io.StringIO()
+    configure(LogOptions(format=form), stream)
+    prompt = "private " * 2
+    nothing: dict[int, str] = {}
+    try:
+        nothing[len(prompt)]
+    except KeyError:
+        structlog.get_logger().exception("failed")
+    assert "KeyError" in stream.getvalue()
+    assert "private private" not in stream.getvalue()
 
 
 def test_an_exception_is_one_json_line() -> None:
