@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeGuard, TypeVar
 
 from pageturner.service.engine.api import ChatMessage, ModelInfo, Prompt
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import InvalidArgument
 
+MAX_LONG_PROMPTS = 2
+"""Long prompts read at once: each may be of megabytes, and takes a hundred times its size meanwhile."""
+
+_T = TypeVar("_T")
+
 
 class PromptReader:
     """One model's way from prompt to ids. tokenizer: None for a model of token ids.
 
-    inline_characters: longer prompts are read in a worker thread, so that they hold up nobody.
+    inline_characters: longer prompts are read in a worker thread, so that they hold up nobody, and wait
+    for one another.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, model: ModelInfo, inline_characters: int) -> None:
         self._tokenizer = tokenizer
         self._model = model
         self._inline_characters = inline_characters
+        self._workers = ThreadPoolExecutor(MAX_LONG_PROMPTS, thread_name_prefix="pageturner-prompts")
 
     @property
     def has_text(self) -> bool:
@@ -33,8 +41,8 @@ class PromptReader:
                 raise InvalidArgument("prompt.text", "empty")
             tokenizer = self._require_tokenizer("prompt.text")
             if len(prompt) > self._inline_characters:
-                token_ids = await asyncio.to_thread(
-                    tokenizer.encode, prompt, add_special_tokens=add_special_tokens
+                token_ids = await self._beside(
+                    lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
                 )
             else:
                 token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
@@ -44,10 +52,10 @@ class PromptReader:
         if _is_chat(prompt):
             tokenizer = self._require_tokenizer("prompt.chat")
             if sum(len(turn.role) + len(turn.content) + 1 for turn in prompt) > self._inline_characters:
-                return await asyncio.to_thread(tokenizer.encode_chat, prompt)
+                return await self._beside(lambda: tokenizer.encode_chat(prompt))
             return tokenizer.encode_chat(prompt)
         if len(prompt) > self._inline_characters:
-            return await asyncio.to_thread(self._checked, prompt, "prompt.token_ids")
+            return await self._beside(lambda: self._checked(prompt, "prompt.token_ids"))
         return self._checked(prompt, "prompt.token_ids")
 
     async def decode(self, token_ids: Sequence[int]) -> str:
@@ -56,7 +64,10 @@ class PromptReader:
         def decode() -> str:
             return tokenizer.decode(self._checked(token_ids, "token_ids", may_be_empty=True))
 
-        return await asyncio.to_thread(decode) if len(token_ids) > self._inline_characters else decode()
+        return await self._beside(decode) if len(token_ids) > self._inline_characters else decode()
+
+    async def _beside(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     def _checked(
         self, token_ids: Sequence[object], field: str, *, may_be_empty: bool = False
