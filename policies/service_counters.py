@@ -36,6 +36,10 @@ class Account:
     num_waiting: int = 0
     num_running: int = 0
 
+    def charged(self, cost: float) -> Account:
+        """With so much more service; spelt out because `replace` takes twice as long."""
+        return Account(self.counter + cost, self.queued, self.started, self.num_waiting, self.num_running)
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -154,7 +158,7 @@ def _started(state: ServiceCounters, event: RequestStarted, prices: Prices) -> S
     if event.is_first:
         num_computed = max(0, event.num_prompt_tokens - event.num_cached_tokens)
         cost = prices.input_weight * num_computed / prices.weight(event.tenant)
-        account = replace(account, counter=account.counter + cost)
+        account = account.charged(cost)
     if state.running.get(event.request_id) is None:
         account = replace(account, num_running=account.num_running + 1)
     return replace(
@@ -180,7 +184,7 @@ def _served(state: ServiceCounters, event: StepServed, prices: Prices) -> Servic
         if share.num_output_tokens:
             account = accounts.get(share.tenant) or _NEW
             cost = prices.output_weight * share.num_output_tokens / prices.weight(share.tenant)
-            accounts = accounts.set(share.tenant, replace(account, counter=account.counter + cost))
+            accounts = accounts.set(share.tenant, account.charged(cost))
     return replace(state, accounts=accounts)
 
 
