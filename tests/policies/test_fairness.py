@@ -290,7 +290,7 @@ def test_tenants_that_are_gone_are_forgotten_and_none_escapes_its_debt() -> None
 
 def test_a_memory_that_begins_among_live_requests_owes_nothing_and_knows_who_waits() -> None:
     """As a live swap tells it: those that run are charged for outputs from now on."""
-    running = [queued("a1", "a", is_first=False), started("a1", "a", is_first=False)]
+    running: list[PolicyEvent] = [queued("a1", "a", is_first=False), started("a1", "a", is_first=False)]
     state = told(*running, queued("a2", "a"), queued("b1", "b", is_first=False))
     assert state.counter("a") == state.counter("b") == 0
     assert key(state, "b1", "b") == key(state, "a2", "a") == (0.0, 0.0)
