@@ -30,6 +30,7 @@ class SchedulerOptions:
     starvation_seconds: a request that waited longer is the next champion.
     resort_interval_seconds: how often a queue key that changes with time is computed anew.
     max_step_failures: a request named in more failed steps than this fails.
+    max_policy_faults: after so many bad answers a policy is quarantined: the axis's default decides.
     """
 
     max_model_len: int = 2048
@@ -45,3 +46,4 @@ class SchedulerOptions:
     starvation_seconds: float = 30.0
     resort_interval_seconds: float = 0.5
     max_step_failures: int = 16
+    max_policy_faults: int = 100

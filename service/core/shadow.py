@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from pageturner.service.core.decider import Decider, raised
@@ -65,7 +66,7 @@ class Shadow:
             return
         self.num_asked += 1
         if said != obeyed:
-            self._disagree(subject, str(obeyed), str(said))
+            self._disagree(subject, _words(obeyed), _words(said))
 
     def compare_rank(
         self, subject: str, obeyed: Any, parse: Callable[[Any], Any], arguments: tuple[object, ...]
@@ -110,6 +111,10 @@ class Shadow:
     def _disagree(self, subject: str, obeyed: str, shadow: str) -> None:
         self.num_disagreements += 1
         self._samples.append(Disagreement(self._axis, subject, obeyed, shadow))
+
+
+def _words(choice: object) -> str:
+    return str(choice.value) if isinstance(choice, Enum) else str(choice)
 
 
 def _side(rank: Any, other: Any) -> str:
