@@ -65,6 +65,8 @@ class LoadView:
     num_blocks_at_peak: blocks that all running requests would hold together if each ran to its
     max_tokens; an upper bound on what has been promised.
     num_blocks_held: device blocks referenced by requests now.
+    num_blocks_promised: blocks that running requests in the middle of a prefill have yet to take for tokens
+    they know already; counted where an admission is asked about, else 0.
     """
 
     now: float
@@ -76,6 +78,7 @@ class LoadView:
     host: PoolView
     num_blocks_held: int
     num_blocks_at_peak: int
+    num_blocks_promised: int = 0
 
 
 @dataclass(frozen=True, slots=True)

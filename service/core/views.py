@@ -62,10 +62,13 @@ def num_known_blocks(request: Request, block_size: int) -> int:
 
 
 def num_peak_blocks(num_prompt_tokens: int, max_tokens: int, n: int, block_size: int) -> int:
-    """Blocks held when all n sequences have their last token; that token's own KV is never needed."""
+    """Blocks held when all n sequences have their last token; that token's own KV is never needed.
+
+    So with one token each, nobody writes behind the prompt, and all share even a partial block.
+    """
     total = blocks_for(num_prompt_tokens + max_tokens - 1, block_size)
     shared = num_prompt_tokens // block_size
-    return total if n == 1 else shared + n * (total - shared)
+    return total if n == 1 or max_tokens == 1 else shared + n * (total - shared)
 
 
 def victim_view(request: Request, manager: BlockManager) -> VictimView:

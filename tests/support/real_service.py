@@ -1,0 +1,223 @@
+"""A real grpc.aio server over the real engine, scheduler and block traffic; only the model is a fake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import grpc
+from pageturner.policies import registry
+from pageturner.policies.interfaces import PolicySet
+from pageturner.policies.views import Rates
+from pageturner.service.client import Client
+from pageturner.service.core.clock import Clock, MonotonicClock
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.outputs import BlockCopies, SampledSequence, SampledToken, SchedulerOutput
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.engine.api import ModelInfo, ServerInfo
+from pageturner.service.engine.async_engine import AsyncEngine
+from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import EngineMetrics
+from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.text_output import TextOutput
+from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.rpc.server import Server
+
+from support.fake_model import FakeModel
+from support.scripted import recording_logger
+from support.serving import serving
+from support.tiny_tokenizers import byte_level_bpe
+
+TOKENIZER = Tokenizer(byte_level_bpe())
+VOCAB_SIZE = 421
+MAX_EMPTY_SCHEDULES = 8
+ENGINE_OPTIONS = EngineOptions(max_empty_schedules=MAX_EMPTY_SCHEDULES, max_consecutive_failures=50)
+
+
+class PagedModel:
+    """The engine's three interfaces over the fake model.
+
+    gate: each forward takes one permit, if there is a gate. fail_apply: as many block transfers fail.
+    script: what every choice says after a prompt of one token; nothing is computed then.
+    """
+
+    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+        self._model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
+        self.gate: threading.Semaphore | None = None
+        self.num_forwards = 0
+        self.fail_apply = 0
+        self.script: tuple[int, ...] = ()
+
+    def apply(self, copies: BlockCopies) -> None:
+        """Mostly nothing: `sample` carries the traffic out with the computation it belongs to."""
+        if self.fail_apply:
+            self.fail_apply -= 1
+            raise RuntimeError("planted: the plan could not be carried out")
+
+    def forward(self, output: SchedulerOutput) -> SchedulerOutput:
+        gate = self.gate
+        if gate is not None:
+            gate.acquire()
+        self.num_forwards += 1
+        return output
+
+    def sample(self, logits: SchedulerOutput, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+        if not self.script:
+            return self._model.run(output)
+        return tuple(
+            SampledSequence(row.seq_id, row.epoch, (SampledToken(self.script[row.position - 1]),))
+            for part in output.scheduled
+            for row in part.samples
+        )
+
+
+def make_engine(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    num_host_blocks: int = 0,
+    clock: Clock | None = None,
+    model: PagedModel | None = None,
+    policies: PolicySet | None = None,
+    engine_options: EngineOptions = ENGINE_OPTIONS,
+    scheduler_class: Callable[..., Scheduler] = Scheduler,
+    **options: Any,
+) -> Engine:
+    """options: SchedulerOptions by name."""
+    model = model or PagedModel(num_blocks, num_host_blocks, block_size)
+    bounds = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 16} | options
+    scheduler = scheduler_class(
+        SchedulerOptions(**bounds),
+        CacheOptions(num_blocks, block_size, num_host_blocks),
+        policies or registry.default_policies(),
+        TextOutput(TOKENIZER),
+        Rates(),
+        hash_key=b"test",
+    )
+    return Engine(
+        scheduler,
+        model,
+        model,
+        model,
+        clock=clock or MonotonicClock(),
+        options=engine_options,
+        metrics=EngineMetrics(),
+        logger=recording_logger()[0],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RealService:
+    """channel: for what the client does not offer."""
+
+    engine: AsyncEngine
+    model: PagedModel
+    server: Server
+    client: Client
+    channel: grpc.aio.Channel
+
+    def hold_steps(self) -> None:
+        """From now on each step waits for a permit."""
+        self.model.gate = threading.Semaphore(0)
+
+    def allow_steps(self, count: int) -> None:
+        assert self.model.gate is not None
+        self.model.gate.release(count)
+
+    async def run_steps(self, count: int) -> None:
+        """So many forwards of the model, and no more."""
+        if not count:
+            return
+        wanted = self.model.num_forwards + count
+        self.allow_steps(count)
+        await self.until(lambda: self.model.num_forwards >= wanted)
+
+    def release_steps(self) -> None:
+        gate, self.model.gate = self.model.gate, None
+        if gate is not None:
+            gate.release(1000)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Go round by whole calls, each of which gives server and engine their turn."""
+        for _ in range(2000):
+            if holds():
+                return
+            await self.client.load()
+        raise AssertionError("it never came true")
+
+    async def until_idle(self) -> None:
+        """Nothing runs or waits any more, and every block is back."""
+        for _ in range(2000):
+            load = await self.client.load()
+            if (load.num_running, load.num_waiting, load.num_blocks_used, load.num_host_blocks_used) == (
+                0,
+            ) * 4:
+                return
+        raise AssertionError(f"never idle: {load}")
+
+    @property
+    def num_live(self) -> int:
+        """Requests submitted to the engine whose end it has not told."""
+        return len(self.engine._live)
+
+    def num_handled(self, code: str) -> int:
+        """Calls that ended with this status."""
+        return sum(count for (_, ended), count in self.server.metrics.handled.items() if ended == code)
+
+
+@asynccontextmanager
+async def real_service(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    num_host_blocks: int = 0,
+    max_model_len: int = 64,
+    engine_options: EngineOptions = ENGINE_OPTIONS,
+    policies: PolicySet | None = None,
+    scheduler_class: Callable[..., Scheduler] = Scheduler,
+    server_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[RealService]:
+    """options: SchedulerOptions by name."""
+    clock = MonotonicClock()
+    model = PagedModel(num_blocks, num_host_blocks, block_size)
+    engine = make_engine(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_host_blocks=num_host_blocks,
+        clock=clock,
+        model=model,
+        policies=policies,
+        engine_options=engine_options,
+        scheduler_class=scheduler_class,
+        max_model_len=max_model_len,
+        **options,
+    )
+    info = ModelInfo(
+        "tiny", "here", "Fake", "fake", "float32", True, VOCAB_SIZE, max_model_len, 2, 1, 3, 0, (), False
+    )
+    async_engine = AsyncEngine(
+        engine,
+        TOKENIZER,
+        model=info,
+        server_info=ServerInfo("1", 0.5, 0.0, block_size, num_blocks, 0, 1, 8, 16, "fake", Rates(), {}),
+        max_n=8,
+        options=engine_options,
+        clock=clock,
+        random=Random(0),
+        logger=recording_logger()[0],
+    )
+    await async_engine.start()
+    try:
+        async with serving(async_engine, **(server_options or {})) as served:
+            service = RealService(async_engine, model, served.server, served.client, served.channel)
+            try:
+                yield service
+            finally:
+                service.release_steps()
+    finally:
+        await async_engine.aclose()
