@@ -16,7 +16,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import grpc
@@ -31,7 +31,18 @@ from pageturner.service.core.outputs import (
     TokenLogprob,
     Usage,
 )
-from pageturner.service.engine.api import AbortOutcome, ChatMessage, ModelInfo, PolicyInfo, Prompt, ServerInfo
+from pageturner.service.core.shadow import Disagreement
+from pageturner.service.engine.api import (
+    AbortOutcome,
+    ChatMessage,
+    ModelInfo,
+    PoliciesInfo,
+    PolicyInfo,
+    PolicySpec,
+    Prompt,
+    ServerInfo,
+    ShadowInfo,
+)
 from pageturner.service.rpc.status import UnknownStatus, from_status
 from pageturner.v1 import (
     admin_pb2,
@@ -120,11 +131,13 @@ class ChoiceFinished:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All choices ended. policies: axis to name."""
+    """All choices ended. policies: axis to name, in force at the end; policies_changed: some came later
+    than the request."""
 
     usage: Usage
     timings: RequestTimings
     policies: Mapping[str, str]
+    policies_changed: bool = False
 
 
 StreamItem = Accepted | Delta | ChoiceFinished | Finished
@@ -151,6 +164,7 @@ class Completion:
     usage: Usage
     timings: RequestTimings
     policies: Mapping[str, str]
+    policies_changed: bool = False
 
     @property
     def text(self) -> str:
@@ -199,6 +213,7 @@ class Client:
             _usage(response.usage),
             _timings(response.timings),
             dict(response.policies),
+            response.policies_changed,
         )
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[StreamItem, None]:
@@ -258,17 +273,33 @@ class Client:
         }
         return ServerInfo(**values)
 
-    async def policies(self) -> tuple[PolicyInfo, ...]:
+    async def policies(self) -> PoliciesInfo:
+        """Who decides on each axis, and how their shadows compare."""
         response = await _typed(self._admin.GetPolicies(admin_pb2.GetPoliciesRequest()))
-        return tuple(
-            PolicyInfo(
-                policy.axis,
-                policy.name,
-                {name: json.loads(value) for name, value in policy.options.items()},
-                tuple(policy.available),
-            )
-            for policy in response.policies
+        return PoliciesInfo(response.revision, tuple(map(_policy, response.policies)))
+
+    async def set_policies(
+        self,
+        policies: Mapping[str, PolicySpec] = MappingProxyType({}),
+        *,
+        shadows: Mapping[str, PolicySpec | None] = MappingProxyType({}),
+        preset: str = "",
+        expected_revision: int | None = None,
+    ) -> PoliciesInfo:
+        """Put other policies in force while requests run; axes left out stay as they are.
+
+        shadows: policies to ask and not obey; None ends one. preset: a named set, under `policies`.
+        expected_revision: refuse unless it is in force. Raises InvalidArgument, or StaleRevision; nothing
+        is changed then.
+        """
+        request = admin_pb2.SetPoliciesRequest(
+            policies={axis: _choice(spec) for axis, spec in policies.items()},
+            shadows={axis: _choice(spec) for axis, spec in shadows.items()},
+            preset=preset,
+            expected_revision=expected_revision,
         )
+        response = await _typed(self._admin.SetPolicies(request))
+        return PoliciesInfo(response.revision, tuple(map(_policy, response.policies)))
 
     async def load(self) -> SchedulerStats:
         response = await _typed(self._admin.GetLoad(admin_pb2.GetLoadRequest()))
@@ -281,6 +312,16 @@ class Client:
             with _typed_errors():
                 async for message in call:
                     yield _stats(message.load)
+        finally:
+            call.cancel()
+
+    async def flight_record(self) -> bytes:
+        """What the scheduler was told and decided of late, without text: a file for `pageturner replay`
+        and `pageturner explain`."""
+        call = self._admin.GetFlightRecord(admin_pb2.GetFlightRecordRequest())
+        try:
+            with _typed_errors():
+                return b"".join([message.chunk async for message in call])
         finally:
             call.cancel()
 
@@ -373,7 +414,12 @@ def _item(message: generation_pb2.GenerateStreamResponse) -> StreamItem | None:
             return ChoiceFinished(choice.index, _reason(choice), _matched(choice))
         case "finished":
             finished = message.finished
-            return Finished(_usage(finished.usage), _timings(finished.timings), dict(finished.policies))
+            return Finished(
+                _usage(finished.usage),
+                _timings(finished.timings),
+                dict(finished.policies),
+                finished.policies_changed,
+            )
     return None
 
 
@@ -425,6 +471,42 @@ def _values(kind: type[Any], message: Message) -> dict[str, Any]:
 
 def _model(model: model_pb2.Model) -> ModelInfo:
     return ModelInfo(**_values(ModelInfo, model) | {"eos_token_ids": tuple(model.eos_token_ids)})
+
+
+def _choice(spec: PolicySpec | None) -> admin_pb2.PolicyChoice:
+    if spec is None:
+        return admin_pb2.PolicyChoice()
+    options = {name: json.dumps(value) for name, value in spec.options.items()}
+    return admin_pb2.PolicyChoice(name=spec.name, options=options)
+
+
+def _policy(policy: admin_pb2.Policy) -> PolicyInfo:
+    return PolicyInfo(
+        policy.axis,
+        policy.name,
+        _options(policy.options),
+        tuple(policy.available),
+        policy.quarantined,
+        policy.faults,
+        policy.last_fault,
+        _shadow(policy.axis, policy.shadow) if policy.HasField("shadow") else None,
+    )
+
+
+def _shadow(axis: str, shadow: admin_pb2.Shadow) -> ShadowInfo:
+    return ShadowInfo(
+        shadow.name,
+        _options(shadow.options),
+        shadow.compared,
+        shadow.disagreements,
+        tuple(Disagreement(axis, one.subject, one.obeyed, one.shadow) for one in shadow.samples),
+        shadow.faults,
+        shadow.last_fault,
+    )
+
+
+def _options(options: Mapping[str, str]) -> dict[str, object]:
+    return {name: json.loads(value) for name, value in options.items()}
 
 
 def _stats(load: admin_pb2.Load) -> SchedulerStats:

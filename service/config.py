@@ -144,6 +144,7 @@ _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
     "scheduler.starvation_seconds": (0.0, None),
     "scheduler.resort_interval_seconds": (0.0, None),
     "scheduler.max_step_failures": (0, None),
+    "scheduler.max_policy_faults": (1, None),
 }
 
 

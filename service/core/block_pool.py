@@ -237,6 +237,18 @@ class BlockPool:
             self._leave_heap(block)
             self._free.append(block_id)
 
+    def rescore(self) -> None:
+        """Another policy scores: ask it about every evictable block, as it was when it was released.
+
+        Ties still fall to the order of release.
+        """
+        self._heap = [
+            (self._score(_view(self._blocks[entry[2]])), *entry[1:])
+            for entry in self._heap
+            if self._is_current(entry)
+        ]
+        heapq.heapify(self._heap)
+
     # --- inside ----------------------------------------------------------------------------
 
     def _settle(self, block: Block) -> None:

@@ -7,6 +7,7 @@ do chunks grow tables. The plan was booked on a ledger, so nothing here can fall
 from __future__ import annotations
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core import views
 from pageturner.service.core.block_pool import Release
 from pageturner.service.core.outputs import (
     UNKNOWN_TOKEN,
@@ -19,6 +20,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.plan import Chunk, Plan, Start, Yield
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.telling import tell_queued, tell_started
 
 
 class Committer:
@@ -105,6 +107,7 @@ class Committer:
         state = self._state
         if state.running.pop(request.order, None) is not None:
             request.queued_since = state.now
+            tell_queued(state, request, is_first=False)
         if request in state.waiting:
             state.waiting.remove(request)
         request.status = status
@@ -149,6 +152,7 @@ class Committer:
     def _note_start(self, request: Request, num_hits: int) -> None:
         state, now = self._state, self._state.now
         num_hit_tokens = num_hits * self._manager.block_size
+        is_first, was_swapped = request.admitted_at is None, request.status is RequestStatus.SWAPPED
         if request.admitted_at is None:
             request.admitted_at = now
             request.num_cached_prompt_tokens = min(num_hit_tokens, request.num_prompt_tokens - 1)
@@ -162,6 +166,8 @@ class Committer:
         state.holders.pop(request.order, None)
         request.status = RequestStatus.RUNNING
         state.running[request.order] = request
+        num_cached = 0 if was_swapped else min(num_hit_tokens, views.num_known_tokens(request) - 1)
+        tell_started(state, request, num_cached, is_first=is_first)
 
     # --- computing -------------------------------------------------------------------------
 

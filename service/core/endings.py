@@ -7,6 +7,7 @@ from pageturner.service.core.committer import Committer
 from pageturner.service.core.outputs import FinishedEvent, RequestTimings, StopCondition, Usage
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.telling import tell_ended
 from pageturner.service.errors import PageturnerError
 
 
@@ -54,6 +55,7 @@ class Endings:
         state.holders.pop(request.order, None)
         request.status = RequestStatus.FINISHED
         del state.requests[request.request_id]
+        tell_ended(state, request)
         admitted = now if request.admitted_at is None else request.admitted_at
         first_token = now if request.first_token_at is None else request.first_token_at
         by_kind = request.num_preemptions_by_kind
@@ -73,4 +75,6 @@ class Endings:
                 num_tail_reclaims=by_kind[Reclaim.TAIL],
             ),
             error,
+            state.guard.names,
+            policies_changed=request.policies is not state.guard.names,
         )

@@ -7,6 +7,7 @@ process and the engine in another thread.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -186,12 +187,18 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """The terminal event of a request, sent exactly once. error is None when all went well."""
+    """The terminal event of a request, sent exactly once. error is None when all went well.
+
+    policies: names of those in force at its end, by axis. policies_changed: some came into force while it
+    lived.
+    """
 
     request_id: str
     usage: Usage
     timings: RequestTimings
     error: PageturnerError | None = None
+    policies: Mapping[str, str] = field(default_factory=dict)
+    policies_changed: bool = False
 
 
 Event = TokenEvent | ChoiceFinishedEvent | FinishedEvent

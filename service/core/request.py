@@ -6,6 +6,7 @@ of it; nobody else changes them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,6 +61,7 @@ class Sequence:
     tokens: prompt and accepted outputs; only ever appended to.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
+    num_ever_computed: leading positions whose KV was there when it was last given up.
     num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
         num_computed_tokens by one where the last token is computed again for its logits only.
     num_accepted_tokens: leading positions whose KV an ended step has made; these may be published.
@@ -75,6 +77,7 @@ class Sequence:
         "last_step",
         "num_accepted_tokens",
         "num_computed_tokens",
+        "num_ever_computed",
         "num_in_flight",
         "num_kv_tokens",
         "num_published_blocks",
@@ -94,6 +97,7 @@ class Sequence:
         self.last_step = 0
         self.num_in_flight = 0
         self.num_computed_tokens = 0
+        self.num_ever_computed = 0
         self.num_kv_tokens = 0
         self.num_accepted_tokens = 0
         self.num_published_blocks = 0
@@ -126,6 +130,7 @@ class Sequence:
         """Void work in flight; KV of the first `num_kv_tokens` positions stays."""
         self.epoch += 1
         self.num_in_flight = 0
+        self.num_ever_computed = max(self.num_ever_computed, self.num_accepted_tokens)
         self.set_kv(num_kv_tokens)
         self.num_published_blocks = min(self.num_published_blocks, num_kv_tokens // block_size)
 
@@ -143,6 +148,7 @@ class Request:
     is_forked: every sequence has its own table. Before that only the first unfinished one, the lead,
     computes, and no further than the prompt; the others wait for its table.
     queue_entry: its place in the order of the queue policy, as last computed; None before the first time.
+    policies: names of those in force when it was accepted.
     max_total_tokens: of one sequence, prompt and output. needs_history, stop_ids: as NewRequest says, kept
         since every step asks.
     """
@@ -164,6 +170,7 @@ class Request:
         "num_prompt_tokens",
         "num_step_failures",
         "order",
+        "policies",
         "queue_entry",
         "queue_seconds",
         "queued_since",
@@ -195,6 +202,7 @@ class Request:
         self.queued_since = new.arrival_time
         self.queue_seconds = 0.0
         self.queue_entry: QueueEntry | None = None
+        self.policies: Mapping[str, str] = {}
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
 

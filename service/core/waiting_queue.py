@@ -7,16 +7,12 @@ Entering and leaving cost a binary search and a move of pointers, so a queue of 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pageturner.policies.interfaces import SortKey
 from pageturner.policies.views import LoadView
+from pageturner.service.core.answers import comparable
 from pageturner.service.core.request import QueueEntry, Request
-
-
-def _comparable(key: SortKey) -> tuple[tuple[int, float | str], ...]:
-    """Numbers before texts, so that any two keys compare, whatever a policy returns."""
-    return tuple((1, part) if isinstance(part, str) else (0, part) for part in key)
 
 
 class WaitingQueue:
@@ -71,7 +67,15 @@ class WaitingQueue:
         self._entries = sorted(self._make_entry(request, load) for request in self._request_of.values())
         self._entry_of = {entry[2]: entry for entry in self._entries}
 
+    def rekey(self, running: Iterable[Request], *, is_key_fixed: bool) -> None:
+        """Another policy answers: every key is void, also those that running requests keep."""
+        self._is_key_fixed = is_key_fixed
+        self.resort()
+        load = self._load()
+        for request in running:
+            self._make_entry(request, load)
+
     def _make_entry(self, request: Request, load: LoadView) -> QueueEntry:
-        entry = (_comparable(self._key(request, load)), request.new.arrival_time, request.order)
+        entry = (comparable(self._key(request, load)), request.new.arrival_time, request.order)
         request.queue_entry = entry
         return entry

@@ -3,9 +3,11 @@ process of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pageturner.service.core.outputs import Event
+from pageturner.service.core.policy_guard import PolicyReport
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.errors import PageturnerError
@@ -42,6 +44,20 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPolicies:
+    """Put other policies in force; answered by PoliciesSet or PoliciesRefused with the same change_id.
+
+    policies, shadows: by axis; what is left out stays, and None ends a shadow. expected_revision: refuse
+    unless it is the one in force.
+    """
+
+    change_id: int
+    policies: Mapping[str, object]
+    shadows: Mapping[str, object | None]
+    expected_revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Leave the loop. Requests that still run are not heard of again: abort them first."""
 
@@ -54,5 +70,23 @@ class Refused:
     error: PageturnerError
 
 
-Command = Submit | Abort | Pause | Resume | Shutdown
-EngineOutput = AcceptedEvent | Refused | Event
+@dataclass(frozen=True, slots=True)
+class PoliciesSet:
+    """What was in force before and what is now."""
+
+    change_id: int
+    old: PolicyReport
+    new: PolicyReport
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesRefused:
+    """Nothing was changed."""
+
+    change_id: int
+    error: PageturnerError
+
+
+Command = Submit | Abort | Pause | Resume | SetPolicies | Shutdown
+PoliciesAnswer = PoliciesSet | PoliciesRefused
+EngineOutput = AcceptedEvent | Refused | PoliciesAnswer | Event

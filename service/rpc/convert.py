@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -28,9 +28,13 @@ from pageturner.service.engine.api import (
     AcceptedEvent,
     ChatMessage,
     ModelInfo,
+    PoliciesInfo,
+    PolicyChange,
     PolicyInfo,
+    PolicySpec,
     Prompt,
     ServerInfo,
+    ShadowInfo,
     StreamEvent,
     Submission,
 )
@@ -141,10 +145,37 @@ _LEAVES = {"prompt.token_ids": ".ids", "prompt.chat": ".messages"}
 # To the wire
 
 
-def from_event(
-    event: StreamEvent, policies: Callable[[], Iterable[PolicyInfo]]
-) -> generation_pb2.GenerateStreamResponse:
-    """One message of a stream, its sequence number yet to be written. policies: asked at the end only."""
+def to_policy_change(request: admin_pb2.SetPoliciesRequest, origin: str) -> PolicyChange:
+    """Raises InvalidArgument with the path of an option that is not JSON."""
+    return PolicyChange(
+        {
+            axis: PolicySpec(choice.name, _options(f"policies[{axis}]", choice.options))
+            for axis, choice in request.policies.items()
+        },
+        {
+            axis: PolicySpec(choice.name, _options(f"shadows[{axis}]", choice.options))
+            if choice.name
+            else None
+            for axis, choice in request.shadows.items()
+        },
+        request.preset,
+        request.expected_revision if request.HasField("expected_revision") else None,
+        origin,
+    )
+
+
+def _options(path: str, options: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, text in options.items():
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"{path}.options[{name}]", f"is not JSON: {error}") from error
+    return values
+
+
+def from_event(event: StreamEvent) -> generation_pb2.GenerateStreamResponse:
+    """One message of a stream, its sequence number yet to be written."""
     message = generation_pb2.GenerateStreamResponse(request_id=event.request_id)
     match event:
         case AcceptedEvent():
@@ -162,7 +193,8 @@ def from_event(
         case FinishedEvent():
             message.finished.usage.CopyFrom(from_usage(event.usage))
             message.finished.timings.CopyFrom(from_timings(event.timings))
-            message.finished.policies.update(policy_names(policies()))
+            message.finished.policies.update(event.policies)
+            message.finished.policies_changed = event.policies_changed
     return message
 
 
@@ -210,10 +242,6 @@ def from_timings(timings: RequestTimings) -> generation_pb2.Timings:
     )
 
 
-def policy_names(policies: Iterable[PolicyInfo]) -> dict[str, str]:
-    return {policy.axis: policy.name for policy in policies}
-
-
 def from_model(model: ModelInfo) -> model_pb2.Model:
     return model_pb2.Model(**asdict(model))
 
@@ -226,10 +254,39 @@ def from_stats(stats: SchedulerStats) -> admin_pb2.Load:
     return admin_pb2.Load(**asdict(stats))
 
 
+def from_policies(info: PoliciesInfo) -> admin_pb2.GetPoliciesResponse:
+    return admin_pb2.GetPoliciesResponse(policies=map(from_policy, info.axes), revision=info.revision)
+
+
 def from_policy(policy: PolicyInfo) -> admin_pb2.Policy:
-    return admin_pb2.Policy(
+    message = admin_pb2.Policy(
         axis=policy.axis,
         name=policy.name,
-        options={name: json.dumps(value, default=str) for name, value in policy.options.items()},
+        options=_to_json(policy.options),
         available=policy.available,
+        quarantined=policy.is_quarantined,
+        faults=policy.num_faults,
+        last_fault=policy.last_fault,
     )
+    if policy.shadow is not None:
+        message.shadow.CopyFrom(from_shadow(policy.shadow))
+    return message
+
+
+def from_shadow(shadow: ShadowInfo) -> admin_pb2.Shadow:
+    return admin_pb2.Shadow(
+        name=shadow.name,
+        options=_to_json(shadow.options),
+        compared=shadow.num_compared,
+        disagreements=shadow.num_disagreements,
+        samples=[
+            admin_pb2.Disagreement(subject=one.subject, obeyed=one.obeyed, shadow=one.shadow)
+            for one in shadow.samples
+        ],
+        faults=shadow.num_faults,
+        last_fault=shadow.last_fault,
+    )
+
+
+def _to_json(options: Mapping[str, object]) -> dict[str, str]:
+    return {name: json.dumps(value, default=str) for name, value in options.items()}

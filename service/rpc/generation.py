@@ -50,7 +50,7 @@ class GenerationServicer(GenerationServiceServicer):
         sequence_number = 0
         async with aclosing(self._events(submission)) as events:
             async for event in events:
-                message = convert.from_event(event, self._engine.policies)
+                message = convert.from_event(event)
                 message.sequence_number = sequence_number
                 sequence_number += 1
                 yield message
@@ -80,7 +80,8 @@ class GenerationServicer(GenerationServiceServicer):
                     case FinishedEvent():
                         response.usage.CopyFrom(convert.from_usage(event.usage))
                         response.timings.CopyFrom(convert.from_timings(event.timings))
-                        response.policies.update(convert.policy_names(self._engine.policies()))
+                        response.policies.update(event.policies)
+                        response.policies_changed = event.policies_changed
         for choice, parts in zip(response.choices, texts, strict=True):
             choice.text = "".join(parts)
         return response

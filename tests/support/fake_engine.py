@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from pageturner.policies.views import Rates
@@ -23,15 +24,19 @@ from pageturner.service.core.outputs import (
     TokenLogprob,
     Usage,
 )
+from pageturner.service.core.shadow import Disagreement
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
     EngineHealth,
     ModelInfo,
+    PoliciesInfo,
+    PolicyChange,
     PolicyInfo,
     Prompt,
     ServerInfo,
+    ShadowInfo,
     StreamEvent,
     Submission,
 )
@@ -41,7 +46,9 @@ from pageturner.service.errors import (
     EngineDead,
     InvalidArgument,
     ModelNotFound,
+    NotRecorded,
     RequestAborted,
+    StaleRevision,
 )
 
 VOCAB_SIZE = 0x110000
@@ -49,6 +56,26 @@ MAX_N = 8
 MAX_MODEL_LEN = 4096
 DEFAULT_MAX_TOKENS = 4
 DRAWN_SEED = 1234
+
+
+POLICIES = PoliciesInfo(
+    3,
+    (
+        PolicyInfo("queue", "fcfs", {}, ("fcfs", "priority")),
+        PolicyInfo(
+            "admission",
+            "full-prompt",
+            {"watermark": 0.03, "strict": True},
+            ("full-prompt",),
+            is_quarantined=True,
+            num_faults=7,
+            last_fault="raised ValueError()",
+            shadow=ShadowInfo(
+                "first-chunk", {"x": 1}, 20, 4, (Disagreement("admission", "r1", "wait", "admit"),), 2, "no"
+            ),
+        ),
+    ),
+)
 
 
 class Pause(Enum):
@@ -71,6 +98,7 @@ def finished(submission: Submission, num_prompt_tokens: int, num_output_tokens: 
         submission.request_id,
         Usage(num_prompt_tokens, num_prompt_tokens // 2, num_output_tokens),
         RequestTimings(0.25, 0.5, 2.0, num_swaps=3, num_recomputes=2, num_tail_reclaims=1),
+        policies={policy.axis: policy.name for policy in POLICIES.axes},
     )
 
 
@@ -169,6 +197,9 @@ class FakeEngine:
         self.ended: set[str] = set()
         self.died = asyncio.Event()
         self.stats = SchedulerStats()
+        self.flight: bytes | None = None
+        self.policies_info = POLICIES
+        self.policy_changes: list[PolicyChange] = []
         self._health = EngineHealth.SERVING
         self._health_changed = asyncio.Event()
         self._marks: dict[str, asyncio.Event] = {}
@@ -302,14 +333,34 @@ class FakeEngine:
             config={"cache.block_size": "16"},
         )
 
-    def policies(self) -> tuple[PolicyInfo, ...]:
-        return (
-            PolicyInfo("queue", "fcfs", {}, ("fcfs", "priority")),
-            PolicyInfo("admission", "full-prompt", {"watermark": 0.03, "strict": True}, ("full-prompt",)),
-        )
+    def policies(self) -> PoliciesInfo:
+        return self.policies_info
+
+    async def set_policies(self, change: PolicyChange) -> PoliciesInfo:
+        """Takes any name on its two axes."""
+        self.policy_changes.append(change)
+        info = self.policies_info
+        for axis in change.policies:
+            if axis not in ("queue", "admission"):
+                raise InvalidArgument(f"policies[{axis}]", "no such axis")
+        if change.expected_revision not in (None, info.revision):
+            raise StaleRevision(change.expected_revision or 0, info.revision)
+        axes = [
+            replace(axis, name=change.policies[axis.axis].name, options=change.policies[axis.axis].options)
+            if axis.axis in change.policies
+            else axis
+            for axis in info.axes
+        ]
+        self.policies_info = PoliciesInfo(info.revision + 1, tuple(axes))
+        return self.policies_info
 
     def load(self) -> SchedulerStats:
         return self.stats
+
+    async def flight_record(self) -> bytes:
+        if self.flight is None:
+            raise NotRecorded("nothing is recorded")
+        return self.flight
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import structlog
+from pageturner.policies import registry
+from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.outputs import (
     BlockCopies,
     ChoiceFinishedEvent,
@@ -24,6 +27,7 @@ from pageturner.service.core.outputs import (
     TokenEvent,
     Usage,
 )
+from pageturner.service.core.policy_guard import AxisReport, PolicyGuard, PolicyReport
 from pageturner.service.core.request import NewRequest
 from pageturner.service.errors import (
     DeadlineExceeded,
@@ -73,6 +77,7 @@ class ScriptedScheduler:
         self.is_stuck: set[str] = set()
         self.fault: Exception | None = None
         self.copies = BlockCopies()
+        self.guard = PolicyGuard(registry.default_policies(), registry.default_policies())
         self._next_seq_id = 0
         self._step_id = 0
 
@@ -170,6 +175,17 @@ class ScriptedScheduler:
             num_blocks_used=len(self.entries),
             num_steps_total=self._step_id,
         )
+
+    def policy_report(self) -> PolicyReport:
+        return self.guard.report()
+
+    def set_policies(
+        self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        self.guard.set_policies(policies, shadows, ())
+
+    def take_quarantined(self) -> tuple[AxisReport, ...]:
+        return self.guard.take_quarantined()
 
     def _scheduled(self, entry: _Entry) -> ScheduledSequence:
         prompt = entry.request.prompt_token_ids

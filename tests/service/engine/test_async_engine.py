@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pageturner.policies.interfaces import AXES
 from pageturner.policies.views import Rates
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
@@ -25,7 +26,6 @@ from pageturner.service.engine.api import (
     EngineClient,
     EngineHealth,
     ModelInfo,
-    PolicyInfo,
     RequestStream,
     ServerInfo,
     StreamEvent,
@@ -69,7 +69,6 @@ MODEL = ModelInfo(
     has_chat_template=False,
 )
 SERVER = ServerInfo("1", 0.5, 0.0, 16, 8, 0, 1, 8, 64, "reference", Rates(), {})
-POLICIES = (PolicyInfo("queue", "fcfs", {}, ("fcfs",)),)
 OPTIONS = EngineOptions(stream_buffer_tokens=4, slow_consumer_timeout_seconds=5.0, stall_seconds=60.0)
 PROMPT = (5, 6, 7)
 
@@ -129,7 +128,6 @@ async def serving(
         Tokenizer(byte_level_bpe()) if has_tokenizer else None,
         model=MODEL,
         server_info=SERVER,
-        policies=POLICIES,
         max_n=4,
         options=options,
         clock=clock,
@@ -516,7 +514,6 @@ async def test_before_its_start_the_engine_refuses() -> None:
             None,
             model=MODEL,
             server_info=SERVER,
-            policies=POLICIES,
             max_n=1,
             options=OPTIONS,
             clock=bench.clock,
@@ -566,7 +563,7 @@ async def test_logs_hold_no_prompt_unless_asked(log_prompts: bool) -> None:
 async def test_what_runs_here() -> None:
     async with serving() as bench:
         assert bench.engine.models() == (MODEL,)
-        assert bench.engine.policies() == POLICIES
+        assert [info.axis for info in bench.engine.policies().axes] == list(AXES)
         bench.clock.advance(2.5)
         assert bench.engine.server_info() == replace(SERVER, uptime_seconds=2.5)
         assert await outcome_of(await bench.submit()) is None

@@ -206,7 +206,6 @@ async def test_64_streams_and_a_storm_of_cancellations(seed: int) -> None:
         TOKENIZER,
         model=MODEL,
         server_info=SERVER,
-        policies=(),
         max_n=4,
         options=OPTIONS,
         clock=house.clock,
