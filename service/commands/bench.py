@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     simulator.add_argument("--json", action="store_true", help="the figures as JSON")
     simulator.set_defaults(measure=_simulator)
+    scheduler = benches.add_parser(
+        "scheduler",
+        help="microseconds of one step in the core alone, by running decodes and waiting requests",
+        epilog="example: pageturner bench scheduler --json",
+    )
+    scheduler.add_argument("--json", action="store_true", help="the figures as JSON")
+    scheduler.set_defaults(measure=_scheduler)
     for bench in (startup, throughput, preemption, fidelity):
         bench.add_argument("--json", action="store_true", help="the figures as JSON")
         add_config_flags(bench)
@@ -176,5 +183,21 @@ def _simulator(arguments: argparse.Namespace) -> int:
         write(
             f"{result.mix:<9}{result.tokens_per_second:10,.0f} scheduled tokens/s of one core, "
             f"{result.num_running:.0f} requests running"
+        )
+    return 0
+
+
+def _scheduler(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.scheduler import measure_scheduler
+
+    costs = measure_scheduler()
+    if arguments.json:
+        write(json.dumps([dataclasses.asdict(cost) for cost in costs], indent=2))
+        return 0
+    write("running  waiting  schedule us  update us  step us")
+    for cost in costs:
+        write(
+            f"{cost.num_running:7d}  {cost.num_waiting:7d}  {cost.schedule_microseconds:11.1f}  "
+            f"{cost.update_microseconds:9.1f}  {cost.step_microseconds:7.1f}"
         )
     return 0

@@ -15,7 +15,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from itertools import islice
-from types import MappingProxyType
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import KeyChange, PolicySet, SortKey
@@ -37,13 +36,12 @@ from pageturner.service.core.outputs import (
     StopCondition,
 )
 from pageturner.service.core.planner import Planner
-from pageturner.service.core.policy_guard import AxisReport, PolicyGuard, PolicyReport
+from pageturner.service.core.policy_guard import PolicyGuard
 from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.request import NewRequest, Request, RequestStatus, Sequence
 from pageturner.service.core.results import Results
 from pageturner.service.core.state import SchedulerState
 from pageturner.service.core.suspects import Suspects
-from pageturner.service.core.telling import StepTally, live_history, tell_queued
 from pageturner.service.core.waiting_queue import WaitingQueue
 from pageturner.service.errors import (
     DeadlineExceeded,
@@ -61,7 +59,7 @@ class Scheduler:
     """One engine's scheduler; not thread-safe, one thread owns it.
 
     depth: how many steps may be scheduled before the first of them is updated, less one (0 or 1).
-    hash_key: secret of the prefix cache's digests. shadows: by axis, policies to ask and not to obey.
+    hash_key: secret of the prefix cache's digests.
     """
 
     def __init__(
@@ -74,17 +72,11 @@ class Scheduler:
         *,
         depth: int = 0,
         hash_key: bytes = b"",
-        shadows: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._options = options
         self._depth = depth
         self._stop_condition = stop_condition
-        self.guard = PolicyGuard(
-            policies,
-            registry.default_policies(),
-            shadows=shadows,
-            max_faults=options.max_policy_faults,
-        )
+        self.guard = PolicyGuard(policies, registry.default_policies())
         device = BlockPool(cache.num_blocks, cache.block_size, self.guard.eviction_score)
         host = BlockPool(cache.num_host_blocks, cache.block_size)
         hasher = PrefixHasher(hash_key) if cache.enable_prefix_caching else None
@@ -143,10 +135,8 @@ class Scheduler:
             state.sequences[sequence.seq_id] = sequence
             self._stop_condition.start(sequence.seq_id, new)
         state.requests[new.request_id] = request
-        request.policies = self.guard.names
         if new.deadline is not None:
             self._watch(new.deadline, request)
-        tell_queued(state, request, is_first=True)
         waiting.add(request)
         return max_tokens
 
@@ -188,7 +178,6 @@ class Scheduler:
         assert len(self._unfinished_steps) <= self._depth, "schedule ran too far ahead of update"
         self.state.now = now
         self._keep_suspects()
-        self._renew_orders()
         self._refresh_order(now)
         self._champion = choose_champion(self.state, self._champion)
         plan = self._planner.plan(self._champion)
@@ -208,11 +197,7 @@ class Scheduler:
             sequence = self.state.sequences.get(result.seq_id)
             if sequence is not None and sequence.epoch == result.epoch and result.error is None:
                 self._suspects.cleared(sequence.request.order)
-        tally = StepTally(self.state, output) if self.guard.listens else None
-        events = self._results.take(output, sampled)
-        if tally is not None:
-            self.guard.fold(tally.served(events))
-        return tuple(events)
+        return tuple(self._results.take(output, sampled))
 
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
         """Take a step's failure: whoever it computed or copied for starts over, its tokens kept.
@@ -272,37 +257,6 @@ class Scheduler:
         champion = self._champion
         return None if champion is None or champion.status is RequestStatus.FINISHED else champion.request_id
 
-    # --- policies --------------------------------------------------------------------------
-
-    def set_policies(
-        self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = MappingProxyType({})
-    ) -> None:
-        """Between two steps: other policies decide from now on; nothing is dropped, what runs goes on.
-
-        A policy that is the very object in force is left as it is, its memory, faults and quarantine
-        included; so is a shadow. The queue is sorted by the new keys, cached blocks are scored anew.
-        """
-        self.state.now = now
-        self.guard.set_policies(policies, shadows, live_history(self.state))
-        self._renew_orders()
-
-    def policy_report(self) -> PolicyReport:
-        """Who decides on each axis, with its faults and its shadow."""
-        return self.guard.report()
-
-    def take_quarantined(self) -> tuple[AxisReport, ...]:
-        """The axes whose policy was quarantined since this was last asked."""
-        return self.guard.take_quarantined()
-
-    def _renew_orders(self) -> None:
-        """What was ordered by a policy that no longer decides is ordered by the one that does."""
-        while stale := self.guard.take_stale_axes():
-            if "queue" in stale:
-                is_key_fixed = self.guard.key_change is KeyChange.NEVER
-                self.state.waiting.rekey(self.state.running.values(), is_key_fixed=is_key_fixed)
-            if "eviction" in stale:
-                self.manager.device.rescore()
-
     # --- order -----------------------------------------------------------------------------
 
     def _queue_key(self, request: Request, load: LoadView) -> SortKey:
@@ -353,5 +307,11 @@ class Scheduler:
             if request.status is RequestStatus.WAITING:
                 holds = self.manager.holds_device_blocks(request)
                 assert holds == (request.order in state.holders), "holders: list and tables disagree"
+        for sequence in state.sequences.values():
+            num_published = sequence.num_published_blocks * self.manager.block_size
+            assert num_published <= sequence.num_kv_tokens, (
+                f"published: sequence {sequence.seq_id} counts {num_published} tokens of "
+                f"{sequence.num_kv_tokens}"
+            )
         slots = sum(request.num_slots for request in state.running.values())
         assert slots <= self._options.max_num_seqs, f"slots: {slots} sequences run"
