@@ -11,6 +11,7 @@ from pageturner.policies.views import BatchView
 from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.booking import Booking, Place
 from pageturner.service.core.constraints import Constraints
+from pageturner.service.core.decisions import AdmissionsHeld, Decision, Guard, Overtaken
 from pageturner.service.core.ledger import Ledger
 from pageturner.service.core.plan import Plan, Shortage, Yield
 from pageturner.service.core.request import Request, RequestStatus, Sequence
@@ -36,7 +37,8 @@ class Attempt:
         self.booking = Booking(state, champion, slots)
         self.num_booked: dict[int, int] = {}
         self._bypassed: list[Request] = []
-        self._starts = Starts(state, self.booking, champion, constraints, self._running)
+        self._notes: list[Decision] | None = None if state.decisions is None else []
+        self._starts = Starts(state, self.booking, champion, constraints, self._running, self._notes)
         for given_up in constraints.yields.values():
             book_yield(self.booking.ledger, state.manager, given_up, state.last_ended_step)
 
@@ -53,7 +55,17 @@ class Attempt:
             tuple(self.booking.chunks),
             tuple(self._bypassed),
             self.booking.planned_producing,
+            () if self._notes is None else self._all_notes(self._notes),
         )
+
+    def _all_notes(self, notes: list[Decision]) -> tuple[Decision, ...]:
+        constraints = self._constraints
+        yields = (note for order, note in constraints.yield_notes.items() if order in constraints.yields)
+        return (*constraints.notes, *yields, *notes)
+
+    def _note_held(self, by: str, passed: list[Request]) -> None:
+        if self._notes is not None:
+            self._notes.append(AdmissionsHeld(by, passed[-1].request_id if passed else ""))
 
     # --- running requests ------------------------------------------------------------------
 
@@ -118,6 +130,8 @@ class Attempt:
         patience = state.options.max_bypasses
         for request in state.waiting:
             if not self.booking.has_budget or patience <= 0:
+                guard = Guard.MAX_BYPASSES if self.booking.has_budget else Guard.BUDGET
+                self._note_held(guard.value, passed)
                 break
             if (
                 request is self._champion
@@ -135,11 +149,15 @@ class Attempt:
                     return shortage
             if answer is Admission.ADMIT:
                 self._bypassed.extend(passed)
+                if self._notes is not None:
+                    self._notes += [Overtaken(other.request_id, request.request_id) for other in passed]
                 patience -= bool(passed)
                 continue
             passed.append(request)
             patience = min(patience, state.options.max_bypasses - request.num_bypasses)
             if answer is Admission.WAIT or len(passed) > state.options.max_skips:
+                waits = answer is Admission.WAIT
+                self._note_held(state.guard.names["admission"] if waits else Guard.MAX_SKIPS.value, passed)
                 break
         return None
 

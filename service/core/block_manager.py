@@ -89,6 +89,10 @@ class BlockManager:
     # --- prefix cache ----------------------------------------------------------------------
 
     @property
+    def hasher(self) -> PrefixHasher | None:
+        return self._hasher
+
+    @property
     def caches_prefixes(self) -> bool:
         return self._hasher is not None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pageturner.service.core.decisions import ChampionChosen, ChampionReason
 from pageturner.service.core.request import QueueEntry, Request, RequestStatus
 from pageturner.service.core.state import SchedulerState
 
@@ -18,7 +19,7 @@ def choose_champion(state: SchedulerState, champion: Request | None) -> Request 
 
     if champion is not None and champion.status is not RequestStatus.FINISHED and is_eligible(champion):
         return champion
-    bound = state.now - state.options.starvation_seconds
+    bound = _starved_before(state)
     head = oldest = None
     for request in filter(is_eligible, state.waiting):
         head = head or request
@@ -26,6 +27,21 @@ def choose_champion(state: SchedulerState, champion: Request | None) -> Request 
             oldest = request
     running = filter(is_eligible, state.running.values())
     return oldest or min(running, key=_queue_entry, default=None) or head
+
+
+def champion_note(state: SchedulerState, champion: Request) -> ChampionChosen:
+    """Why this one was chosen just now; asked before it is started."""
+    if champion.status is RequestStatus.RUNNING:
+        reason = ChampionReason.HEAD_OF_RUNNING
+    elif champion.queued_since < _starved_before(state):
+        reason = ChampionReason.STARVED
+    else:
+        reason = ChampionReason.HEAD_OF_QUEUE
+    return ChampionChosen(champion.request_id, reason)
+
+
+def _starved_before(state: SchedulerState) -> float:
+    return state.now - state.options.starvation_seconds
 
 
 def _queue_entry(request: Request) -> QueueEntry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pageturner.service.core.decisions import Decision, Yielded
 from pageturner.service.core.plan import Yield
 
 
@@ -15,6 +16,7 @@ class Constraints:
     do with what is there. blocked: waiting requests left out.
     claimants: waiting requests for whom others yield; no admission policy is asked for them.
     await_pending: a claimant is left out because what it needs falls free when the step in flight ends.
+    notes, yield_notes: what was decided, for whoever records.
     """
 
     yields: dict[int, Yield] = field(default_factory=dict)
@@ -22,3 +24,5 @@ class Constraints:
     blocked: set[int] = field(default_factory=set)
     claimants: set[int] = field(default_factory=set)
     await_pending: bool = False
+    notes: list[Decision] = field(default_factory=list)
+    yield_notes: dict[int, Yielded] = field(default_factory=dict)

@@ -56,8 +56,8 @@ class Admitted:
 class Refused:
     """A waiting request was looked at and does not run yet. by: the admission policy, or a guard.
 
-    num_blocks: what it needs beyond what it holds and shares. num_available: what was left for it.
-    num_slots_short: sequences over max_num_seqs.
+    num_blocks: what it needs. num_available: what was left for it, num_promised of them to others that
+    have yet to take them. num_slots_short: sequences over max_num_seqs.
     """
 
     request_id: str
@@ -66,6 +66,7 @@ class Refused:
     num_available: int
     watermark_blocks: int = 0
     num_slots_short: int = 0
+    num_promised: int = 0
 
 
 @dataclass(frozen=True, slots=True)

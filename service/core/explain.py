@@ -198,6 +198,8 @@ def _refused(decision: Refused) -> str:
     parts = []
     if decision.num_blocks:
         parts.append(f"needs {_count(decision.num_blocks, 'block')}, {decision.num_available} available")
+        if decision.num_promised:
+            parts[-1] += f" of which {decision.num_promised} are promised"
         if decision.watermark_blocks:
             parts[-1] += f", watermark {decision.watermark_blocks}"
     if decision.num_slots_short:

@@ -174,10 +174,17 @@ class FlightRecord:
 
 def pack_rows(output: SchedulerOutput) -> bytes:
     """`Scheduled.rows` of a step."""
-    flat: list[int] = []
-    for part in output.scheduled:
-        table = part.block_table
-        flat += (part.seq_id, part.start, len(part.token_ids), len(table), table[-1])
+    flat = [
+        number
+        for part in output.scheduled
+        for number in (
+            part.seq_id,
+            part.start,
+            len(part.token_ids),
+            len(part.block_table),
+            part.block_table[-1],
+        )
+    ]
     return struct.pack(f"<{len(flat)}q", *flat)
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.decisions import Decision
 from pageturner.service.core.record import record
 from pageturner.service.core.request import Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """A request gives up blocks. cuts: for a tail reclaim, (sequence, blocks it keeps) of each one cut."""
+    """A request gives up blocks. cuts: for a tail reclaim, (sequence, blocks it keeps) of each one cut.
+    by: the reclaim policy, or the guard that left it no choice."""
 
     request: Request
     how: Reclaim
     cuts: tuple[tuple[Sequence, int], ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Plan:
     """yields happen first, then starts, then chunks.
 
     bypassed: requests that were looked past. producing: digests that the chunks of this step, and of
-    the last, are making; waiting requests may wait for them.
+    the last, are making; waiting requests may wait for them. notes: what was decided, if anybody records.
     """
 
     yields: tuple[Yield, ...]
@@ -67,3 +70,4 @@ class Plan:
     chunks: tuple[Chunk, ...]
     bypassed: tuple[Request, ...]
     producing: dict[bytes, Request]
+    notes: tuple[Decision, ...] = ()

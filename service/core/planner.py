@@ -13,6 +13,7 @@ from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core import views
 from pageturner.service.core.attempt import Attempt, book_yield
 from pageturner.service.core.constraints import Constraints
+from pageturner.service.core.decisions import Guard, Refused, Stalled, Yielded
 from pageturner.service.core.ledger import Ledger
 from pageturner.service.core.plan import Plan, Shortage, Yield
 from pageturner.service.core.request import Request, RequestStatus
@@ -59,11 +60,57 @@ class Planner:
             chosen = self._minimal_victims(order, shortage, attempt, constraints)
         if chosen is None:
             (constraints.stalled if is_running else constraints.blocked).add(claimant.order)
+            if self._state.decisions is not None:
+                self._note_left_out(shortage, attempt, constraints, covered_by_pending)
             return
         if not is_running:
             constraints.claimants.add(claimant.order)
         for victim in chosen:
             constraints.yields[victim.order] = self._how(victim, shortage, constraints)
+            if self._state.decisions is not None:
+                self._note_yield(constraints.yields[victim.order], shortage, order, constraints)
+
+    # --- for whoever records ---------------------------------------------------------------
+
+    def _note_left_out(
+        self, shortage: Shortage, attempt: Attempt, constraints: Constraints, awaits_pending: bool
+    ) -> None:
+        claimant, num_blocks = shortage.claimant, shortage.num_blocks
+        if claimant.status is RequestStatus.RUNNING:
+            constraints.notes.append(Stalled(claimant.request_id, num_blocks, awaits_pending))
+            return
+        by = Guard.PENDING if awaits_pending else Guard.CAPACITY
+        num_available = max(0, attempt.booking.ledger.available)
+        constraints.notes.append(
+            Refused(
+                claimant.request_id,
+                by.value,
+                num_blocks + num_available if num_blocks else 0,
+                num_available,
+                num_slots_short=shortage.num_slots,
+            )
+        )
+
+    def _note_yield(
+        self, given_up: Yield, shortage: Shortage, order: list[Request], constraints: Constraints
+    ) -> None:
+        victim = given_up.request
+        by = self._state.guard.names["victim"]
+        if victim.status is not RequestStatus.RUNNING:
+            by = Guard.HOLDERS_FIRST.value
+        elif victim.is_paused:
+            by = Guard.PAUSED_FIRST.value
+        constraints.yield_notes[victim.order] = Yielded(
+            victim.request_id,
+            shortage.claimant.request_id,
+            by,
+            order.index(victim) + 1,
+            len(order),
+            given_up.how,
+            given_up.by,
+            shortage.num_blocks,
+            shortage.num_slots,
+        )
 
     def _holders(
         self, claimant: Request, champion: Request | None, constraints: Constraints
@@ -180,11 +227,12 @@ class Planner:
     def _how(self, victim: Request, shortage: Shortage, constraints: Constraints) -> Yield:
         """Ask the reclaim policy; an impossible answer is replaced by the default's, then by recompute."""
         if victim.status is not RequestStatus.RUNNING or victim.order in constraints.yields:
-            return Yield(victim, Reclaim.RECOMPUTE)  # a holder, or one whose tail is not enough, yields whole
+            # A holder, or one whose tail is not enough, yields whole.
+            return Yield(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
         state = self._state
         view = views.victim_view(victim, state.manager)
         if view.num_blocks == 0:
-            return Yield(victim, Reclaim.RECOMPUTE)
+            return Yield(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
         room = state.manager.host.num_available - sum(
             len(state.manager.references(given_up.request))
             for given_up in constraints.yields.values()
@@ -193,16 +241,20 @@ class Planner:
         num_short = max(1, shortage.num_blocks)
         load = state.load()
         load = replace(load, host=replace(load.host, num_free=max(0, room), num_evictable=0))
-        for ask in (state.guard.reclaim, state.guard.default_reclaim):
+        asked = (
+            (state.guard.names["reclaim"], state.guard.reclaim),
+            (Guard.DEFAULT.value, state.guard.default_reclaim),
+        )
+        for by, ask in asked:
             how = ask(view, num_short, state.rates, load)
             if how is Reclaim.RECOMPUTE or (how is Reclaim.SWAP and view.num_blocks <= room):
-                return Yield(victim, how)
+                return Yield(victim, how, by=by)
             if victim is shortage.claimant and how is Reclaim.TAIL:
                 continue  # its own tail would not help it; the policy could not know whose victim it is
             if how is Reclaim.TAIL and view.num_tail_blocks >= num_short:
-                return Yield(victim, how, tuple(state.manager.tail_cuts(victim, num_short)))
+                return Yield(victim, how, tuple(state.manager.tail_cuts(victim, num_short)), by)
             state.guard.fault("reclaim", f"chose {how.value} for {view.request.request_id}: no room")
-        return Yield(victim, Reclaim.RECOMPUTE)
+        return Yield(victim, Reclaim.RECOMPUTE, by=Guard.CAPACITY.value)
 
     # --- sparing ---------------------------------------------------------------------------
 

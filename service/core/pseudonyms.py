@@ -44,14 +44,14 @@ class Namer:
     def __init__(self, hasher: PrefixHasher | None, key: bytes, block_size: int) -> None:
         self._hasher = hasher
         self._key = key
-        self._block_size = block_size
+        self.block_size = block_size
 
     def start(self, token_ids: Sequence[int], *, adapter: str, salt: str) -> Chain:
         """The chain of a prompt. Other adapters and salts give other names."""
         if self._hasher is None:
             return Chain(b"")
         chain = Chain(self._hasher.root(adapter=adapter, salt=salt))
-        size = self._block_size
+        size = self.block_size
         end = len(token_ids) // size * size
         for first in range(0, end, size):
             chain.parent = self._hasher.extend(chain.parent, token_ids[first : first + size])
@@ -63,7 +63,10 @@ class Namer:
         """The name of the block that this token completes, or 0."""
         tail = chain.tail
         tail.append(token_id)
-        if len(tail) < self._block_size or self._hasher is None:
+        if len(tail) < self.block_size:
+            return 0
+        if self._hasher is None:
+            tail.clear()
             return 0
         chain.parent = self._hasher.extend(chain.parent, tail)
         chain.tail = []

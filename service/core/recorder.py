@@ -131,6 +131,14 @@ class FlightRecorder:
         return FlightRecord(reason, self.setting, stretches[0].start, num_dropped, tuple(entries))
 
 
+def recorded_scheduler(
+    scheduler: Scheduler, setting: Setting, *, name_key: bytes, num_steps: int
+) -> RecordedScheduler:
+    """A scheduler just made, recorded from its first call on."""
+    start = FlightStart(policy_choices(scheduler.guard.policies))
+    return RecordedScheduler(scheduler, FlightRecorder(setting, start, num_steps), name_key)
+
+
 class RecordedScheduler:
     """A scheduler, every call of which is noted together with what came of it.
 
@@ -331,6 +339,8 @@ class RecordedScheduler:
     def _ended(self, events: tuple[Event, ...]) -> tuple[Decision, ...]:
         decisions: list[Decision] = []
         for event in events:
+            if isinstance(event, TokenEvent):
+                continue
             if isinstance(event, ChoiceFinishedEvent):
                 decisions.append(ChoiceEnded(event.request_id, event.index, event.reason.value))
             elif isinstance(event, FinishedEvent):
@@ -357,16 +367,19 @@ class RecordedScheduler:
         """
         names: dict[tuple[str, int], list[int]] = {}
         stopped: set[tuple[str, int]] = set()
-        append = self._namer.append
+        num_common = 0
+        chains, block_size, append = self._chains, self._namer.block_size, self._namer.append
         for event in events:
             if isinstance(event, TokenEvent):
-                chain = self._chains[event.request_id][event.index]
-                completed = [append(chain, token.token_id) for token in event.tokens]
-                if len(completed) != 1 or completed[0]:
-                    names[event.request_id, event.index] = completed
+                chain, tokens = chains[event.request_id][event.index], event.tokens
+                if len(tokens) == 1 and len(chain.tail) + 1 < block_size:
+                    chain.tail.append(tokens[0].token_id)
+                    num_common += 1
+                else:
+                    names[event.request_id, event.index] = [append(chain, t.token_id) for t in tokens]
             elif isinstance(event, ChoiceFinishedEvent) and event.reason is FinishReason.STOP:
                 stopped.add((event.request_id, event.index))
-        if not names and not stopped and all(len(r.tokens) == 1 and r.error is None for r in sampled):
+        if num_common == len(sampled) and not stopped:
             return ()
         choices = [(part.request_id, row.index) for part in output.scheduled for row in part.samples]
         results = []

@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from itertools import islice
+from types import MappingProxyType
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import KeyChange, PolicySet, SortKey
@@ -23,7 +24,7 @@ from pageturner.service.core import views
 from pageturner.service.core.admission_checks import checked_max_tokens
 from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.block_pool import BlockPool
-from pageturner.service.core.champion import choose_champion
+from pageturner.service.core.champion import champion_note, choose_champion
 from pageturner.service.core.committer import Committer
 from pageturner.service.core.endings import Endings
 from pageturner.service.core.figures import scheduler_stats
@@ -36,12 +37,13 @@ from pageturner.service.core.outputs import (
     StopCondition,
 )
 from pageturner.service.core.planner import Planner
-from pageturner.service.core.policy_guard import PolicyGuard
+from pageturner.service.core.policy_guard import AxisReport, PolicyGuard, PolicyReport
 from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.request import NewRequest, Request, RequestStatus, Sequence
 from pageturner.service.core.results import Results
 from pageturner.service.core.state import SchedulerState
 from pageturner.service.core.suspects import Suspects
+from pageturner.service.core.telling import StepTally, live_history, tell_queued
 from pageturner.service.core.waiting_queue import WaitingQueue
 from pageturner.service.errors import (
     DeadlineExceeded,
@@ -59,7 +61,8 @@ class Scheduler:
     """One engine's scheduler; not thread-safe, one thread owns it.
 
     depth: how many steps may be scheduled before the first of them is updated, less one (0 or 1).
-    hash_key: secret of the prefix cache's digests.
+    hash_key: secret of the prefix cache's digests. hasher: in place of one under that key.
+    shadows: by axis, policies to ask and not to obey.
     """
 
     def __init__(
@@ -72,15 +75,22 @@ class Scheduler:
         *,
         depth: int = 0,
         hash_key: bytes = b"",
+        hasher: PrefixHasher | None = None,
+        shadows: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._options = options
         self._depth = depth
         self._stop_condition = stop_condition
-        self.guard = PolicyGuard(policies, registry.default_policies())
+        self.guard = PolicyGuard(
+            policies,
+            registry.default_policies(),
+            shadows=shadows,
+            max_faults=options.max_policy_faults,
+        )
         device = BlockPool(cache.num_blocks, cache.block_size, self.guard.eviction_score)
         host = BlockPool(cache.num_host_blocks, cache.block_size)
-        hasher = PrefixHasher(hash_key) if cache.enable_prefix_caching else None
-        self.manager = BlockManager(device, host, hasher)
+        hasher = hasher or PrefixHasher(hash_key)
+        self.manager = BlockManager(device, host, hasher if cache.enable_prefix_caching else None)
         is_key_fixed = self.guard.key_change is KeyChange.NEVER
         self.state = SchedulerState(
             options,
@@ -135,8 +145,10 @@ class Scheduler:
             state.sequences[sequence.seq_id] = sequence
             self._stop_condition.start(sequence.seq_id, new)
         state.requests[new.request_id] = request
+        request.policies = self.guard.names
         if new.deadline is not None:
             self._watch(new.deadline, request)
+        tell_queued(state, request, is_first=True)
         waiting.add(request)
         return max_tokens
 
@@ -178,9 +190,15 @@ class Scheduler:
         assert len(self._unfinished_steps) <= self._depth, "schedule ran too far ahead of update"
         self.state.now = now
         self._keep_suspects()
+        self._renew_orders()
         self._refresh_order(now)
-        self._champion = choose_champion(self.state, self._champion)
-        plan = self._planner.plan(self._champion)
+        champion = choose_champion(self.state, self._champion)
+        is_new, self._champion = champion is not self._champion, champion
+        plan = self._planner.plan(champion)
+        if self.state.decisions is not None:
+            if is_new and champion is not None:
+                self.state.decisions.append(champion_note(self.state, champion))
+            self.state.decisions += plan.notes
         output = self._committer.commit(plan, self._next_step_id)
         if output:
             self._unfinished_steps.append(self._next_step_id)
@@ -197,7 +215,11 @@ class Scheduler:
             sequence = self.state.sequences.get(result.seq_id)
             if sequence is not None and sequence.epoch == result.epoch and result.error is None:
                 self._suspects.cleared(sequence.request.order)
-        return tuple(self._results.take(output, sampled))
+        tally = StepTally(self.state, output) if self.guard.listens else None
+        events = self._results.take(output, sampled)
+        if tally is not None:
+            self.guard.fold(tally.served(events))
+        return tuple(events)
 
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
         """Take a step's failure: whoever it computed or copied for starts over, its tokens kept.
@@ -256,6 +278,37 @@ class Scheduler:
         """The request that no policy can hold back at present."""
         champion = self._champion
         return None if champion is None or champion.status is RequestStatus.FINISHED else champion.request_id
+
+    # --- policies --------------------------------------------------------------------------
+
+    def set_policies(
+        self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        """Between two steps: other policies decide from now on; nothing is dropped, what runs goes on.
+
+        A policy that is the very object in force is left as it is, its memory, faults and quarantine
+        included; so is a shadow. The queue is sorted by the new keys, cached blocks are scored anew.
+        """
+        self.state.now = now
+        self.guard.set_policies(policies, shadows, live_history(self.state))
+        self._renew_orders()
+
+    def policy_report(self) -> PolicyReport:
+        """Who decides on each axis, with its faults and its shadow."""
+        return self.guard.report()
+
+    def take_quarantined(self) -> tuple[AxisReport, ...]:
+        """The axes whose policy was quarantined since this was last asked."""
+        return self.guard.take_quarantined()
+
+    def _renew_orders(self) -> None:
+        """What was ordered by a policy that no longer decides is ordered by the one that does."""
+        while stale := self.guard.take_stale_axes():
+            if "queue" in stale:
+                is_key_fixed = self.guard.key_change is KeyChange.NEVER
+                self.state.waiting.rekey(self.state.running.values(), is_key_fixed=is_key_fixed)
+            if "eviction" in stale:
+                self.manager.device.rescore()
 
     # --- order -----------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pageturner.policies.interfaces import Admission
 from pageturner.service.core import views
 from pageturner.service.core.block_manager import blocks_for
 from pageturner.service.core.booking import Booking, Place
 from pageturner.service.core.constraints import Constraints
+from pageturner.service.core.decisions import Admitted, AwaitsProducer, Decision, Guard, Refused
 from pageturner.service.core.ledger import virtual
 from pageturner.service.core.plan import Shortage, Start
 from pageturner.service.core.request import Request, RequestStatus
@@ -17,7 +20,8 @@ class _Refused(Exception):
     """A start that does not fit or may not happen.
 
     num_blocks, num_slots: what is missing. may_claim: whether others yielding would help. answer: what
-    it means for those behind.
+    it means for those behind. by: the policy, or the guard. num_needed: blocks, of num_available.
+    producer: whom it waits for.
     """
 
     def __init__(
@@ -27,16 +31,41 @@ class _Refused(Exception):
         *,
         may_claim: bool = True,
         answer: Admission = Admission.SKIP,
+        by: str = Guard.CAPACITY.value,
+        num_needed: int = 0,
+        num_available: int = 0,
+        watermark: int = 0,
+        num_promised: int = 0,
+        producer: Request | None = None,
     ) -> None:
         super().__init__()
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.may_claim = may_claim
         self.answer = answer
+        self.by = by
+        self.num_needed = num_needed
+        self.num_available = num_available
+        self.watermark = watermark
+        self.num_promised = num_promised
+        self.producer = producer
+
+    def note(self, request: Request) -> Decision:
+        if self.producer is not None:
+            return AwaitsProducer(request.request_id, self.producer.request_id)
+        return Refused(
+            request.request_id,
+            self.by,
+            self.num_needed,
+            self.num_available,
+            self.watermark,
+            self.num_slots,
+            self.num_promised,
+        )
 
 
 class Starts:
-    """running: requests that run in this attempt, those that yield left out."""
+    """running: requests that run in this attempt, those that yield left out. notes: of whoever records."""
 
     def __init__(
         self,
@@ -45,6 +74,7 @@ class Starts:
         champion: Request | None,
         constraints: Constraints,
         running: list[Request],
+        notes: list[Decision] | None,
     ) -> None:
         self._state = state
         self._manager = state.manager
@@ -54,6 +84,7 @@ class Starts:
         self._champion = champion
         self._constraints = constraints
         self._running = running
+        self._notes = notes
         self._least_priority: float | None = None
 
     def try_start(self, request: Request) -> tuple[Admission, Shortage | None]:
@@ -61,6 +92,9 @@ class Starts:
         is_privileged = request is self._champion or request.order in self._constraints.claimants
         may_claim = is_privileged or self._outranks_someone(request)
         if not may_claim and request.num_slots > self._ledger.slots:
+            if self._notes is not None:
+                short = request.num_slots - self._ledger.slots
+                self._notes.append(_Refused(num_slots=short).note(request))
             return Admission.SKIP, None
         savepoint = self._booking.savepoint()
         try:
@@ -69,8 +103,26 @@ class Starts:
             self._booking.restore(savepoint)
             if refusal.may_claim and may_claim:
                 return refusal.answer, Shortage(request, max(0, refusal.num_blocks), refusal.num_slots)
+            if self._notes is not None:
+                self._notes.append(refusal.note(request))
             return refusal.answer, None
+        if self._notes is not None:
+            self._notes.append(self._admitted(request, is_privileged))
         return Admission.ADMIT, None
+
+    def _admitted(self, request: Request, is_privileged: bool) -> Admitted:
+        by = self._state.guard.names["admission"]
+        if is_privileged:
+            by = Guard.CHAMPION.value if request is self._champion else Guard.CLAIM.value
+        start = self._booking.starts[-1]
+        num_hits = len(start.host_hits) + sum(len(blocks) for blocks in start.claims.values())
+        return Admitted(
+            request.request_id,
+            by,
+            request.admitted_at is None,
+            request.status is RequestStatus.SWAPPED,
+            num_hits * self._block_size,
+        )
 
     def _outranks_someone(self, request: Request) -> bool:
         """Whether anyone less urgent holds blocks or slots that this request may claim."""
@@ -91,8 +143,9 @@ class Starts:
             num_unclaimed = 0
         else:
             places, start = self._claim_hits(request)
-            if not is_privileged and self._awaits_producer(request, places):
-                raise _Refused(may_claim=False)
+            producer = None if is_privileged else self._awaited_producer(request, places)
+            if producer is not None:
+                raise _Refused(may_claim=False, producer=producer)
             num_claimed = sum(len(blocks) for blocks in start.claims.values())
             num_held = len(self._manager.references(request))
             known = views.num_known_blocks(request, self._block_size)
@@ -100,7 +153,7 @@ class Starts:
         if request.num_slots > ledger.slots:
             raise _Refused(num_unclaimed - ledger.available, request.num_slots - ledger.slots)
         if ledger.available < 0:
-            raise _Refused(-ledger.available)
+            raise _Refused(-ledger.available, num_needed=before - ledger.available, num_available=before)
         if not is_privileged:
             self._ask_policy(request, places, before, num_unclaimed)
         elif request is not self._champion and num_unclaimed > ledger.available:
@@ -109,9 +162,10 @@ class Starts:
         for sequence in request.computing:
             missing = booking.book_chunk(sequence, places[sequence.seq_id])
             if missing:
-                raise _Refused(missing)
+                num_left = ledger.available
+                raise _Refused(missing, num_needed=missing + num_left, num_available=num_left)
         if len(booking.chunks) == num_chunks:
-            raise _Refused(may_claim=False)
+            raise _Refused(may_claim=False, by=Guard.BUDGET.value)
         ledger.slots -= request.num_slots
         booking.starts.append(start)
 
@@ -131,11 +185,21 @@ class Starts:
             num_blocks_held=len(self._manager.references(request)),
             watermark_blocks=watermark,
         )
-        answer = self._state.guard.admission(
-            view, self._state.load(self._running + starting, available_before)
-        )
+        load = self._state.load(self._running + starting, available_before)
+        promised = self._booking.num_promised
+        if promised:
+            load = replace(load, num_blocks_promised=promised)
+        answer = self._state.guard.admission(view, load)
         if answer is not Admission.ADMIT:
-            raise _Refused(max(1, num_unclaimed + watermark - self._ledger.available), answer=answer)
+            raise _Refused(
+                max(1, num_unclaimed + watermark + promised - self._ledger.available),
+                answer=answer,
+                by=self._state.guard.names["admission"],
+                num_needed=max(view.num_blocks_known, view.num_blocks_first_chunk),
+                num_available=available_before,
+                watermark=watermark,
+                num_promised=promised,
+            )
 
     # --- what it can share -----------------------------------------------------------------
 
@@ -169,21 +233,22 @@ class Starts:
             places[sequence.seq_id] = Place(table, sequence.num_computed_tokens, sequence.num_kv_tokens)
         return places, Start(request, {}, hits)
 
-    def _awaits_producer(self, request: Request, places: dict[int, Place]) -> bool:
-        """Whether the next block of the request is being computed by another one right now."""
+    def _awaited_producer(self, request: Request, places: dict[int, Place]) -> Request | None:
+        """Another request that is computing the next block of this one right now."""
         producing = self._booking.producing
         lead = request.computing[0]
         place = places[lead.seq_id]
         index = len(place.table)
         if not producing or place.num_kv != index * self._block_size:
-            return False
+            return None
         if (index + 1) * self._block_size > lead.num_known_tokens or request.new.bypass_prefix_cache:
-            return False
+            return None
         producer = producing.get(self._manager.digest(lead, index))
-        return (
+        is_awaited = (
             producer is not None
             and producer is not request
             and producer.status is not RequestStatus.FINISHED
             and producer.order not in self._constraints.yields
             and not producer.is_paused
         )
+        return producer if is_awaited else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pageturner.policies.views import LoadView, Rates
 from pageturner.service.core import views
 from pageturner.service.core.block_manager import BlockManager
+from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.policy_guard import PolicyGuard
 from pageturner.service.core.request import Request, Sequence
@@ -25,6 +26,7 @@ class SchedulerState:
     watermark_blocks: blocks that admissions leave available while anything runs.
     last_ended_step: the last step whose results are in.
     pending_clears: blocks to be zeroed at the head of the next step. counters: totals for SchedulerStats.
+    decisions: where to note them; None while nobody records.
     """
 
     options: SchedulerOptions
@@ -43,6 +45,7 @@ class SchedulerState:
     suspects: frozenset[int] | None = None
     pending_clears: list[int] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
+    decisions: list[Decision] | None = None
 
     def may_run(self, request: Request) -> bool:
         return self.suspects is None or request.order in self.suspects
