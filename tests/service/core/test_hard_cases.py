@@ -156,3 +156,25 @@ def test_deadlines_of_ended_requests_are_not_kept() -> None:
         h.abort(h.submit((0,), max_tokens=1, deadline=1e9 + index))
     assert len(h.scheduler._deadlines) <= 66
     h.check_finished()
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_who_yielded_often_enough_yields_to_the_champion_alone(limit: int) -> None:
+    """The bound itself: a request yields exactly `limit` times to urgent ones that keep coming."""
+    h = CoreHarness(
+        policies(reclaim="always-recompute"),
+        num_blocks=32,
+        block_size=4,
+        options=replace(OPTIONS, max_num_seqs=2, max_preemptions=limit),
+    )
+    h.submit((0,) * 2, max_tokens=40)  # the champion
+    low = h.submit((1,) * 2, max_tokens=20)
+    h.step()
+    for index in range(limit + 3):
+        h.submit((2,) * 2, max_tokens=2, priority=1, seed=index)
+        for _ in range(4):
+            h.step()
+    request = h.scheduler.state.requests[low]
+    assert request.num_preemptions == limit
+    h.run_to_end()
+    h.check_finished()
