@@ -24,7 +24,7 @@ from pageturner.service.core import views
 from pageturner.service.core.admission_checks import checked_max_tokens
 from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.block_pool import BlockPool
-from pageturner.service.core.champion import choose_champion
+from pageturner.service.core.champion import champion_note, choose_champion
 from pageturner.service.core.committer import Committer
 from pageturner.service.core.endings import Endings
 from pageturner.service.core.figures import scheduler_stats
@@ -61,7 +61,8 @@ class Scheduler:
     """One engine's scheduler; not thread-safe, one thread owns it.
 
     depth: how many steps may be scheduled before the first of them is updated, less one (0 or 1).
-    hash_key: secret of the prefix cache's digests. shadows: by axis, policies to ask and not to obey.
+    hash_key: secret of the prefix cache's digests. hasher: in place of one under that key.
+    shadows: by axis, policies to ask and not to obey.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Scheduler:
         *,
         depth: int = 0,
         hash_key: bytes = b"",
+        hasher: PrefixHasher | None = None,
         shadows: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._options = options
@@ -87,8 +89,8 @@ class Scheduler:
         )
         device = BlockPool(cache.num_blocks, cache.block_size, self.guard.eviction_score)
         host = BlockPool(cache.num_host_blocks, cache.block_size)
-        hasher = PrefixHasher(hash_key) if cache.enable_prefix_caching else None
-        self.manager = BlockManager(device, host, hasher)
+        hasher = hasher or PrefixHasher(hash_key)
+        self.manager = BlockManager(device, host, hasher if cache.enable_prefix_caching else None)
         is_key_fixed = self.guard.key_change is KeyChange.NEVER
         self.state = SchedulerState(
             options,
@@ -190,8 +192,13 @@ class Scheduler:
         self._keep_suspects()
         self._renew_orders()
         self._refresh_order(now)
-        self._champion = choose_champion(self.state, self._champion)
-        plan = self._planner.plan(self._champion)
+        champion = choose_champion(self.state, self._champion)
+        is_new, self._champion = champion is not self._champion, champion
+        plan = self._planner.plan(champion)
+        if self.state.decisions is not None:
+            if is_new and champion is not None:
+                self.state.decisions.append(champion_note(self.state, champion))
+            self.state.decisions += plan.notes
         output = self._committer.commit(plan, self._next_step_id)
         if output:
             self._unfinished_steps.append(self._next_step_id)
