@@ -50,7 +50,7 @@ async def test_vllm_54947_14326_after_a_cancel_the_blocks_are_back_within_a_step
         await service.until(lambda: service.num_handled("CANCELLED") == 1)
         service.allow_steps(1)
         await service.until_idle()
-        assert service.model.num_forwards == 4
+        assert service.model.num_forwards <= 4, "no step after the one under way"
         service.release_steps()
         await call(service, kind, max_tokens=2)
 
