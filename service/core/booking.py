@@ -36,13 +36,15 @@ class Savepoint:
     ledger: Checkpoint
     budget: tuple[int, int, int]
     num_chunks: int
+    num_promised: int
 
 
 class Booking:
     """champion: owed one token whatever the split. slots: sequences that may start.
 
     producing: digests that chunks of this step, or of the last, are making. planned_producing: of this
-    step alone. total_left, decode_left, prefill_left: tokens of budget.
+    step alone. total_left, decode_left, prefill_left: tokens of budget. num_promised: blocks that those
+    booked have yet to take, in later steps, for tokens they know already.
     """
 
     def __init__(self, state: SchedulerState, champion: Request | None, slots: int) -> None:
@@ -58,6 +60,7 @@ class Booking:
         self.total_left = state.options.max_num_batched_tokens
         self.decode_left = 0
         self.prefill_left = 0
+        self.num_promised = 0
         self._chunk_tokens: int | None = None
 
     def split_budget(self, split: BatchSplit) -> None:
@@ -71,12 +74,13 @@ class Booking:
 
     def savepoint(self) -> Savepoint:
         budget = (self.total_left, self.decode_left, self.prefill_left)
-        return Savepoint(self.ledger.checkpoint(), budget, len(self.chunks))
+        return Savepoint(self.ledger.checkpoint(), budget, len(self.chunks), self.num_promised)
 
     def restore(self, savepoint: Savepoint) -> None:
         self.ledger.restore(savepoint.ledger)
         self.total_left, self.decode_left, self.prefill_left = savepoint.budget
         del self.chunks[savepoint.num_chunks :]
+        self.num_promised = savepoint.num_promised
 
     def allowance(self, request: Request, remaining: int) -> int:
         """Tokens of budget this request may use now; the champion is owed one."""
@@ -117,9 +121,11 @@ class Booking:
         request = sequence.request
         remaining = place.remaining_of(sequence)
         num_tokens = self.allowance(request, remaining)
-        if num_tokens <= 0:
-            return 0
         ledger, block_size = self.ledger, self._block_size
+        if num_tokens <= 0:
+            num_known = blocks_for(place.num_computed + remaining, block_size)
+            self.num_promised += max(0, num_known - len(place.table))
+            return 0
         num_held, start = len(place.table), place.num_computed
         write_index = place.num_kv // block_size
         shared = None
@@ -148,6 +154,8 @@ class Booking:
         self._spend(remaining, num_tokens)
         self.chunks.append(Chunk(sequence, num_tokens, is_last=num_tokens == remaining))
         if remaining > 1:
+            end = start + num_tokens
+            self.num_promised += blocks_for(start + remaining, block_size) - blocks_for(end, block_size)
             made = dict.fromkeys(self._state.unpublished_digests(sequence), request)
             self.planned_producing.update(made)
             self.producing.update(made)
