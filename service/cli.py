@@ -31,6 +31,9 @@ COMMANDS: dict[str, str] = {
     "bench": "pageturner.service.commands.bench",
     "simulate": "pageturner.service.commands.simulate",
     "calibrate": "pageturner.service.commands.calibrate",
+    "flight": "pageturner.service.commands.flight",
+    "replay": "pageturner.service.commands.replay",
+    "explain": "pageturner.service.commands.explain",
     "loadtest": "pageturner.loadtest.cli",
 }
 EXIT_USER_ERROR = 2

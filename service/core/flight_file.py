@@ -48,7 +48,7 @@ def load(content: bytes) -> FlightRecord:
         raise NotAFlightRecord(f"not readable: {error}") from error
     number, written = 1, text.splitlines()
     try:
-        head = json.loads(written[0]) if written else None
+        head = _json_or_none(written[0]) if written else None
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise NotAFlightRecord(f"not a {FORMAT}")
         if head.get("version") != VERSION:
@@ -63,3 +63,10 @@ def load(content: bytes) -> FlightRecord:
     except (Malformed, json.JSONDecodeError) as error:
         raise NotAFlightRecord(f"line {number}: {error}") from error
     return FlightRecord(reason, setting, start, num_dropped, tuple(entries))
+
+
+def _json_or_none(line: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None

@@ -24,6 +24,8 @@ class EngineOptions:
     shutdown_seconds: how long a shutdown waits for the step under way.
     inline_prompt_characters: longer texts are tokenized beside the event loop.
     num_remembered_requests: finished requests whose ids an abort still knows.
+    flight_recorder_steps: how many steps back the flight record reaches; 0 records nothing. It holds what
+    the scheduler was told and decided, and no text; a file of it is written when a step or the engine fails.
     log_prompts: whether logs may hold what users wrote.
     """
 
@@ -35,6 +37,7 @@ class EngineOptions:
     shutdown_seconds: float = 30.0
     inline_prompt_characters: int = 2048
     num_remembered_requests: int = 4096
+    flight_recorder_steps: int = 4096
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class EngineOptions:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"engine.{name}", f"{value} is below 1")
-        for name in ("inline_prompt_characters", "num_remembered_requests"):
+        for name in ("inline_prompt_characters", "num_remembered_requests", "flight_recorder_steps"):
             value = getattr(self, name)
             if value < 0:
                 raise ConfigError(f"engine.{name}", f"{value} is below 0")

@@ -1,0 +1,57 @@
+"""`pageturner flight dump`: the flight record of a running server, as a file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from pageturner.service.client import Client
+from pageturner.service.commands.output import write
+from pageturner.service.core import flight_file
+from pageturner.service.core.flight import FlightRecord
+from pageturner.service.errors import PageturnerError
+
+HELP = "fetch what the scheduler of a server was told and decided of late"
+EXAMPLE = "pageturner flight dump --target localhost:50051 --out flight.jsonl.gz"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["dump"], help="write it to a file")
+    parser.add_argument("--target", metavar="HOST:PORT", required=True, help="a running server")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, default=Path("flight.jsonl.gz"), help="%(default)s"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    content = fetch(arguments.target)
+    record = flight_file.load(content)
+    try:
+        arguments.out.write_bytes(content)
+    except OSError as error:
+        raise PageturnerError(f"cannot write {arguments.out}: {error.strerror}") from error
+    write(f"{arguments.out}: {len(record.entries)} entries, {len(content)} bytes")
+    return 0
+
+
+def fetch(target: str) -> bytes:
+    """The file that the server makes of its record now."""
+
+    async def ask() -> bytes:
+        async with Client(target) as client:
+            return await client.flight_record()
+
+    return asyncio.run(ask())
+
+
+def read(path: Path) -> FlightRecord:
+    """Raises PageturnerError for a file that is not there or no flight record."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PageturnerError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return flight_file.load(content)
+    except flight_file.NotAFlightRecord as error:
+        raise PageturnerError(f"{path}: {error}") from error
