@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pageturner.policies import registry
+from pageturner.policies import presets, registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service.core.options import SchedulerOptions
@@ -75,6 +75,8 @@ class PoliciesConfig:
     queue: the order of waiting, preempted and swapped requests. admission: whether the next may start.
     batch: how a step's token budget is split. victim: who yields when blocks or slots run out.
     reclaim: how a victim yields. eviction: which cached block is overwritten first.
+    preset: a named set, such as "vllm-v1", for the axes (and the options of the scheduler that belong to
+    it) that are not given. shadow: by axis, policies that are asked and not obeyed.
     """
 
     queue: PolicyChoice = field(default_factory=lambda: _default("queue"))
@@ -83,17 +85,25 @@ class PoliciesConfig:
     victim: PolicyChoice = field(default_factory=lambda: _default("victim"))
     reclaim: PolicyChoice = field(default_factory=lambda: _default("reclaim"))
     eviction: PolicyChoice = field(default_factory=lambda: _default("eviction"))
+    preset: str | None = None
+    shadow: Mapping[str, PolicyChoice] = field(default_factory=dict)
 
     def create(self) -> PolicySet:
         """The six policies. Raises ConfigError naming the axis of an unknown name or a bad option."""
-        return PolicySet(**{axis: _create(axis, getattr(self, axis)) for axis in AXES})
+        return PolicySet(**{axis: _create(f"policies.{axis}", axis, getattr(self, axis)) for axis in AXES})
+
+    def create_shadows(self) -> dict[str, object]:
+        """The shadows by axis. Raises ConfigError as `create` does."""
+        return {
+            axis: _create(f"policies.shadow.{axis}", axis, choice) for axis, choice in self.shadow.items()
+        }
 
 
-def _create(axis: str, choice: PolicyChoice) -> Any:
+def _create(key: str, axis: str, choice: PolicyChoice) -> Any:
     try:
         return registry.create(axis, choice.name, choice.options)
     except PolicyError as error:
-        raise ConfigError(f"policies.{axis}", str(error)) from error
+        raise ConfigError(key, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +160,11 @@ _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration, and where each of its values that is no default came from."""
+    """A configuration, and where each of its values that is no default came from. path: the file, if any."""
 
     config: ServiceConfig
     origins: Mapping[str, str]
+    path: Path | None = None
 
     def to_toml(self) -> str:
         """A file that reads back as this configuration; keys without a value are comments."""
@@ -214,6 +225,8 @@ def load_config(
     for name, text in (flags or {}).items():
         take(_find_key(name), "the command line", from_text, text)
 
+    if values.get("policies.preset"):
+        _take_preset(values, origins)
     if "model.source" in values:
         # Shells leave ~ alone in files, and in some flags; the loader may not ask where home is.
         values["model.source"] = os.path.expanduser(values["model.source"])
@@ -222,7 +235,25 @@ def load_config(
         sections[KEYS[name].section][KEYS[name].name] = value
     config = ServiceConfig(**{name: _build(name, options) for name, options in sections.items()})
     config.policies.create()
-    return LoadedConfig(config, origins)
+    config.policies.create_shadows()
+    return LoadedConfig(config, origins, path)
+
+
+def _take_preset(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """What a preset says goes under whatever was given."""
+    try:
+        preset = presets.find_preset(values["policies.preset"])
+    except PolicyError as error:
+        raise ConfigError("policies.preset", f"{error} (from {origins['policies.preset']})") from error
+    policies = {f"policies.{axis}": getattr(preset.policies, axis) for axis in AXES}
+    implied: dict[str, object] = {
+        key: PolicyChoice(registry.name_of(policy), registry.options_of(policy))
+        for key, policy in policies.items()
+    }
+    implied |= {f"scheduler.{name}": value for name, value in preset.core_options.items()}
+    for key, value in implied.items():
+        if key not in values:
+            values[key], origins[key] = value, f"preset {preset.name}"
 
 
 def _build(section: str, options: Mapping[str, Any]) -> Any:

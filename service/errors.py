@@ -81,5 +81,16 @@ class ConfigError(PageturnerError):
         self.reason = reason
 
 
+class StaleRevision(PageturnerError):
+    """Policies were to be changed from a state that is no longer the one in force: read it again."""
+
+    def __init__(self, expected: int, revision: int) -> None:
+        super().__init__(f"the policies are at revision {revision}, not {expected}: somebody was faster")
+
+
+class NotRecorded(PageturnerError):
+    """The flight recorder is off on this server."""
+
+
 class ModelError(PageturnerError):
     """The model cannot be loaded, or was found at start-up not to run correctly; says why."""

@@ -11,6 +11,7 @@ import math
 import re
 import tomllib
 import types
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -141,6 +142,10 @@ def from_toml(annotation: Any, value: object) -> Any:
         return tuple(from_toml(arguments[0], item) for item in value)
     if annotation is PolicyChoice:
         return _policy_choice(value)
+    if origin is abc.Mapping:
+        if not isinstance(value, dict):
+            raise ValueError(f"{value!r} is not a table")
+        return {name: from_toml(arguments[1], item) for name, item in value.items()}
     if annotation is Bytes:
         if isinstance(value, str):
             return parse_size(value)
@@ -196,7 +201,8 @@ def from_text(annotation: Any, text: str) -> Any:
         return _BOOLEANS[text.lower()]
     if annotation in (int, float):
         return from_toml(annotation, _number(text, annotation))
-    if annotation is PolicyChoice and text.lstrip().startswith("{"):
+    is_table = annotation is PolicyChoice or get_origin(annotation) is abc.Mapping
+    if is_table and text.lstrip().startswith("{"):
         try:
             return from_toml(annotation, tomllib.loads(f"value = {text}")["value"])
         except tomllib.TOMLDecodeError as error:
@@ -221,6 +227,8 @@ def to_plain(value: object) -> Any:
         return str(value)
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: to_plain(item) for name, item in value.items()}
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -14,17 +15,18 @@ from typing import TextIO
 import torch
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps, select_ops
-from pageturner.policies import registry
-from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service import __version__
 from pageturner.service.calibration import Machine, measure_rates
 from pageturner.service.config import LoadedConfig, ServiceConfig
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.flight import Setting
 from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.recorder import RecordedScheduler, recorded_scheduler
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.api import ModelInfo, PolicyInfo, ServerInfo
+from pageturner.service.engine.api import ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.flight_dumps import FlightDumps
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.recording import RecordedEngine, Recorder, RecordingScheduler
 from pageturner.service.engine.text_output import TextOutput
@@ -95,7 +97,7 @@ def build_service(
         )
     )
     tokenizer = load_tokenizer(artifacts)
-    policies = config.policies.create()
+    policies, shadows = config.policies.create(), config.policies.create_shadows()
     # A secret of this process: nobody outside can craft a prompt whose digest meets another one.
     hash_key = secrets.token_bytes(16)
     make_scheduler: Callable[..., Scheduler] = Scheduler
@@ -103,10 +105,23 @@ def build_service(
         described = RecordedEngine(artifacts.name, cache, limits, layout.block_bytes)
         recorder = Recorder(recording, described, secrets.token_bytes(16), logger)
         make_scheduler = partial(RecordingScheduler, recorder=recorder, clock=clock)
-    scheduler = make_scheduler(limits, cache, policies, TextOutput(tokenizer), rates, hash_key=hash_key)
+    scheduler = make_scheduler(
+        limits, cache, policies, TextOutput(tokenizer), rates, hash_key=hash_key, shadows=shadows
+    )
+    flight = None
+    recorded: Scheduler | RecordedScheduler = scheduler
+    if config.engine.flight_recorder_steps:
+        recorded = recorded_scheduler(
+            scheduler,
+            Setting(__version__, limits, cache, rates, depth=0),
+            name_key=secrets.token_bytes(16),
+            num_steps=config.engine.flight_recorder_steps,
+        )
+        prefix = f"flight-{os.getpid()}-{secrets.token_hex(4)}"
+        flight = FlightDumps(recorded.recorder, cache_dir / "flight", prefix, logger)
     engine = AsyncEngine(
         Engine(
-            scheduler,
+            recorded,
             kv_cache,
             runner,
             Sampler(model.vocab_size),
@@ -114,6 +129,7 @@ def build_service(
             options=config.engine,
             metrics=EngineMetrics(),
             logger=logger,
+            on_fault=None if flight is None else flight.on_fault,
         ),
         tokenizer,
         model=describe_model(artifacts, model, config.model, limits, tokenizer),
@@ -131,12 +147,12 @@ def build_service(
             rates=rates,
             config=config.flat(),
         ),
-        policies=describe_policies(policies),
         max_n=limits.max_n,
         options=config.engine,
         clock=clock,
         random=SystemRandom(),
         logger=logger,
+        flight=flight,
     )
     logger.info(
         "built",
@@ -195,16 +211,4 @@ def describe_model(
         num_parameters=model.num_parameters,
         eos_token_ids=artifacts.eos_token_ids,
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
-    )
-
-
-def describe_policies(policies: PolicySet) -> tuple[PolicyInfo, ...]:
-    return tuple(
-        PolicyInfo(
-            axis=axis,
-            name=registry.name_of(getattr(policies, axis)),
-            options=registry.options_of(getattr(policies, axis)),
-            available=registry.names(axis),
-        )
-        for axis in AXES
     )

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import get_args
 
 from pageturner.service.config import KEYS, LoadedConfig, load_config
-from pageturner.service.schema import Key
+from pageturner.service.schema import Key, PolicyChoice
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
-_PREFIXED = {"log"}
+_PREFIXED = {"log", "policies"}
 
 
 def flag_of(key: Key) -> str:
     """`--block-size` for cache.block_size: the bare name where one section has it, as in vLLM."""
     if str(key) in _RENAMED:
         return _RENAMED[str(key)]
-    if key.section == "policies":
+    if key.annotation is PolicyChoice:
         return f"--{key.name}-policy"
     shared = Counter(other.name for other in KEYS.values())[key.name] > 1
     prefix = f"{key.section}-" if shared or key.section in _PREFIXED else ""

@@ -1,4 +1,6 @@
-"""`pageturner policies`: the six axes, what is built in on each, and when which one wins."""
+"""`pageturner policies`: the six axes, what is built in on each, and when which one wins.
+
+`show` and `set` after it speak of a running server's."""
 
 from __future__ import annotations
 
@@ -9,23 +11,35 @@ import json
 
 from pageturner.policies import interfaces, registry
 from pageturner.policies.interfaces import AXES
+from pageturner.service.commands import policy_changes
 from pageturner.service.commands.output import write
 from pageturner.service.errors import ConfigError
 
-HELP = "list the scheduling policies of each axis"
-EXAMPLE = "pageturner policies victim"
+HELP = "list the scheduling policies of each axis; show or set those of a running server"
+EXAMPLE = "pageturner policies set victim=least-computed reclaim=cost-model:swap_weight=2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("axis", nargs="*", help=f"only these axes ({', '.join(AXES)})")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="AXIS | show | set [AXIS=POLICY[:OPTION=VALUE,...] ...]",
+        help=f"list only these axes ({', '.join(AXES)}); show what a server runs with; set it",
+    )
     parser.add_argument("--json", action="store_true", help="the same as JSON")
+    policy_changes.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for axis in arguments.axis:
+    match arguments.words:
+        case ["show"]:
+            return policy_changes.show(arguments)
+        case ["set", *words]:
+            return policy_changes.change(arguments, words)
+    for axis in arguments.words:
         if axis not in AXES:
-            raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}")
-    axes = arguments.axis or AXES
+            raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}, and the words show and set")
+    axes = arguments.words or AXES
     described = {axis: registry.describe(axis) for axis in axes}
     if arguments.json:
         document = {

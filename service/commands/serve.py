@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     clock = MonotonicClock()
     started_at = clock.now()
     with _recording(arguments.record) as recording:
-        return asyncio.run(_serve(load_from(arguments), clock, started_at, recording))
+        return asyncio.run(_serve(partial(load_from, arguments), clock, started_at, recording))
 
 
 def _recording(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
@@ -53,33 +54,44 @@ def _recording(path: Path | None) -> contextlib.AbstractContextManager[TextIO | 
 
 
 async def _serve(
-    loaded: LoadedConfig, clock: MonotonicClock, started_at: float, recording: TextIO | None
+    load: Callable[[], LoadedConfig], clock: MonotonicClock, started_at: float, recording: TextIO | None
 ) -> int:
     import structlog
     from pageturner.service import logs
     from pageturner.service.engine.api import EngineHealth
+    from pageturner.service.reload import ConfigReloader
     from pageturner.service.rpc.options import format_address
     from pageturner.service.rpc.server import check_address
 
+    loaded = load()
     logs.configure(loaded.config.log)
-    stopped = asyncio.Event()
+    stopped, hung_up = asyncio.Event(), asyncio.Event()
     options = loaded.config.server
     check_address(options)  # before a thread loads: the end of the process would wait for it
     loading = asyncio.create_task(_load(loaded, clock, started_at, structlog.get_logger(), recording))
     _on_signals(stopped, is_loading=lambda: not loading.done())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     service = await loading
     engine, server = service.engine, service.server
+    reloader = ConfigReloader(engine, load, loaded, structlog.get_logger())
+    watching: asyncio.Task[None] | None = None
     try:
         port = await server.start()
         await engine.start()
         write(ready_line(engine.models()[0].name, format_address(options.host, port)))
+        watching = asyncio.create_task(reloader.watch())
         while not stopped.is_set() and engine.health is not EngineHealth.DEAD:
-            await _first(stopped.wait(), engine.wait_for_health_change(engine.health))
+            await _first(stopped.wait(), hung_up.wait(), engine.wait_for_health_change(engine.health))
+            if hung_up.is_set():
+                hung_up.clear()
+                await reloader.reload("SIGHUP")
         if engine.health is EngineHealth.DEAD:
             raise EngineDead("the engine met a fault that it cannot recover from; the log has it")
         note("draining; the same signal once more exits at once")
         await server.drain()
     finally:
+        if watching is not None:
+            watching.cancel()
         await server.stop()
         await engine.aclose()
     return 0

@@ -18,6 +18,7 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.shadow import Disagreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +122,66 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowInfo:
+    """A policy that is asked and not obeyed. num_compared: answers held against those of the policy in
+    force; samples: the last of the num_disagreements. num_faults, last_fault: its bad answers."""
+
+    name: str
+    options: Mapping[str, object]
+    num_compared: int
+    num_disagreements: int
+    samples: tuple[Disagreement, ...]
+    num_faults: int
+    last_fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """One axis: the policy in force (name and options) and the names of those built in."""
+    """One axis: the policy that was set (name and options) and the names of those built in.
+
+    is_quarantined: it gave too many bad answers, and the axis's default decides instead. num_faults,
+    last_fault: its bad answers since it was set, the last one in words.
+    """
 
     axis: str
     name: str
     options: Mapping[str, object]
     available: tuple[str, ...]
+    is_quarantined: bool = False
+    num_faults: int = 0
+    last_fault: str = ""
+    shadow: ShadowInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesInfo:
+    """All axes at one moment. revision: raised whenever a policy or a shadow comes or goes."""
+
+    revision: int
+    axes: tuple[PolicyInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy by its registered name or as "module:Class", with options other than its defaults."""
+
+    name: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """The policies that are wanted, by axis; what is left out stays as it is.
+
+    shadows: None ends one. preset: a named set for all axes, which `policies` go over. expected_revision:
+    refuse unless it is the one in force. origin: who asked, for the log.
+    """
+
+    policies: Mapping[str, PolicySpec] = field(default_factory=dict)
+    shadows: Mapping[str, PolicySpec | None] = field(default_factory=dict)
+    preset: str = ""
+    expected_revision: int | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +225,17 @@ class EngineClient(Protocol):
 
     def server_info(self) -> ServerInfo: ...
 
-    def policies(self) -> tuple[PolicyInfo, ...]: ...
+    def policies(self) -> PoliciesInfo: ...
+
+    async def set_policies(self, change: PolicyChange) -> PoliciesInfo:
+        """Carry the change out whole, between two steps, and return what is in force then.
+
+        Raises InvalidArgument naming the axis and the option that is wrong, StaleRevision, or what
+        `submit` raises of an engine that does not serve; nothing is changed then."""
+        ...
 
     def load(self) -> SchedulerStats: ...
+
+    async def flight_record(self) -> bytes:
+        """What the scheduler was told and decided of late, as a file. Raises NotRecorded."""
+        ...

@@ -17,16 +17,31 @@ from pageturner.service.engine.api import (
     AcceptedEvent,
     EngineHealth,
     ModelInfo,
-    PolicyInfo,
+    PoliciesInfo,
+    PolicyChange,
     Prompt,
     ServerInfo,
     Submission,
 )
-from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Shutdown, Submit
+from pageturner.service.engine.commands import (
+    Abort,
+    EngineOutput,
+    Pause,
+    PoliciesAnswer,
+    PoliciesRefused,
+    PoliciesSet,
+    Refused,
+    Resume,
+    SetPolicies,
+    Shutdown,
+    Submit,
+)
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.flight_dumps import FlightDumps
 from pageturner.service.engine.health import Health
 from pageturner.service.engine.metrics import MetricsSnapshot
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.policy_changes import create_policies, describe, summarise
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
@@ -38,6 +53,7 @@ from pageturner.service.errors import (
     EngineDead,
     InvalidArgument,
     ModelNotFound,
+    NotRecorded,
     PageturnerError,
     RequestAborted,
 )
@@ -66,7 +82,7 @@ class AsyncEngine:
 
     Everything here runs on the event loop that called `start`; the engine is touched by its thread
     alone, save for its counters. random: draws the seeds and ids that clients leave open.
-    max_n: bound on parallel samples of one request.
+    max_n: bound on parallel samples of one request. flight: None if nothing is recorded.
     """
 
     def __init__(
@@ -76,18 +92,18 @@ class AsyncEngine:
         *,
         model: ModelInfo,
         server_info: ServerInfo,
-        policies: tuple[PolicyInfo, ...],
         max_n: int,
         options: EngineOptions,
         clock: Clock,
         random: Random,
         logger: FilteringBoundLogger,
+        flight: FlightDumps | None = None,
     ) -> None:
         self._engine = engine
+        self._flight = flight
         self._model = model
         self._prompts = PromptReader(tokenizer, model, options.inline_prompt_characters)
         self._server_info = server_info
-        self._policies = policies
         self._max_n = max_n
         self._options = options
         self._clock = clock
@@ -96,6 +112,8 @@ class AsyncEngine:
         self._started_at = clock.now()
         self._health = Health()
         self._live: dict[str, _Live] = {}
+        self._changes: dict[int, asyncio.Future[PoliciesAnswer]] = {}
+        self._next_change_id = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._finished_ids: OrderedDict[str, None] = OrderedDict()
@@ -232,11 +250,50 @@ class AsyncEngine:
     def server_info(self) -> ServerInfo:
         return replace(self._server_info, uptime_seconds=self._clock.now() - self._started_at)
 
-    def policies(self) -> tuple[PolicyInfo, ...]:
-        return self._policies
+    def policies(self) -> PoliciesInfo:
+        return describe(self._engine.policies)
+
+    async def set_policies(self, change: PolicyChange) -> PoliciesInfo:
+        try:
+            done = await self._set_policies(change)
+        except PageturnerError as error:
+            self._logger.warning("policies_refused", origin=change.origin, reason=str(error))
+            raise
+        old, new = summarise(done.old), summarise(done.new)
+        changed = [axis for axis in new if new[axis] != old[axis]]
+        self._logger.info(
+            "policies_set",
+            origin=change.origin,
+            revision=done.new.revision,
+            old={axis: old[axis] for axis in changed},
+            new={axis: new[axis] for axis in changed},
+        )
+        return describe(done.new)
+
+    async def _set_policies(self, change: PolicyChange) -> PoliciesSet:
+        self._refuse_unless_serving()
+        policies, shadows = await asyncio.to_thread(create_policies, change)
+        # Importing a policy may have taken a while.
+        self._refuse_unless_serving()
+        answer: asyncio.Future[PoliciesAnswer] = asyncio.get_running_loop().create_future()
+        change_id, self._next_change_id = self._next_change_id, self._next_change_id + 1
+        self._changes[change_id] = answer
+        try:
+            self._send(SetPolicies(change_id, policies, shadows, change.expected_revision))
+            done = await answer
+        finally:
+            del self._changes[change_id]
+        if isinstance(done, PoliciesRefused):
+            raise done.error
+        return done
 
     def load(self) -> SchedulerStats:
         return self._engine.stats
+
+    async def flight_record(self) -> bytes:
+        if self._flight is None:
+            raise NotRecorded("the flight recorder is off: engine.flight_recorder_steps is 0")
+        return await asyncio.to_thread(self._flight.content, "asked for")
 
     def metrics(self) -> MetricsSnapshot:
         return self._engine.metrics.snapshot(self._engine.stats)
@@ -284,7 +341,7 @@ class AsyncEngine:
         self._is_idle.clear()
         return live
 
-    def _send(self, command: Submit | Abort | Pause | Resume) -> None:
+    def _send(self, command: Submit | Abort | Pause | Resume | SetPolicies) -> None:
         assert self._thread is not None
         self._thread.send(command)
 
@@ -298,6 +355,11 @@ class AsyncEngine:
     def _deliver(self, outputs: tuple[EngineOutput, ...]) -> None:
         """All that one step put out. A request that is no longer known has had its terminal event."""
         for output in outputs:
+            if isinstance(output, PoliciesSet | PoliciesRefused):
+                answer = self._changes.get(output.change_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(output)
+                continue
             live = self._live.get(output.request_id)
             if live is None:
                 continue
@@ -337,11 +399,16 @@ class AsyncEngine:
         if self.health is EngineHealth.DEAD:
             return
         self._logger.critical("engine_dead", num_requests=len(self._live), exc_info=fault)
+        if self._flight is not None:
+            self._flight.on_fault(f"the engine died of {type(fault).__name__}")
         self._set_health(EngineHealth.DEAD)
         for live in self._live.values():
             error = EngineDead(f"the engine failed: {fault}")
             live.refuse(error)
         self._live.clear()
+        for change_id, answer in self._changes.items():
+            if not answer.done():
+                answer.set_result(PoliciesRefused(change_id, EngineDead(f"the engine failed: {fault}")))
         self._is_idle.set()
 
     def _set_health(self, health: EngineHealth) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
+from pageturner.policies import registry
+from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import (
     BlockCopies,
@@ -13,12 +16,25 @@ from pageturner.service.core.outputs import (
     SchedulerOutput,
     SchedulerStats,
 )
+from pageturner.service.core.policy_guard import AxisReport, PolicyReport
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
-from pageturner.service.engine.commands import Abort, Command, EngineOutput, Pause, Refused, Resume, Submit
+from pageturner.service.engine.commands import (
+    Abort,
+    Command,
+    EngineOutput,
+    Pause,
+    PoliciesAnswer,
+    PoliciesRefused,
+    PoliciesSet,
+    Refused,
+    Resume,
+    SetPolicies,
+    Submit,
+)
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
-from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StepFailed
+from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
 from structlog.typing import FilteringBoundLogger
 
 Logits = TypeVar("Logits")
@@ -47,6 +63,11 @@ class StepScheduler(Protocol):
     ) -> tuple[Event, ...]: ...
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]: ...
     def stats(self) -> SchedulerStats: ...
+    def policy_report(self) -> PolicyReport: ...
+    def set_policies(
+        self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = ...
+    ) -> None: ...
+    def take_quarantined(self) -> tuple[AxisReport, ...]: ...
 
 
 class BlockStore(Protocol):
@@ -73,6 +94,8 @@ class Engine:
     A step that fails costs only the requests that the scheduler finds guilty. What cannot be survived
     is raised from `apply` or `step`: a fault of the scheduler itself, as it comes, or EngineDead
     after max_consecutive_failures failed steps without a success.
+
+    on_fault: told, without a word of any user's, of the first step of a row that fails.
     """
 
     def __init__(
@@ -86,6 +109,7 @@ class Engine:
         options: EngineOptions,
         metrics: EngineMetrics,
         logger: FilteringBoundLogger,
+        on_fault: Callable[[str], object] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._kv_cache = kv_cache
@@ -94,8 +118,10 @@ class Engine:
         self._clock = clock
         self._options = options
         self._logger = logger
+        self._on_fault = on_fault
         self.metrics = metrics
         self.stats = scheduler.stats()
+        self.policies = scheduler.policy_report()
         # Live requests in order of arrival, each with its deadline.
         self._deadlines: dict[str, float | None] = {}
         self._paused_until: dict[str, float] = {}
@@ -115,6 +141,8 @@ class Engine:
                 self._scheduler.pause_request(request_id)
             case Resume(request_id) if self._paused_until.pop(request_id, None) is not None:
                 self._scheduler.resume_request(request_id)
+            case SetPolicies():
+                return (self._set_policies(command),)
         return ()
 
     def step(self) -> tuple[Event, ...]:
@@ -154,6 +182,32 @@ class Engine:
         self.metrics.accepted(accepted, request.arrival_time)
         return accepted
 
+    def _set_policies(self, command: SetPolicies) -> PoliciesAnswer:
+        old = self._scheduler.policy_report()
+        expected = command.expected_revision
+        if expected is not None and expected != old.revision:
+            return PoliciesRefused(command.change_id, StaleRevision(expected, old.revision))
+        policies: dict[str, Any] = {axis.axis: axis.chosen for axis in old.axes} | dict(command.policies)
+        shadows: dict[str, object | None] = {
+            axis.axis: axis.shadow.policy for axis in old.axes if axis.shadow is not None
+        }
+        shadows |= command.shadows
+        watched = {axis: shadow for axis, shadow in shadows.items() if shadow is not None}
+        self._scheduler.set_policies(PolicySet(**policies), self._clock.now(), shadows=watched)
+        self.policies = self._scheduler.policy_report()
+        return PoliciesSet(command.change_id, old, self.policies)
+
+    def _report_quarantined(self) -> None:
+        for axis in self._scheduler.take_quarantined():
+            self._logger.error(
+                "policy_quarantined",
+                axis=axis.axis,
+                policy=registry.name_of(axis.chosen),
+                num_faults=axis.num_faults,
+                last_fault=axis.last_fault,
+            )
+            self.policies = self._scheduler.policy_report()
+
     def _expire(self) -> tuple[Event, ...]:
         now = self._clock.now()
         events = self._scheduler.expire(now)
@@ -177,7 +231,10 @@ class Engine:
             raise EngineDead(
                 f"{self._num_failures} steps failed in a row, the last one with: {error}"
             ) from error
-        return self._scheduler.fail_step(output, error, self._clock.now())
+        events = self._scheduler.fail_step(output, error, self._clock.now())
+        if self._on_fault is not None and self._num_failures == 1:
+            self._on_fault(f"a step failed of {type(error).__name__}")
+        return events
 
     def _notice_standstill(self) -> tuple[Event, ...]:
         """Work that nobody advances would hang for ever behind a healthy face: give up the oldest."""
@@ -201,10 +258,11 @@ class Engine:
             if isinstance(event, FinishedEvent):
                 self._deadlines.pop(event.request_id, None)
                 self._paused_until.pop(event.request_id, None)
+        self._report_quarantined()
         now = self._clock.now()
         self.metrics.observe(events, now)
         # The last step before a rest is read in any case, so that a resting engine shows its true load.
         if now >= self._next_stats or not self._scheduler.has_work():
-            self.stats = self._scheduler.stats()
+            self.stats, self.policies = self._scheduler.stats(), self._scheduler.policy_report()
             self._next_stats = now + STATS_INTERVAL
         return events

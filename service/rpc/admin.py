@@ -18,6 +18,9 @@ Context = grpc.aio.ServicerContext
 
 DEFAULT_WATCH_SECONDS = 1.0
 
+CHUNK_BYTES = 1 << 18
+"""Of a file that is sent in pieces: far below the size of a message that every client takes."""
+
 
 class AdminServicer(AdminServiceServicer):
     """Raises PageturnerError; the interceptor makes statuses of them."""
@@ -57,4 +60,20 @@ class AdminServicer(AdminServiceServicer):
     async def GetPolicies(
         self, request: pb.GetPoliciesRequest, context: Context[pb.GetPoliciesRequest, pb.GetPoliciesResponse]
     ) -> pb.GetPoliciesResponse:
-        return pb.GetPoliciesResponse(policies=map(convert.from_policy, self._engine.policies()))
+        return convert.from_policies(self._engine.policies())
+
+    async def SetPolicies(
+        self, request: pb.SetPoliciesRequest, context: Context[pb.SetPoliciesRequest, pb.SetPoliciesResponse]
+    ) -> pb.SetPoliciesResponse:
+        change = convert.to_policy_change(request, origin=f"peer {context.peer()}")
+        info = await self._engine.set_policies(change)
+        return pb.SetPoliciesResponse(policies=map(convert.from_policy, info.axes), revision=info.revision)
+
+    async def GetFlightRecord(
+        self,
+        request: pb.GetFlightRecordRequest,
+        context: Context[pb.GetFlightRecordRequest, pb.GetFlightRecordResponse],
+    ) -> AsyncIterator[pb.GetFlightRecordResponse]:
+        content = await self._engine.flight_record()
+        for start in range(0, len(content), CHUNK_BYTES):
+            yield pb.GetFlightRecordResponse(chunk=content[start : start + CHUNK_BYTES])

@@ -45,6 +45,8 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.SlowConsumer: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.NonFiniteLogits: grpc.StatusCode.INTERNAL,
         errors.StepFailed: grpc.StatusCode.INTERNAL,
+        errors.StaleRevision: grpc.StatusCode.ABORTED,
+        errors.NotRecorded: grpc.StatusCode.UNIMPLEMENTED,
         errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
         errors.ModelError: grpc.StatusCode.FAILED_PRECONDITION,
         UnknownService: grpc.StatusCode.NOT_FOUND,

@@ -137,9 +137,41 @@ def test_none_takes_an_optional_value_back(tmp_path: Path) -> None:
 def test_every_axis_has_a_default_and_takes_a_table(tmp_path: Path) -> None:
     policies = load().config.policies
     assert isinstance(policies.create(), PolicySet)
-    assert [spec.name for spec in dataclasses.fields(policies)] == list(AXES)
+    assert [spec.name for spec in dataclasses.fields(policies)] == [*AXES, "preset", "shadow"]
     chosen = load(environ={"PAGETURNER_POLICIES_QUEUE": '{ name = "fcfs" }'}).config.policies
     assert chosen.queue == PolicyChoice("fcfs")
+
+
+def test_a_preset_goes_under_what_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[policies]\npreset = "vllm-v1"\nvictim = "least-computed"\n')
+    loaded = load_config(file, {})
+    policies = loaded.config.policies
+    assert (policies.victim.name, policies.reclaim.name) == ("least-computed", "always-recompute")
+    assert loaded.config.scheduler.watermark == 0.0
+    assert loaded.origins["policies.reclaim"] == loaded.origins["scheduler.watermark"] == "preset vllm-v1"
+    file.write_text('[policies]\npreset = "vllm-v1"\n[scheduler]\nwatermark = 0.2\n')
+    assert load_config(file, {}).config.scheduler.watermark == 0.2
+    file.write_text(loaded.to_toml())
+    assert load_config(file, {}).config == loaded.config
+    with pytest.raises(ConfigError, match="did you mean 'vllm-v1'") as caught:
+        load(environ={"PAGETURNER_POLICIES_PRESET": "vllm-v2"})
+    assert caught.value.key == "policies.preset"
+
+
+def test_shadows_are_a_table_of_policies(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[policies.shadow]\nvictim = "last-arrived"\nreclaim = { name = "cost-model" }\n')
+    loaded = load_config(file, {})
+    assert set(loaded.config.policies.create_shadows()) == {"victim", "reclaim"}
+    file.write_text(loaded.to_toml())
+    assert load_config(file, {}).config == loaded.config
+    given = load(environ={"PAGETURNER_POLICIES_SHADOW": '{ victim = "last-arrived" }'})
+    assert given.config.policies.shadow == {"victim": PolicyChoice("last-arrived")}
+    for text, key in (('{ victims = "x" }', "policies.shadow.victims"), ("x", "policies.shadow")):
+        with pytest.raises(ConfigError) as caught:
+            load(environ={"PAGETURNER_POLICIES_SHADOW": text})
+        assert caught.value.key == key
 
 
 TEXTS: dict[str, st.SearchStrategy[str]] = {

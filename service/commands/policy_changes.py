@@ -1,0 +1,133 @@
+"""`pageturner policies set` and `show`: the policies of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from pageturner.policies.interfaces import AXES
+from pageturner.service.client import Client
+from pageturner.service.commands.output import write
+from pageturner.service.engine.api import PoliciesInfo, PolicyInfo, PolicySpec
+from pageturner.service.errors import ConfigError
+
+DEFAULT_TARGET = "localhost:50051"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("show and set")
+    group.add_argument(
+        "--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help=f"the server (default {DEFAULT_TARGET})"
+    )
+    group.add_argument("--preset", default="", metavar="NAME", help="set all axes, AXIS=POLICY goes over it")
+    group.add_argument(
+        "--shadow",
+        action="append",
+        default=[],
+        metavar="AXIS=POLICY",
+        help="ask this policy too and do not obey it; AXIS=none ends that; may be repeated",
+    )
+    group.add_argument(
+        "--revision", type=int, metavar="N", help="refuse unless the policies are at this revision"
+    )
+
+
+def show(arguments: argparse.Namespace) -> int:
+    asyncio.run(_show(arguments))
+    return 0
+
+
+def change(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """words: AXIS=POLICY each."""
+    policies = dict(map(parse_choice, words))
+    shadows = {
+        axis: None if spec.name == "none" else spec for axis, spec in map(parse_choice, arguments.shadow)
+    }
+    if not (policies or shadows or arguments.preset):
+        raise ConfigError("policies set", "say AXIS=POLICY, --shadow AXIS=POLICY or --preset NAME")
+    asyncio.run(_change(arguments, policies, shadows))
+    return 0
+
+
+def parse_choice(text: str) -> tuple[str, PolicySpec]:
+    """`reclaim=cost-model:swap_weight=2,other=true`; a class is `victim=my_module:MyPolicy:depth=3`.
+
+    Values are JSON, or else text. Raises ConfigError.
+    """
+    axis, equals, rest = text.partition("=")
+    if not equals or not rest:
+        raise ConfigError(text, "is not AXIS=POLICY, such as victim=least-computed")
+    if axis not in AXES:
+        raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}")
+    name, colon, last = rest.rpartition(":")
+    if not colon or "=" not in last:
+        return axis, PolicySpec(rest)
+    options: dict[str, object] = {}
+    for part in last.split(","):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(text, f"{part!r} is not OPTION=VALUE")
+        options[option] = _value(value)
+    return axis, PolicySpec(name, options)
+
+
+def _value(text: str) -> object:
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return text
+    return value
+
+
+async def _show(arguments: argparse.Namespace) -> None:
+    async with Client(arguments.target) as client:
+        _print(await client.policies(), as_json=arguments.json)
+
+
+async def _change(
+    arguments: argparse.Namespace,
+    policies: dict[str, PolicySpec],
+    shadows: dict[str, PolicySpec | None],
+) -> None:
+    async with Client(arguments.target) as client:
+        info = await client.set_policies(
+            policies, shadows=shadows, preset=arguments.preset, expected_revision=arguments.revision
+        )
+    _print(info, as_json=arguments.json)
+
+
+def _print(info: PoliciesInfo, *, as_json: bool) -> None:
+    if as_json:
+        write(json.dumps(dataclasses.asdict(info), indent=2, default=str))
+        return
+    write(f"revision {info.revision}")
+    width = max(len(axis) for axis in AXES) + 2
+    for policy in info.axes:
+        for number, line in enumerate(_lines(policy)):
+            write(f"{policy.axis if number == 0 else '':<{width}}{line}")
+
+
+def _lines(policy: PolicyInfo) -> list[str]:
+    lines = [_call(policy.name, policy.options)]
+    if policy.is_quarantined:
+        lines[0] += "  QUARANTINED: the default decides"
+    if policy.num_faults:
+        lines.append(f"{policy.num_faults} bad answers, the last: {policy.last_fault}")
+    shadow = policy.shadow
+    if shadow is not None:
+        lines.append(
+            f"shadow {_call(shadow.name, shadow.options)}: "
+            f"{shadow.num_disagreements} of {shadow.num_compared} answers differ"
+        )
+        if shadow.num_faults:
+            lines.append(f"  {shadow.num_faults} bad answers, the last: {shadow.last_fault}")
+        lines += [f"  {one.subject}: {one.obeyed}, not {one.shadow}" for one in shadow.samples]
+    return lines
+
+
+def _call(name: str, options: object) -> str:
+    assert isinstance(options, dict)
+    return f"{name}({', '.join(f'{option}={json.dumps(value)}' for option, value in options.items())})"

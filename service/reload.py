@@ -1,0 +1,102 @@
+"""The configuration read again while the service runs: its policies come into force, the rest waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pageturner.policies import registry
+from pageturner.service.config import LoadedConfig, PoliciesConfig
+from pageturner.service.engine.api import EngineClient, PoliciesInfo, PolicyChange, PolicySpec
+from pageturner.service.errors import PageturnerError
+from structlog.typing import FilteringBoundLogger
+
+POLL_SECONDS = 2.0
+"""How often the file is looked at: a glance at its time and size."""
+
+_Signature = tuple[int, int, int]
+
+
+class ConfigReloader:
+    """Puts the policies of the configuration in force, whatever was set by other ways meanwhile.
+
+    load: reads file, environment and flags once more. loaded: what the service was built from. A
+    configuration that is wrong, or asks for impossible policies, is refused whole and logged; changes
+    outside of [policies] are logged as waiting for a restart. The service goes on in any case.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        load: Callable[[], LoadedConfig],
+        loaded: LoadedConfig,
+        logger: FilteringBoundLogger,
+    ) -> None:
+        self._engine = engine
+        self._load = load
+        self._loaded = loaded
+        self._logger = logger
+        self._seen = _signature(loaded.path)
+
+    async def reload(self, origin: str) -> None:
+        """Read and obey the configuration now. origin: who asked, for the log."""
+        self._seen = _signature(self._loaded.path)
+        try:
+            loaded = await asyncio.to_thread(self._load)
+            change = change_to(loaded.config.policies, self._engine.policies(), origin)
+            if change.policies or change.shadows:
+                await self._engine.set_policies(change)
+        except PageturnerError as error:
+            self._logger.error("reload_refused", origin=origin, reason=str(error))
+            return
+        was, now = self._loaded.config.flat(), loaded.config.flat()
+        waiting = [key for key in now if now[key] != was[key] and not key.startswith("policies.")]
+        if waiting:
+            self._logger.warning("restart_needed", origin=origin, keys=waiting)
+        self._logger.info("reloaded", origin=origin, axes=sorted(change.policies))
+
+    async def poll(self) -> None:
+        """Reload if the file has changed since it was last read."""
+        signature = _signature(self._loaded.path)
+        if signature is not None and signature != self._seen:
+            await self.reload(f"change of {self._loaded.path}")
+
+    async def watch(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+        """Poll without end."""
+        while True:
+            await sleep(POLL_SECONDS)
+            await self.poll()
+
+
+def change_to(config: PoliciesConfig, in_force: PoliciesInfo, origin: str) -> PolicyChange:
+    """What must change so that this configuration is in force. Raises ConfigError.
+
+    An axis in quarantine changes too: whoever reloads wants it tried again.
+    """
+    wanted, shadows = config.create(), config.create_shadows()
+    policies: dict[str, PolicySpec] = {}
+    watched: dict[str, PolicySpec | None] = {}
+    for info in in_force.axes:
+        spec = _spec(getattr(wanted, info.axis))
+        if info.is_quarantined or spec != PolicySpec(info.name, info.options):
+            policies[info.axis] = spec
+        shadow = None if info.axis not in shadows else _spec(shadows[info.axis])
+        if shadow != (None if info.shadow is None else PolicySpec(info.shadow.name, info.shadow.options)):
+            watched[info.axis] = shadow
+    return PolicyChange(policies, watched, origin=origin)
+
+
+def _spec(policy: object) -> PolicySpec:
+    return PolicySpec(registry.name_of(policy), registry.options_of(policy))
+
+
+def _signature(path: Path | None) -> _Signature | None:
+    """What changes with the file; None where there is none."""
+    if path is None:
+        return None
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # being replaced; the next look will find it
+    return status.st_mtime_ns, status.st_size, status.st_ino

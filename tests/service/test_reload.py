@@ -1,0 +1,130 @@
+"""A configuration that changes under a running service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from pageturner.service.config import load_config
+from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicySpec
+from pageturner.service.reload import POLL_SECONDS, ConfigReloader
+from support.policy_house import PolicyHouse, policy_house
+from support.scripted import recording_logger
+
+
+def write(file: Path, text: str, second: int) -> None:
+    """Two writes within the clock's resolution must still be told apart."""
+    file.write_text(text)
+    os.utime(file, ns=(second * 10**9, second * 10**9))
+
+
+def policies_of(house: PolicyHouse) -> dict[str, str]:
+    return {info.axis: info.name for info in house.engine.policies().axes}
+
+
+class Case:
+    def __init__(self, file: Path, house: PolicyHouse) -> None:
+        self.house = house
+        self.logger, self.log = recording_logger()
+        loaded = load_config(file, {})
+        self.reloader = ConfigReloader(house.engine, lambda: load_config(file, {}), loaded, self.logger)
+
+    @property
+    def events(self) -> list[str]:
+        return [entry["event"] for entry in self.log]
+
+
+async def test_the_policies_of_a_changed_file_come_into_force(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    write(file, "[policies]\n", 1)
+    async with policy_house() as house:
+        case = Case(file, house)
+        await case.reloader.poll()
+        assert case.events == [], "nothing has changed"
+        write(file, '[policies]\nvictim = "last-arrived"\n[policies.shadow]\nqueue = "priority"\n', 2)
+        await case.reloader.poll()
+        await case.reloader.poll()
+        assert case.events == ["reloaded"], "read once"
+        assert policies_of(house)["victim"] == "last-arrived"
+        shadow = house.engine.policies().axes[0].shadow
+        assert shadow is not None
+        assert shadow.name == "priority"
+        write(file, "[policies]\n", 3)
+        await case.reloader.poll()
+        assert policies_of(house)["victim"] == "least-computed"
+        assert house.engine.policies().axes[0].shadow is None
+        file.unlink()
+        await case.reloader.poll()
+        assert case.events == ["reloaded", "reloaded"]
+
+
+async def test_a_reload_obeys_the_file_over_what_was_set_since(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    write(file, '[policies]\nvictim = "last-arrived"\n', 1)
+    async with policy_house() as house:
+        case = Case(file, house)
+        await house.engine.set_policies(PolicyChange({"queue": PolicySpec("priority")}))
+        await case.reloader.reload("SIGHUP")
+        assert policies_of(house)["queue"] == "fcfs"
+        assert policies_of(house)["victim"] == "last-arrived"
+        revision = house.engine.policies().revision
+        await case.reloader.reload("SIGHUP")
+        assert house.engine.policies().revision == revision, "nothing had to change"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[policies\n", "is not TOML"),
+        ('[policies]\nvictim = "nobody"\nqueue = "priority"\n', "no victim policy 'nobody'"),
+        ('[policies]\nqueue = "priority"\n[policies.shadow]\nvictim = "nobody"\n', "policies.shadow.victim"),
+        ('[policies]\nqueue = "priority"\n[cache]\nblock_size = 0\n', "cache.block_size"),
+    ],
+    ids=["not-toml", "no-such-policy", "bad-shadow", "bad-elsewhere"],
+)
+async def test_a_wrong_configuration_is_refused_whole(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "config.toml"
+    write(file, "", 1)
+    async with policy_house() as house:
+        case, before = Case(file, house), house.engine.policies()
+        write(file, text, 2)
+        await case.reloader.poll()
+        assert case.events == ["reload_refused"]
+        assert said in case.log[0]["reason"]
+        assert house.engine.policies() == before
+        await case.reloader.poll()
+        assert case.events == ["reload_refused"], "said once"
+
+
+async def test_what_needs_a_restart_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    write(file, "", 1)
+    async with policy_house() as house:
+        case = Case(file, house)
+        write(file, "[cache]\nblock_size = 8\n[scheduler]\nmax_num_seqs = 3\n", 2)
+        await case.reloader.poll()
+        assert case.events == ["restart_needed", "reloaded"]
+        assert case.log[0]["keys"] == ["cache.block_size", "scheduler.max_num_seqs"]
+
+
+async def test_the_watch_polls_at_an_interval(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    write(file, "", 1)
+    async with policy_house() as house:
+        case = Case(file, house)
+        sleeps: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            sleeps.append(seconds)
+            if len(sleeps) == 2:
+                write(file, '[policies]\nvictim = "last-arrived"\n', 2)
+            if len(sleeps) == 4:
+                raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await case.reloader.watch(sleep)
+        assert sleeps == [POLL_SECONDS] * 4
+        assert policies_of(house)["victim"] == "last-arrived"
+        assert isinstance(house.engine.policies(), PoliciesInfo)
