@@ -32,7 +32,7 @@ def lines(record: FlightRecord) -> Iterator[str]:
         "format": FORMAT,
         "version": VERSION,
         "reason": record.reason,
-        "setting": to_plain(record.setting),
+        "setting": to_plain(record.setting, is_whole=True),
         "start": to_plain(record.start),
         "num_dropped": record.num_dropped,
     }

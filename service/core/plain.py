@@ -24,8 +24,12 @@ class Malformed(Exception):
     """A value has no plain form, or a plain value is not what its annotation says."""
 
 
-def to_plain(value: Any) -> Any:
-    """A value that `json.dumps` takes; fields that hold their default are left out. Raises Malformed."""
+def to_plain(value: Any, *, is_whole: bool = False) -> Any:
+    """A value that `json.dumps` takes. Raises Malformed.
+
+    Fields that hold their default are left out, unless is_whole: defaults that may change one day must be
+    written down.
+    """
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):
@@ -43,8 +47,8 @@ def to_plain(value: Any) -> Any:
     plain = {KIND: type(value).__name__}
     for field in dataclasses.fields(value):
         part = getattr(value, field.name)
-        if field.default is dataclasses.MISSING or part != field.default:
-            plain[field.name] = to_plain(part)
+        if is_whole or field.default is dataclasses.MISSING or part != field.default:
+            plain[field.name] = to_plain(part, is_whole=is_whole)
     return plain
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pageturner.policies.views import LoadView, RequestView, VictimView
 from pageturner.service.core.flight import FlightRecord, FlightStart, Setting
 from pageturner.service.core.recorder import FlightRecorder, RecordedScheduler, policy_choices
 
 from support.core_harness import CoreHarness
 
 NAME_KEY = b"names"
+
+
+@dataclass(frozen=True, slots=True)
+class ThrowingVictim:
+    """Always raises; named "support.flight:ThrowingVictim"."""
+
+    def rank(self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView) -> list[str]:
+        raise RuntimeError("on purpose")
 
 
 class OpenRecordedScheduler(RecordedScheduler):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service.core import flight_file
-from pageturner.service.core.decisions import Admitted, Refused, Yielded
+from pageturner.service.core.decisions import Admitted, PolicyFault, PolicyReplaced, Refused, Yielded
 from pageturner.service.core.flight import (
     Aborted,
     Added,
@@ -206,6 +206,29 @@ def test_a_full_ring_still_begins_at_a_checkpoint() -> None:
     assert record.start is not None
     assert record.start.checkpoint is not None
     assert replay(record).difference is None
+
+
+@pytest.mark.parametrize("num_steps", [AMPLE, 3])
+def test_faults_and_a_quarantine_come_out_again(num_steps: int) -> None:
+    policies = registry.create_set(
+        {"admission": ("first-chunk", {}), "victim": ("support.flight:ThrowingVictim", {})}
+    )
+    options = SchedulerOptions(
+        max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8, max_policy_faults=2, watermark=0.0
+    )
+    harness = CoreHarness(policies, num_blocks=6, block_size=2, options=options)
+    recorder = recorded(harness, num_steps)
+    for number in range(6):
+        harness.submit((0, 1, number % 3), max_tokens=6)
+        harness.step()
+    harness.run_to_end()
+    record = flight_file.load(flight_file.dump(record_of(harness)))
+    assert replay(record).difference is None
+    assert (len(recorder) > len(record.entries)) is (num_steps != AMPLE)
+    if num_steps == AMPLE:
+        decided = [decision for entry in record.entries for decision in entry.decisions]
+        assert PolicyFault("victim", "support.flight:ThrowingVictim", 1) in decided
+        assert PolicyReplaced("victim", "support.flight:ThrowingVictim", "least-computed") in decided
 
 
 def test_nothing_that_was_written_can_be_read_from_a_dump() -> None:
