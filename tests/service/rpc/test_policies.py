@@ -1,0 +1,220 @@
+"""SetPolicies over a real channel: with the real scheduler behind it, and with the scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from pageturner.policies import registry
+from pageturner.policies.interfaces import AXES, KeyChange
+from pageturner.service.client import Completion, Delta, Finished
+from pageturner.service.engine.api import PolicyChange, PolicySpec
+from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
+from pageturner.v1 import admin_pb2, admin_pb2_grpc
+from support.fake_engine import FakeEngine
+from support.fake_model import Stop, expected_tokens
+from support.policy_house import policy_house
+from support.serving import serving
+
+NAMES = {axis: registry.names(axis) for axis in AXES}
+
+
+@dataclass(frozen=True)
+class Fails:
+    """Raises whenever it is asked."""
+
+    key_change: ClassVar[KeyChange] = KeyChange.NEVER
+
+    def key(self, *_: object) -> Any:
+        raise ValueError("planted")
+
+
+FAILS = f"{Fails.__module__}:Fails"
+
+
+def names_of(info: Any) -> dict[str, str]:
+    return {policy.axis: policy.name for policy in info.axes}
+
+
+async def test_policies_are_set_shown_and_logged() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        client = served.client
+        before = await client.policies()
+        assert before.revision == 1
+        assert names_of(before) == dict(registry.DEFAULTS)
+        info = await client.set_policies(
+            {"victim": PolicySpec("last-arrived"), "reclaim": PolicySpec("cost-model", {"swap_weight": 2})},
+            shadows={"queue": PolicySpec("priority")},
+            expected_revision=1,
+        )
+        assert info == await client.policies()
+        assert info.revision == 2
+        changed = {axis for axis, name in names_of(info).items() if name != registry.DEFAULTS[axis]}
+        assert changed == {"victim"}
+        by_axis = {policy.axis: policy for policy in info.axes}
+        assert by_axis["reclaim"].options["swap_weight"] == 2.0
+        assert by_axis["queue"].shadow is not None
+        assert by_axis["queue"].shadow.name == "priority"
+        gone = await client.set_policies(shadows={"queue": None})
+        assert all(policy.shadow is None for policy in gone.axes)
+        assert names_of(gone)["victim"] == "last-arrived", "left out, hence left alone"
+    audit = [entry for entry in house.log if entry["event"] == "policies_set"]
+    assert [entry["revision"] for entry in audit] == [2, 3]
+    assert audit[0]["origin"].startswith("peer ipv4:127.0.0.1:")
+    assert audit[0]["old"]["victim"].startswith("least-computed(")
+    assert audit[0]["new"]["victim"] == "last-arrived()"
+    assert "swap_weight=2.0" in audit[0]["new"]["reclaim"]
+    assert set(audit[0]["new"]) == {"victim", "reclaim", "queue"}
+
+
+async def test_a_preset_sets_all_axes_and_what_is_named_goes_over_it() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        info = await served.client.set_policies({"victim": PolicySpec("least-computed")}, preset="vllm-v1")
+        assert names_of(info)["reclaim"] == "always-recompute"
+        assert names_of(info)["victim"] == "least-computed"
+        with pytest.raises(InvalidArgument, match="no preset 'vllm-v7'") as caught:
+            await served.client.set_policies(preset="vllm-v7")
+        assert caught.value.field == "preset"
+
+
+async def test_a_stale_revision_is_refused() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        first, second = (
+            served.client.set_policies({"victim": PolicySpec(name)}, expected_revision=1)
+            for name in ("last-arrived", "lowest-priority")
+        )
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert sorted(type(result).__name__ for result in results) == ["PoliciesInfo", "StaleRevision"]
+        (winner,) = (result for result in results if not isinstance(result, BaseException))
+        assert await served.client.policies() == winner
+        with pytest.raises(StaleRevision, match="at revision 2, not 1"):
+            await served.client.set_policies({"victim": PolicySpec("last-arrived")}, expected_revision=1)
+    assert [entry["event"] for entry in house.log].count("policies_refused") == 2
+
+
+@pytest.mark.parametrize(
+    ("policies", "shadows", "field"),
+    [
+        ({"victims": PolicySpec("last-arrived")}, {}, "policies[victims]"),
+        ({"victim": PolicySpec("last-arived")}, {}, "policies[victim].name"),
+        ({"victim": PolicySpec("no.such.module:X")}, {}, "policies[victim].name"),
+        ({"victim": PolicySpec("")}, {}, "policies[victim].name"),
+        ({"reclaim": PolicySpec("cost-model", {"x": 1})}, {}, "policies[reclaim].options[x]"),
+        (
+            {"reclaim": PolicySpec("cost-model", {"swap_weight": "heavy"})},
+            {},
+            "policies[reclaim].options[swap_weight]",
+        ),
+        ({}, {"queue": PolicySpec("fcfs", {"x": 1})}, "shadows[queue].options[x]"),
+        ({}, {}, "policies"),
+    ],
+)
+async def test_what_is_wrong_is_named_and_nothing_is_changed(
+    policies: dict[str, PolicySpec], shadows: dict[str, PolicySpec | None], field: str
+) -> None:
+    good = {"queue": PolicySpec("priority"), "eviction": PolicySpec("lru")} if policies else {}
+    async with policy_house() as house, serving(house.engine) as served:
+        before = await served.client.policies()
+        with pytest.raises(InvalidArgument) as caught:
+            await served.client.set_policies(good | policies, shadows=shadows)
+        assert caught.value.field == field
+        assert await served.client.policies() == before
+
+
+async def test_options_that_are_no_json_are_refused() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        stub = admin_pb2_grpc.AdminServiceStub(served.channel)
+        for text in ("{", "[" * 100_000):
+            choice = admin_pb2.PolicyChoice(name="cost-model", options={"swap_weight": text})
+            with pytest.raises(Exception, match=r"policies\[reclaim\].options\[swap_weight\]: is not JSON"):
+                await stub.SetPolicies(admin_pb2.SetPoliciesRequest(policies={"reclaim": choice}))
+        assert (await served.client.policies()).revision == 1
+
+
+async def test_streams_go_on_while_every_axis_is_swapped() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        is_done = asyncio.Event()
+
+        async def swap() -> int:
+            count = 0
+            while not is_done.is_set():
+                axis = AXES[count % len(AXES)]
+                name = NAMES[axis][count // len(AXES) % len(NAMES[axis])]
+                await served.client.set_policies({axis: PolicySpec(name)})
+                count += 1
+            return count
+
+        async def use(i: int) -> Completion:
+            prompt = tuple((i * j) % 3 for j in range(1 + i % 7))
+            answer = await served.client.generate(prompt, max_tokens=12, n=1 + i % 2, seed=i)
+            for choice in answer.choices:
+                tokens = [token.token_id for token in choice.tokens]
+                assert tokens == expected_tokens(prompt, i, choice.index, Stop(12))
+            return answer
+
+        swapping = asyncio.ensure_future(swap())
+        answers = await asyncio.gather(*map(use, range(48)))
+        is_done.set()
+        assert await swapping > 6
+        assert any(answer.policies_changed for answer in answers)
+        assert all(set(answer.policies) == set(AXES) for answer in answers)
+        calm = await served.client.generate((0, 1), max_tokens=2)
+        assert not calm.policies_changed
+        assert calm.policies == names_of(await served.client.policies())
+    house.scheduler.check_integrity()
+
+
+async def test_the_final_message_of_a_stream_names_the_policies() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        items = [item async for item in served.client.stream((0, 1), max_tokens=2)]
+        assert isinstance(items[1], Delta)
+        (end,) = (item for item in items if isinstance(item, Finished))
+        assert end.policies == dict(registry.DEFAULTS)
+        assert not end.policies_changed
+
+
+async def test_a_quarantine_is_shown_and_logged_once() -> None:
+    async with policy_house(max_policy_faults=3) as house, serving(house.engine) as served:
+        await served.client.set_policies({"queue": PolicySpec(FAILS)})
+        for _ in range(5):
+            await served.client.generate((0, 1), max_tokens=2)
+        queue = (await served.client.policies()).axes[0]
+        assert (queue.name, queue.is_quarantined, queue.num_faults) == (FAILS, True, 3)
+        assert queue.last_fault == "raised ValueError('planted')"
+        answer = await served.client.generate((0, 1), max_tokens=2)
+        assert answer.policies["queue"] == "fcfs", "what decides, not what was chosen"
+    (entry,) = [entry for entry in house.log if entry["event"] == "policy_quarantined"]
+    assert (entry["axis"], entry["policy"], entry["num_faults"]) == ("queue", FAILS, 3)
+    assert "planted" in entry["last_fault"]
+
+
+async def test_a_draining_engine_keeps_its_policies() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        await house.engine.drain(0.0)
+        with pytest.raises(Draining):
+            await served.client.set_policies({"queue": PolicySpec("priority")})
+        assert (await served.client.policies()).revision == 1
+
+
+async def test_the_wire_carries_the_change_as_it_was_meant() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as served:
+        assert await served.client.policies() == engine.policies()
+        await served.client.set_policies(
+            {"queue": PolicySpec("priority", {"x": [1, None], "y": "z"})},
+            shadows={"admission": None, "queue": PolicySpec("fcfs")},
+            preset="p",
+            expected_revision=3,
+        )
+        (change,) = engine.policy_changes
+    assert change == PolicyChange(
+        {"queue": PolicySpec("priority", {"x": [1, None], "y": "z"})},
+        {"admission": None, "queue": PolicySpec("fcfs")},
+        "p",
+        3,
+        change.origin,
+    )
+    assert json.dumps(change.origin).startswith('"peer ipv4:')
