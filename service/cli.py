@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "bench": "pageturner.service.commands.bench",
     "simulate": "pageturner.service.commands.simulate",
     "calibrate": "pageturner.service.commands.calibrate",
+    "study": "pageturner.service.commands.study",
     "flight": "pageturner.service.commands.flight",
     "replay": "pageturner.service.commands.replay",
     "explain": "pageturner.service.commands.explain",

@@ -2,6 +2,7 @@
 
 victim=last-arrived;reclaim=always-swap        the other axes keep their defaults
 queue={name="priority",aging_seconds=5}        an inline table has options, as in the configuration
+preset=vllm-v1;victim=least-computed           a preset, and what differs from it
 --sweep reclaim=always-swap,always-recompute   each set once with each value
 --sweep cache.num_blocks=512,1024              a bound of the machine
 --sweep queue.aging_seconds=1,10               an option of the policy that the set has
@@ -19,6 +20,7 @@ from typing import Any
 from pageturner.policies import registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES
+from pageturner.policies.presets import find_preset
 from pageturner.service.errors import ConfigError
 from pageturner.service.simulator.experiment import Contender
 from pageturner.service.simulator.machine import Machine
@@ -58,13 +60,29 @@ class Setup:
 def parse_policies(text: str) -> Setup:
     """Raises ConfigError."""
     choices: dict[str, tuple[str, Mapping[str, object]]] = {}
+    bounds: dict[str, object] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         axis, _, value = part.partition("=")
-        axis = axis.strip()
-        if axis not in AXES:
-            raise ConfigError("--policies", f"no policy axis {axis!r}; there are {', '.join(AXES)}")
-        choices[axis] = _choice(value.strip())
-    return Setup(text or "defaults", choices)
+        axis, value = axis.strip(), value.strip()
+        if axis == "preset":
+            preset_choices, preset_bounds = _preset(value)
+            choices, bounds = {**preset_choices, **choices}, {**preset_bounds, **bounds}
+        elif axis in AXES:
+            choices[axis] = _choice(value)
+        else:
+            raise ConfigError("--policies", f"no policy axis {axis!r}; there are preset, {', '.join(AXES)}")
+    return Setup(text.strip("; ") or "defaults", choices, bounds)
+
+
+def _preset(name: str) -> tuple[dict[str, tuple[str, Mapping[str, object]]], dict[str, object]]:
+    """A preset's policies by axis, and the bounds of the scheduler that belong to its rule."""
+    try:
+        preset = find_preset(name)
+    except PolicyError as error:
+        raise ConfigError("--policies", str(error)) from error
+    policies = {axis: getattr(preset.policies, axis) for axis in AXES}
+    choices = {a: (registry.name_of(p), registry.options_of(p)) for a, p in policies.items()}
+    return choices, {f"scheduler.{option}": value for option, value in preset.core_options.items()}
 
 
 def sweep(setups: Sequence[Setup], text: str) -> tuple[Setup, ...]:

@@ -36,6 +36,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     *(Metric(f"{name}_mean", f"{title} mean", "s") for name, title in _LATENCIES),
     Metric("ttft_max", "TTFT max", "s"),
+    Metric("itl_max", "ITL max", "s"),
+    Metric("urgent_ttft_mean", "TTFT mean of the most urgent", "s"),
     Metric("slowdown_mean", "seconds a token of work", "s"),
     Metric("preemptions", "preemptions", ""),
     Metric("swap_preemptions", "by swap", "", None),
@@ -104,6 +106,12 @@ def figures_of(result: SimulationResult, slo: Slo = DEFAULT_SLO) -> Figures:
             found[f"{name}_mean"] = math.fsum(ordered) / len(ordered)
             for share in _SHARES:
                 found[f"{name}_p{share * 100:.0f}"] = percentile(ordered, share)
+    if samples["itl"]:
+        found["itl_max"] = max(samples["itl"])
+    urgent = max((request.priority for request in result.requests), default=0)
+    urgent_ttfts = [ttft for r in well if r.priority == urgent and (ttft := _ttft(r)) is not None]
+    if urgent_ttfts:
+        found["urgent_ttft_mean"] = math.fsum(urgent_ttfts) / len(urgent_ttfts)
     if samples["ttft"]:
         found["ttft_max"] = max(samples["ttft"])
         slowdowns = [_end_to_end(r) / (r.num_output_tokens + r.num_prompt_tokens / 32) for r in well]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.experiment import Outcome
-from pageturner.service.simulator.figures import METRIC
+from pageturner.service.simulator.figures import METRIC, Interval
 from pageturner.service.simulator.report import SHOWN, number
 
 if TYPE_CHECKING:
@@ -42,13 +42,36 @@ def write_plots(outcomes: Sequence[Outcome], document: Mapping[str, Any], folder
     return page
 
 
-def _png(draw: Draw, title: str, outcomes: Sequence[Outcome]) -> bytes:
+def draw_gains(gains: Sequence[tuple[str, str, Interval, bool]]) -> bytes:
+    """A PNG of (policy, figure, gain, is it a win) with intervals, each a row."""
+
+    def draw(axes: Axes, _: Sequence[Outcome]) -> None:
+        for row, (_policy, _figure, gain, is_win) in enumerate(gains):
+            axes.errorbar(
+                [gain.mean * 100],
+                [row],
+                xerr=[[(gain.mean - gain.low) * 100], [(gain.high - gain.mean) * 100]],
+                fmt="o",
+                color="C2" if is_win else "C7",
+                capsize=3,
+            )
+        axes.set_yticks(
+            range(len(gains)), [f"{policy} ({figure})" for policy, figure, _, _ in gains], fontsize=7
+        )
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.set_xlabel("better than the axis's default by, %")
+
+    return _png(draw, "Each built-in where it wins", (), height=1 + len(gains) / 4)
+
+
+def _png(draw: Draw, title: str, outcomes: Sequence[Outcome], height: float = 4) -> bytes:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise WorkloadError(f"plots need matplotlib: pip install 'pageturner[lab]' ({error})") from error
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title)
@@ -130,24 +153,30 @@ _PICTURES: tuple[tuple[str, str, Draw], ...] = (
 
 
 def _page(outcomes: Sequence[Outcome], document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
-    setting = ", ".join(f"{name} {value}" for name, value in document["setting"].items() if value is not None)
-    images = "\n".join(
-        f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title)}" '
-        f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-        for title, png in pictures.items()
-    )
     heads = "".join(f"<th>{html.escape(outcome.name)}</th>" for outcome in outcomes)
     rows = "\n".join(_row(name, outcomes) for name in SHOWN)
+    table = f"<table><tr><th></th>{heads}</tr>\n{rows}\n</table>"
     runs = html.escape(json.dumps(document, indent=1))
+    tail = f"<details><summary>Every figure of every run</summary><pre>{runs}</pre></details>"
+    return embed("Simulation", document["setting"], table, pictures, tail)
+
+
+def embed(
+    title: str, setting: Mapping[str, Any], table: str, pictures: Mapping[str, bytes], tail: str = ""
+) -> str:
+    """One HTML page that needs no other file. table, tail: HTML."""
+    said = ", ".join(f"{name} {value}" for name, value in setting.items() if value is not None)
+    images = "\n".join(
+        f'<h2>{html.escape(name)}</h2>\n<img alt="{html.escape(name)}" '
+        f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        for name, png in pictures.items()
+    )
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Pageturner: simulation</title><style>{_STYLE}</style>
-<h1>Simulation</h1><p>{html.escape(setting)}.
-Means over seeds, with the half width of their 95 % interval.</p>
-<table><tr><th></th>{heads}</tr>
-{rows}
-</table>
+<html lang="en"><meta charset="utf-8"><title>Pageturner: {title}</title><style>{_STYLE}</style>
+<h1>{title}</h1><p>{html.escape(said)}. Means over seeds; intervals are of 95 %.</p>
+{table}
 {images}
-<details><summary>Every figure of every run</summary><pre>{runs}</pre></details>
+{tail}
 </html>
 """
 

@@ -58,12 +58,13 @@ class NullStopCondition:
 class SimulatedRequest:
     """What became of one request. Times are virtual seconds; None where it did not happen.
 
-    token_times: of every token of its first choice. num_high_water: positions that were ever computed.
+    token_times: of every token of its first choice.
     """
 
     arrived_at: float
     tenant: str
     num_prompt_tokens: int
+    priority: int = 0
     ended_at: float | None = None
     token_times: array[float] = field(default_factory=lambda: array("d"))
     num_output_tokens: int = 0
@@ -192,7 +193,7 @@ class _Simulation:
     def _submit(self, index: int, at: float, late: float) -> None:
         planned = self._workload.requests[index]
         new = planned.to_request(str(index), at)
-        record = SimulatedRequest(at - late, planned.tenant, len(new.prompt_token_ids))
+        record = SimulatedRequest(at - late, planned.tenant, len(new.prompt_token_ids), planned.priority)
         self._records[new.request_id] = record
         try:
             self._scheduler.add_request(new)
