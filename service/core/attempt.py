@@ -65,7 +65,9 @@ class Attempt:
 
     def _note_held(self, by: str, passed: list[Request]) -> None:
         if self._notes is not None:
-            self._notes.append(AdmissionsHeld(by, passed[-1].request_id if passed else ""))
+            names = self._state.guard.names
+            after = passed[-1].request_id if passed else ""
+            self._notes.append(AdmissionsHeld(by, after, names["queue"], names["batch"]))
 
     # --- running requests ------------------------------------------------------------------
 

@@ -87,10 +87,15 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionsHeld:
-    """The rest of the queue was not looked at. after: the last request that was, empty for none."""
+    """The rest of the queue was not looked at. after: the last request that was, empty for none.
+
+    queue, batch: the policies that ordered the queue and split the step's budget.
+    """
 
     by: str
     after: str
+    queue: str
+    batch: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,11 +218,11 @@ def _refused(decision: Refused) -> str:
 def _held(decision: AdmissionsHeld) -> str:
     after = f" after {decision.after}" if decision.after else ""
     why = {
-        Guard.BUDGET.value: "the step's token budget was spent",
+        Guard.BUDGET.value: f"the step's token budget was spent, as batch policy {decision.batch} split it",
         Guard.MAX_BYPASSES.value: "one that was overtaken often enough goes first",
         Guard.MAX_SKIPS.value: "no step looks past more than max_skips",
     }.get(decision.by, f"admission policy {decision.by} said wait")
-    return f"stood behind in the queue; admissions stopped{after}: {why}"
+    return f"stood behind in the order of queue policy {decision.queue}; admissions stopped{after}: {why}"
 
 
 def _yielded(decision: Yielded) -> str:

@@ -20,6 +20,8 @@ from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
 from pageturner.service.core.recorded_request import RecordedRequest
 
 ROW_FIELDS = ("seq_id", "start", "num_tokens", "num_blocks", "last_block")
+_LOW = 0xFFFFFFFF
+"""Enough of a sequence's number to tell it from any other in the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class PoliciesSet:
 class Scheduled:
     """A step was decided. step_id: 0 if there was nothing to do.
 
-    rows: for each sequence ROW_FIELDS as 64-bit numbers. raised: what came instead, or empty.
+    rows: for each sequence ROW_FIELDS as 32-bit numbers. raised: what came instead, or empty.
     """
 
     now: float
@@ -178,16 +180,16 @@ def pack_rows(output: SchedulerOutput) -> bytes:
         number
         for part in output.scheduled
         for number in (
-            part.seq_id,
+            part.seq_id & _LOW,
             part.start,
             len(part.token_ids),
             len(part.block_table),
             part.block_table[-1],
         )
     ]
-    return struct.pack(f"<{len(flat)}q", *flat)
+    return struct.pack(f"<{len(flat)}I", *flat)
 
 
 def unpack_rows(rows: bytes) -> list[tuple[int, ...]]:
     """One tuple of ROW_FIELDS for each sequence."""
-    return list(struct.iter_unpack(f"<{len(ROW_FIELDS)}q", rows))
+    return list(struct.iter_unpack(f"<{len(ROW_FIELDS)}I", rows))

@@ -80,7 +80,8 @@ def test_refused_by_the_admission_policy_for_a_while() -> None:
     scene.run_to_end()
     assert told(scene, late) == (
         "0.000 s  queued: 6 prompt tokens, at most 2 output tokens, tenant t0\n"
-        "1.000 s  stood behind in the queue; admissions stopped: the step's token budget was spent\n"
+        "1.000 s  stood behind in the order of queue policy fcfs; admissions stopped: the step's token "
+        "budget was spent, as batch policy decode-first split it\n"
         "2.000 s  not admitted by admission policy full-prompt (needs 3 blocks, 3 available, watermark 2) "
         "(2 steps)\n"
         "4.000 s  became champion (head of the queue): no policy can hold it back\n"
