@@ -25,6 +25,10 @@ PROMPTS = st.lists(st.sampled_from((0, 0, 0, 1, 2)), min_size=1, max_size=12).ma
 """A three-letter alphabet, lopsided, so that prompts share prefixes often."""
 
 
+NAMES = {axis: registry.names(axis) for axis in AXES}
+"""Asked once: finding what is installed takes milliseconds."""
+
+
 @st.composite
 def policy_sets(draw: st.DrawFn) -> PolicySet:
     """Any combination of built-ins, or junk on every axis. Those that lead to pressure come often."""
@@ -32,7 +36,7 @@ def policy_sets(draw: st.DrawFn) -> PolicySet:
         return junk_policies(draw(st.integers(0, 100)))
     often = {"admission": ("first-chunk",) * 4, "reclaim": ("always-swap",) * 4}
     return registry.create_set(
-        {axis: (draw(st.sampled_from(often.get(axis, ()) + registry.names(axis))), {}) for axis in AXES}
+        {axis: (draw(st.sampled_from(often.get(axis, ()) + NAMES[axis])), {}) for axis in AXES}
     )
 
 
@@ -209,3 +213,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.live.scheduler.resume_request(request_id)
         self.live.run_to_end(3000)
         self.live.check_finished()
+
+
+class SwappingMachine(SchedulerMachine):
+    """The same, and other policies come into force at any moment, one axis or more, with shadows or not.
+
+    A machine of its own, since the planted bugs were searched for with the moves of the other.
+    """
+
+    @rule(
+        policies=policy_sets(),
+        axes=st.sets(st.sampled_from(AXES)),
+        shadows=policy_sets(),
+        watch=st.booleans(),
+    )
+    def swap_policies(self, policies: PolicySet, axes: set[str], shadows: PolicySet, watch: bool) -> None:
+        guard = self.live.scheduler.guard
+        chosen: dict[str, Any] = {axis: getattr(policies, axis) for axis in axes}
+        watched = {axis: getattr(shadows, axis) for axis in AXES} if watch else guard.shadows
+        self.live.scheduler.set_policies(replace(guard.policies, **chosen), self.live.now, shadows=watched)
