@@ -104,6 +104,32 @@ def test_vllm_7123_5605_the_scheduler_knows_whose_request_it_is() -> None:
     h.finish_all()
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4])
+def test_vllm_7123_5605_a_flood_waits_behind_itself(max_num_seqs: int) -> None:
+    """One tenant has forty requests at once, one has one now and then: that one never waits long.
+
+    Leans on the virtual token counter being told what was served to whom.
+    """
+    h = scenario(
+        64, 4, queue="virtual-token-counter",
+        options={
+            "max_num_seqs": max_num_seqs, "starvation_seconds": 10_000.0, "resort_interval_seconds": 0.0,
+        },
+    )  # fmt: skip
+    for number in range(40):
+        h.submit_new(of_tenant("flood", number))
+    for number in range(4):
+        for _ in range(5):
+            h.step()
+        quiet = h.submit_new(replace(of_tenant("quiet", number), arrival_time=h.now))
+        num_ended = sum(h.has_ended(f"flood{other}") for other in range(40))
+        while quiet not in h.decisions[-1].started:
+            h.step()
+        ahead = sum(h.has_ended(f"flood{other}") for other in range(40)) - num_ended
+        assert ahead <= max_num_seqs, "only those that ran already go first"
+    h.finish_all()
+
+
 async def test_vllm_7123_5605_the_tenant_comes_with_the_request_on_the_wire() -> None:
     """Leans on the tenant being carried from the wire to the policy."""
     policy = TenantsTakeTurns()

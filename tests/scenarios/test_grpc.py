@@ -13,7 +13,7 @@ from contextlib import aclosing
 import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from pageturner.service.client import Accepted, ChoiceFinished, Delta, StreamItem
+from pageturner.service.client import Accepted, ChoiceFinished, Completion, Delta, StreamItem
 from pageturner.service.core.outputs import FinishReason
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import QueueFull, RequestAborted
@@ -103,34 +103,36 @@ async def test_grpc_43360_34843_resident_memory_does_not_grow_with_cancelled_str
         assert resident[2] - resident[1] < 8 << 20, resident
 
 
-async def test_grpc_41531_the_bounds_are_our_own() -> None:
+@pytest.mark.parametrize(
+    ("max_waiting", "max_queued_tokens", "num_refused"), [(3, 99, 2), (99, 12, 2), (99, 1, 4), (99, 99, 0)]
+)
+async def test_grpc_41531_the_bounds_are_our_own(
+    max_waiting: int, max_queued_tokens: int, num_refused: int
+) -> None:
     """On requests that wait and on their tokens: over either, a refusal at once, while probes are answered.
 
     Leans on max_waiting and max_queued_tokens; no bound of gRPC's server is set.
     """
-    async with real_service(max_num_seqs=1, max_waiting=3, max_queued_tokens=24) as service:
+    async with real_service(
+        max_num_seqs=1, max_waiting=max_waiting, max_queued_tokens=max_queued_tokens
+    ) as service:
         service.hold_steps()
-        running = asyncio.create_task(service.client.generate((1,) * 4, request_id="running", max_tokens=8))
+        running = asyncio.create_task(service.client.generate((1,) * 4, max_tokens=8))
         await service.run_steps(1)
-        tasks = [
-            asyncio.create_task(service.client.generate((2,) * size, max_tokens=1))
-            for size in (4, 4, 20, 4, 4)
-        ]
+        tasks = [asyncio.create_task(service.client.generate((2,) * 4, max_tokens=1)) for _ in range(5)]
         await service.until(lambda: service.num_live == 6)
         await service.run_steps(2)  # submissions are heard between steps, and answered after the next
-        refused, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        while len(refused) < 2:
-            more, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            refused |= more
-        for task in refused:
-            error = task.exception()
-            assert isinstance(error, QueueFull)
-            assert error.retry_after_seconds > 0
+        await service.until(lambda: service.num_handled("RESOURCE_EXHAUSTED") == num_refused)
         health = health_pb2_grpc.HealthStub(service.channel)  # type: ignore[no-untyped-call] # has no types
         answer = await health.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         service.release_steps()
-        await asyncio.gather(running, *pending)
+        answers = await asyncio.gather(running, *tasks, return_exceptions=True)
+        refusals = [answer for answer in answers if not isinstance(answer, Completion)]
+        assert len(refusals) == num_refused
+        for error in refusals:
+            assert isinstance(error, QueueFull)
+            assert error.retry_after_seconds > 0
         await service.until_idle()
 
 

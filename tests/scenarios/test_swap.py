@@ -5,12 +5,23 @@ Each test says which guard it leans on: without that guard it fails.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 from pageturner.policies.interfaces import Reclaim
+from pageturner.policies.views import LoadView, Rates, VictimView
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TokenEvent
 from pageturner.service.core.request import RequestStatus
 from support.fake_model import FakeModel
-from support.scenarios import Scenario, scenario
+from support.scenarios import Scenario, policies, scenario
+
+
+@dataclass(frozen=True)
+class SwapWhateverTheRoom:
+    """An answer that cannot be had where the host is full."""
+
+    def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
+        return Reclaim.SWAP
 
 
 def swapping(
@@ -19,28 +30,33 @@ def swapping(
     num_host_blocks: int = 24,
     num_blocks: int = 10,
     block_size: int = 2,
-    num_requests: int = 6,
+    reclaim: SwapWhateverTheRoom | None = None,
 ) -> Scenario:
-    """Six requests where three fit, every victim swapped."""
+    """Six requests where three fit, every victim swapped. reclaim: instead of always-swap."""
+    chosen = policies(reclaim="always-swap", admission="first-chunk")
     h = scenario(
-        num_blocks, block_size, num_host_blocks=num_host_blocks, depth=depth, reclaim="always-swap",
-        admission="first-chunk", caching=False, options={"max_num_seqs": 8},
+        num_blocks, block_size, num_host_blocks=num_host_blocks, depth=depth, caching=False,
+        chosen=replace(chosen, reclaim=reclaim or chosen.reclaim), options={"max_num_seqs": 8},
     )  # fmt: skip
-    for seed in range(num_requests):
+    for seed in range(6):
         h.submit((seed % 3,) * 3, max_tokens=9, seed=seed)
     return h
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("num_host_blocks", [0, 1, 2, 3, 5, 24])
-def test_vllm_787_546_full_swap_space_stops_nobody(num_host_blocks: int, depth: int) -> None:
-    """Room for nobody, for a part of one, for one: who finds none is recomputed.
+@pytest.mark.parametrize("asks", [True, False])
+def test_vllm_787_546_full_swap_space_stops_nobody(num_host_blocks: int, depth: int, asks: bool) -> None:
+    """Room for nobody, for a part of one, for one: who finds none is recomputed, whatever the policy wants.
 
-    Leans on _how asking for host room before it takes a swap for an answer.
+    Leans on _how looking at the host's room before it takes a swap for an answer.
     """
-    h = swapping(depth=depth, num_host_blocks=num_host_blocks)
+    h = swapping(
+        depth=depth, num_host_blocks=num_host_blocks, reclaim=None if asks else SwapWhateverTheRoom()
+    )
     h.finish_all()
     stats = h.scheduler.stats()
+    assert asks or num_host_blocks > 3 or stats.num_policy_faults_total > 0
     assert stats.num_swap_preemptions_total + stats.num_recompute_preemptions_total > 0
     assert num_host_blocks > 3 or stats.num_recompute_preemptions_total > 0
     assert num_host_blocks < 24 or stats.num_swap_preemptions_total > 0
@@ -123,6 +139,29 @@ def test_vllm_45704_47282_stores_read_after_and_loads_write_before_compute(
         previous = used
     h.finish_all()
     assert num_fresh_stores > 0
+    assert num_reused > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_vllm_47282_a_load_into_blocks_that_a_store_of_the_same_step_leaves(depth: int) -> None:
+    """The champion's growth swaps an urgent one out, which then takes the blocks of the least urgent.
+
+    Leans on KvCache.apply storing before it loads.
+    """
+    h = scenario(
+        8, 2, num_host_blocks=16, depth=depth, reclaim="always-swap", victim="last-arrived",
+        admission="first-chunk", caching=False,
+    )  # fmt: skip
+    h.submit((0, 1, 2), max_tokens=10)
+    h.submit((1,) * 5, max_tokens=8, priority=0)
+    h.step()
+    h.submit((2,) * 5, max_tokens=8, priority=1)
+    num_reused = 0
+    while h.scheduler.has_work() or h.in_flight:
+        copies = h.step().block_copies
+        stored = {copy.source for copy in copies.swap_outs}
+        num_reused += len(stored & {copy.destination for copy in copies.swap_ins})
+    h.finish_all()
     assert num_reused > 0
 
 
