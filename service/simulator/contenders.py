@@ -81,7 +81,9 @@ def _preset(name: str) -> tuple[dict[str, tuple[str, Mapping[str, object]]], dic
     except PolicyError as error:
         raise ConfigError("--policies", str(error)) from error
     policies = {axis: getattr(preset.policies, axis) for axis in AXES}
-    choices = {a: (registry.name_of(p), registry.options_of(p)) for a, p in policies.items()}
+    choices: dict[str, tuple[str, Mapping[str, object]]] = {
+        axis: (registry.name_of(policy), registry.options_of(policy)) for axis, policy in policies.items()
+    }
     return choices, {f"scheduler.{option}": value for option, value in preset.core_options.items()}
 
 

@@ -51,6 +51,8 @@ def render(outcomes: Sequence[Outcome]) -> RenderableType:
         cells = [_difference(name, found.get(name)) for found in rows]
         if any(cell not in ("0", "-") for cell in cells):
             paired.add_row(_label(name), *cells)
+    if not paired.row_count:
+        return Group(table, "No run of any other set differs in any of these figures.")
     return Group(table, paired)
 
 

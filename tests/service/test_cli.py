@@ -13,7 +13,10 @@ from pageturner.policies.interfaces import AXES
 from pageturner.service.bench.server_process import PROGRAM
 from pageturner.service.cli import COMMANDS, main
 from pageturner.service.commands.flags import flag_of
+from pageturner.service.commands.policy_changes import parse_choice
 from pageturner.service.config import KEYS, load_config
+from pageturner.service.engine.api import PolicySpec
+from pageturner.service.errors import ConfigError
 
 
 def run(*words: str) -> int:
@@ -27,7 +30,7 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert run("--help") == 0
     listed = capsys.readouterr().out
     for name in COMMANDS:
-        assert f"\n    {name} " in listed
+        assert f"\n    {name}" in listed
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -184,3 +187,28 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         ["bash", "-o", "pipefail", "-c", f"{code} policies | head -n 1"], capture_output=True, text=True
     )
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "axis", "spec"),
+    [
+        ("victim=least-computed", "victim", PolicySpec("least-computed")),
+        ("reclaim=cost-model:bias=2", "reclaim", PolicySpec("cost-model", {"bias": 2})),
+        ("queue=x:a=true,b=1.5,c=text", "queue", PolicySpec("x", {"a": True, "b": 1.5, "c": "text"})),
+        ("queue=my.module:MyPolicy", "queue", PolicySpec("my.module:MyPolicy")),
+        ("queue=my.module:MyPolicy:a=1", "queue", PolicySpec("my.module:MyPolicy", {"a": 1})),
+    ],
+)
+def test_a_policy_choice_is_read(text: str, axis: str, spec: PolicySpec) -> None:
+    assert parse_choice(text) == (axis, spec)
+
+
+@pytest.mark.parametrize("text", ["", "victim", "victim=", "victims=x", "queue=x:a=1,b"])
+def test_what_is_no_policy_choice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_choice(text)
+
+
+def test_setting_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("policies", "set") == 2
+    assert "--preset NAME" in capsys.readouterr().err

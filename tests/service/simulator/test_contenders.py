@@ -1,0 +1,86 @@
+"""Policy sets and sweeps as they are written become contenders, or say what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+from pageturner.policies.admission import FullPrompt
+from pageturner.policies.queue import Fcfs, PriorityWithAging
+from pageturner.policies.reclaim import AlwaysRecompute, AlwaysSwap
+from pageturner.policies.victim import LastArrived, LeastComputed
+from pageturner.service.errors import ConfigError
+from pageturner.service.simulator.contenders import parse_policies, sweep
+from pageturner.service.simulator.machine import load_machine
+
+MACHINE = load_machine("h100-8b")
+
+
+def test_axes_left_out_keep_their_default() -> None:
+    contender = parse_policies("victim=last-arrived; reclaim=always-swap").on(MACHINE)
+    assert contender.policies.victim == LastArrived()
+    assert contender.policies.reclaim == AlwaysSwap()
+    assert contender.policies.queue == Fcfs()
+    assert contender.machine == MACHINE
+
+
+def test_a_preset_is_a_set_that_may_be_changed() -> None:
+    contender = parse_policies("preset=vllm-v1;victim=least-computed").on(MACHINE)
+    assert contender.policies.victim == LeastComputed()
+    assert contender.policies.reclaim == AlwaysRecompute()
+    assert contender.policies.admission == FullPrompt()
+    assert contender.machine.scheduler.watermark == 0.0
+
+
+def test_sweeps_multiply() -> None:
+    setups = sweep([parse_policies("victim=last-arrived")], "reclaim=always-swap,always-recompute")
+    setups = sweep(setups, "cache.num_blocks=100,200")
+    assert [setup.name for setup in setups] == [
+        f"victim=last-arrived;reclaim={reclaim};cache.num_blocks={num_blocks}"
+        for reclaim in ("always-swap", "always-recompute")
+        for num_blocks in (100, 200)
+    ]
+    assert [setup.on(MACHINE).machine.cache.num_blocks for setup in setups] == [100, 200, 100, 200]
+
+
+def test_a_sweep_of_an_option_keeps_the_others() -> None:
+    base = parse_policies('queue={name="priority"}')
+    contenders = [setup.on(MACHINE) for setup in sweep([base], "queue.aging_seconds=1,10")]
+    assert [contender.policies.queue for contender in contenders] == [
+        PriorityWithAging(1.0),
+        PriorityWithAging(10.0),
+    ]
+
+
+def test_a_sweep_takes_tables() -> None:
+    text = 'queue=fcfs,{name="priority",aging_seconds=5}'
+    queues = [setup.on(MACHINE).policies.queue for setup in sweep([parse_policies("")], text)]
+    assert queues == [Fcfs(), PriorityWithAging(5.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("victims=last-arrived", "no policy axis 'victims'"),
+        ("victim=last", "last-arrived"),
+        ('queue={name="priority",speed=1}', "speed"),
+        ("queue={aging_seconds=1}", "no name"),
+        ("preset=vllm", "vllm-v1"),
+    ],
+)
+def test_a_set_that_cannot_be_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_policies(text).on(MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("reclaim", "is not KEY=VALUE"),
+        ("block_size=4", "no axis"),
+        ("cache.size=4", "cache has no 'size'"),
+        ("step_time.a_token=-1", "a_token"),
+        ("cache.num_blocks=many", "num_blocks"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        [setup.on(MACHINE) for setup in sweep([parse_policies("")], text)]
