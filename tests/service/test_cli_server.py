@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from pageturner.service.bench.server_process import PROGRAM, READY, RunningServer, running_server
-from pageturner.service.client import Client, Delta
+from pageturner.service.client import Client, Delta, Finished
 from pageturner.service.errors import ModelError
 from support.random_models import save, tiny_model
 from support.tiny_tokenizers import byte_level_bpe
@@ -242,3 +242,76 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="exit code 2") as caught, running_server([f"--model={tmp_path}"]):
         pass
     assert "model.safetensors" in str(caught.value)
+
+
+def test_policies_are_set_and_shown(server: RunningServer) -> None:
+    target = f"--target={server.target}"
+    shown = run("policies", "show", target)
+    assert shown.returncode == 0, shown.stderr
+    assert "revision 1\n" in shown.stdout
+    changed = run(
+        "policies",
+        "set",
+        "victim=last-arrived",
+        "reclaim=cost-model:swap_weight=2",
+        "--shadow=queue=priority",
+        "--revision=1",
+        "--json",
+        target,
+    )
+    assert changed.returncode == 0, changed.stderr
+    info = json.loads(changed.stdout)
+    assert info["revision"] == 2
+    by_axis = {policy["axis"]: policy for policy in info["axes"]}
+    assert by_axis["victim"]["name"] == "last-arrived"
+    assert by_axis["reclaim"]["options"]["swap_weight"] == 2.0
+    assert by_axis["queue"]["shadow"]["name"] == "priority"
+    assert json.loads(run("policies", "show", "--json", target).stdout) == info
+    stale = run("policies", "set", "victim=least-computed", "--revision=1", target)
+    assert (stale.returncode, stale.stdout) == (2, "")
+    assert "revision 2, not 1" in stale.stderr
+    wrong = run("policies", "set", "reclaim=cost-model:weight=2", target)
+    assert wrong.returncode == 2
+    assert "policies[reclaim].options[weight]" in wrong.stderr
+    back = run("policies", "set", "--preset=pageturner", "--shadow=queue=none", target)
+    assert back.returncode == 0, back.stderr
+    assert "shadow" not in back.stdout
+    assert "least-computed" in back.stdout
+
+
+def test_sighup_and_a_changed_file_swap_the_policies_and_keep_the_streams(
+    flags: list[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("")
+
+    async def stream(process: subprocess.Popen[str], target: str) -> tuple[int, Finished]:
+        """Ask for more tokens than the server holds for a client that does not read; after the first,
+        other policies."""
+        num_tokens = 0
+        finished: Finished | None = None
+        async with Client(target) as client:
+            async for item in client.stream("hello", max_tokens=1500, ignore_eos=True):
+                if isinstance(item, Delta):
+                    if num_tokens == 0:
+                        config.write_text('[policies]\nvictim = "nobody"\n')
+                        process.send_signal(signal.SIGHUP)
+                        await asyncio.to_thread(_read_until, process, "reload_refused")
+                        config.write_text('[policies]\nvictim = "last-arrived"\n')
+                        process.send_signal(signal.SIGHUP)
+                        await asyncio.to_thread(_read_until, process, "last-arrived(")
+                    num_tokens += len(item.tokens)
+                if isinstance(item, Finished):
+                    finished = item
+            config.write_text('[policies]\nqueue = "priority"\n')
+            await asyncio.to_thread(_read_until, process, "priority(")
+            in_force = {policy.axis: policy.name for policy in (await client.policies()).axes}
+            assert (in_force["queue"], in_force["victim"]) == ("priority", "least-computed")
+        assert finished is not None
+        return num_tokens, finished
+
+    with serving(*flags, f"--config={config}") as (process, target):
+        num_tokens, finished = asyncio.run(stream(process, target))
+    assert num_tokens == 1500
+    assert finished.policies_changed
+    assert finished.policies["victim"] == "last-arrived"
