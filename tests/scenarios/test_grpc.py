@@ -208,26 +208,36 @@ async def test_text_generation_inference_1254_smg_2203_stops_over_chunks(
         assert end.matched == (None if before is None else stop)
 
 
-async def test_smg_2203_nothing_is_delayed_by_a_stop_that_has_not_begun() -> None:
-    """With a stop of forty characters each token's text is there at its own step.
+def longest_start_of(stop: str, text: str) -> int:
+    """Characters at the end of `text` that may yet become `stop`."""
+    return next(n for n in range(len(stop) - 1, -1, -1) if text.endswith(stop[:n]))
+
+
+@pytest.mark.parametrize("first", ["z", "e", "q", " ", "quick", "The quick brow"])
+async def test_smg_2203_nothing_is_delayed_that_cannot_become_a_stop(first: str) -> None:
+    """A stop of fifty characters, of which `first` occurs: at every step all is shown that is certain.
 
     Leans on the held-back end being found, not a window of fixed length.
     """
+    stop = first + "z" * 50
     async with real_service() as service:
-        service.model.script = TOKENIZER.encode("The quick brown fox")
+        script = service.model.script = TOKENIZER.encode("The quick brown fox")
         service.hold_steps()
-        stream = service.client.stream(
-            (1,), max_tokens=len(service.model.script), stop=["z" * 40], ignore_eos=True
-        )
+        stream = service.client.stream((1,), max_tokens=len(script), stop=[stop], ignore_eos=True)
         async with aclosing(stream) as items:
             service.allow_steps(1)
             assert isinstance(await anext(items), Accepted)
-            for token_id in service.model.script:
+            shown = ""
+            for count in range(1, len(script)):
                 item = await anext(items)
                 assert isinstance(item, Delta)
-                assert item.text == TOKENIZER.decode((token_id,))
+                shown += item.text
+                whole = TOKENIZER.decode(script[:count])
+                assert shown == whole[: len(whole) - longest_start_of(stop, whole)]
                 service.allow_steps(1)
             service.release_steps()
+            shown += text_of([item async for item in items])
+            assert shown == "The quick brown fox"
 
 
 async def test_sglang_11387_health_follows_the_engines_heartbeat() -> None:
