@@ -122,7 +122,7 @@ class _Story:
         request = entry.request
         facts = [_count(request.num_prompt_tokens, "prompt token")]
         if entry.refusal:
-            self._say(entry.now, f"refused on arrival ({', '.join(facts)}): {entry.refusal}")
+            self._say(request.arrival_time, f"refused on arrival ({', '.join(facts)}): {entry.refusal}")
             self._is_over = True
             return
         facts.append(f"at most {_count(entry.max_tokens, 'output token')}")
