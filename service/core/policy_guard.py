@@ -117,7 +117,7 @@ class PolicyGuard:
             old, chosen = self._seats[axis], getattr(policies, axis)
             if chosen is not old.chosen.policy:
                 seats[axis] = self._seat(axis, chosen, old.default)
-                seats[axis].chosen.inherit(old.chosen, history)
+                seats[axis].chosen.inherit(old.in_force, history)  # in quarantine nobody told it anything
                 self._stale.add(axis)
                 if axis in watchers:
                     watchers[axis].forget_ranks()
@@ -300,7 +300,8 @@ class PolicyGuard:
             self.names = MappingProxyType(
                 {axis: registry.name_of(seat.in_force.policy) for axis, seat in self._seats.items()}
             )
-        deciders = [decider for seat in self._seats.values() for decider in (seat.chosen, seat.default)]
+        deciders = [seat.chosen for seat in self._seats.values() if not seat.is_quarantined]
+        deciders += [seat.default for seat in self._seats.values()]
         deciders += [shadow.decider for shadow in self._shadows.values()]
         self._listeners = tuple(decider for decider in deciders if decider.has_memory)
 

@@ -60,6 +60,7 @@ from pageturner.service.errors import (
 from structlog.typing import FilteringBoundLogger
 
 MAX_REQUEST_ID_CHARACTERS = 256
+MAX_REASON_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,8 @@ class AsyncEngine:
         try:
             done = await self._set_policies(change)
         except PageturnerError as error:
-            self._logger.warning("policies_refused", origin=change.origin, reason=str(error))
+            reason = str(error)[:MAX_REASON_CHARACTERS]  # it may quote what was sent
+            self._logger.warning("policies_refused", origin=change.origin, reason=reason)
             raise
         old, new = summarise(done.old), summarise(done.new)
         changed = [axis for axis in new if new[axis] != old[axis]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,11 +23,16 @@ OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tok
 
 
 def harness(policies: PolicySet | None = None, **sizes: Any) -> CoreHarness:
-    given = {"num_blocks": 24, "block_size": 2, "num_host_blocks": 12, "options": OPTIONS} | sizes
+    given: dict[str, Any] = {
+        "num_blocks": 24,
+        "block_size": 2,
+        "num_host_blocks": 12,
+        "options": OPTIONS,
+    } | sizes
     return CoreHarness(policies or registry.default_policies(), **given)
 
 
-def swap(live: CoreHarness, shadows: dict[str, object] | None = None, **policies: Any) -> None:
+def swap(live: CoreHarness, shadows: Mapping[str, object] | None = None, **policies: Any) -> None:
     """Put these policies in force; the other axes keep theirs, and so do all shadows unless given."""
     guard = live.scheduler.guard
     watched = guard.shadows if shadows is None else shadows
@@ -399,9 +404,37 @@ def test_a_policy_that_keeps_failing_is_quarantined(axis: str) -> None:
     assert live.scheduler.guard.names[axis] == registry.DEFAULTS[axis]
     assert live.scheduler.policy_report().revision == 2
     assert any(record.end is not None and record.end.policies_changed for record in live.records.values())
-    swap(live, **{axis: registry.create(axis, registry.DEFAULTS[axis])})
+    default: Any = registry.create(axis, registry.DEFAULTS[axis])
+    swap(live, **{axis: default})
     (report,) = [report for report in live.scheduler.policy_report().axes if report.axis == axis]
     assert (report.is_quarantined, report.num_faults, report.last_fault) == (False, 0, "")
+
+
+@dataclass(frozen=True)
+class FailsToRemember(Remembers):
+    """Cannot take in that a request ended."""
+
+    def fold(self, state: tuple[PolicyEvent, ...], event: PolicyEvent) -> tuple[PolicyEvent, ...]:
+        assert not isinstance(event, RequestEnded)
+        return super().fold(state, event)
+
+
+def test_a_memory_that_fails_keeps_what_it_had_and_is_told_nothing_in_quarantine() -> None:
+    live = harness(
+        replace(registry.default_policies(), queue=FailsToRemember()),
+        options=replace(OPTIONS, max_policy_faults=2),
+    )
+    live.submit((0,), max_tokens=1)
+    live.run_to_end()
+    told: Any = state_of(live)
+    assert [type(event) for event in told] == [RequestQueued, RequestStarted, StepServed]
+    for _ in range(3):
+        live.submit((0,), max_tokens=1)
+        live.run_to_end()
+    report = live.scheduler.policy_report().axes[0]
+    assert (report.is_quarantined, report.num_faults) == (True, 2)
+    swap(live, queue=FailsToRemember())
+    assert state_of(live) == (), "what it knew is older than what happened since"
 
 
 def test_a_swap_elsewhere_leaves_a_quarantine_alone() -> None:
@@ -514,8 +547,8 @@ def test_a_shadow_remembers_for_itself() -> None:
     shadow = Remembers()
     swap(live, {"queue": shadow})
     live.step()
-    decider = live.scheduler.guard.shadow_states["queue"]
-    assert [type(event) for event in decider] == [RequestQueued, RequestStarted, StepServed]
+    told: Any = live.scheduler.guard.shadow_states["queue"]
+    assert [type(event) for event in told] == [RequestQueued, RequestStarted, StepServed]
     swap(live, {})
     assert live.scheduler.guard.shadows == {}
     live.run_to_end()
