@@ -115,7 +115,8 @@ class EvictionPolicy(Protocol):
     """Which cached block is overwritten first?"""
 
     def score(self, block: BlockView) -> float:
-        """Smallest is evicted first. Asked once, when the block is released. Must be finite."""
+        """Smallest is evicted first. Asked when the block is released, and once more, of every cached
+        block as it was then, when this policy comes into force. Must be finite."""
         ...
 
 

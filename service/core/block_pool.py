@@ -8,7 +8,7 @@ Every block is in exactly one state:
     free       ref_count = 0 and not published
 
 Only this class changes a reference count or the digest map. The free list is a stack: a block freed
-last is warm and is reused first. Evictable blocks wait in a heap, scored once when they are released;
+last is warm and is reused first. Evictable blocks wait in a heap, scored when they are released;
 an entry whose block was revived is recognised by its version and skipped.
 """
 
@@ -81,7 +81,7 @@ def _view(block: Block) -> BlockView:
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens.
 
-    score: called once when a published block loses its last reference; the smallest score is evicted
+    score: called when a published block loses its last reference, and by `rescore`; the smallest score is evicted
     first, ties by order of release.
     """
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import grpc
-from pageturner.service.engine.api import EngineClient
+from pageturner.service.engine.api import EngineClient, PolicySpec
 from pageturner.service.errors import Draining, InvalidArgument
 from pageturner.service.rpc import convert
 from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle
@@ -66,6 +66,9 @@ class AdminServicer(AdminServiceServicer):
         self, request: pb.SetPoliciesRequest, context: Context[pb.SetPoliciesRequest, pb.SetPoliciesResponse]
     ) -> pb.SetPoliciesResponse:
         change = convert.to_policy_change(request, origin=f"peer {context.peer()}")
+        if not self._options.allow_policy_imports:
+            _refuse_imports("policies", change.policies)
+            _refuse_imports("shadows", change.shadows)
         info = await self._engine.set_policies(change)
         return pb.SetPoliciesResponse(policies=map(convert.from_policy, info.axes), revision=info.revision)
 
@@ -77,3 +80,11 @@ class AdminServicer(AdminServiceServicer):
         content = await self._engine.flight_record()
         for start in range(0, len(content), CHUNK_BYTES):
             yield pb.GetFlightRecordResponse(chunk=content[start : start + CHUNK_BYTES])
+
+
+def _refuse_imports(field: str, choices: Mapping[str, PolicySpec | None]) -> None:
+    """A client that may name any module may run any installed code."""
+    for axis, spec in choices.items():
+        if spec is not None and ":" in spec.name:
+            reason = "clients may not name classes here; server.allow_policy_imports would let them"
+            raise InvalidArgument(f"{field}[{axis}].name", reason)

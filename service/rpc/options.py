@@ -19,7 +19,8 @@ class ServerOptions:
     long for the aborted rest. write_timeout_seconds: a stream is given up when its client's window has had
     no room for one more message for so long. min_watch_seconds, max_watch_seconds: bounds on WatchLoad's
     interval. max_abort_ids: ids in one Abort. log_prompts: prompts appear in the log; they are private, so
-    off.
+    off. allow_policy_imports: clients may set policies as "module:Class", which imports that module here;
+    names of built-ins and of installed entry points do without.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +37,7 @@ class ServerOptions:
     max_watch_seconds: float = 3600.0
     max_abort_ids: int = 1024
     log_prompts: bool = False
+    allow_policy_imports: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

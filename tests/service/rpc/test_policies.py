@@ -101,6 +101,7 @@ async def test_a_stale_revision_is_refused() -> None:
         ({"victims": PolicySpec("last-arrived")}, {}, "policies[victims]"),
         ({"victim": PolicySpec("last-arived")}, {}, "policies[victim].name"),
         ({"victim": PolicySpec("no.such.module:X")}, {}, "policies[victim].name"),
+        ({}, {"victim": PolicySpec("no.such.module:X")}, "shadows[victim].name"),
         ({"victim": PolicySpec("")}, {}, "policies[victim].name"),
         ({"reclaim": PolicySpec("cost-model", {"x": 1})}, {}, "policies[reclaim].options[x]"),
         (
@@ -122,6 +123,16 @@ async def test_what_is_wrong_is_named_and_nothing_is_changed(
             await served.client.set_policies(good | policies, shadows=shadows)
         assert caught.value.field == field
         assert await served.client.policies() == before
+
+
+async def test_clients_import_nothing_unless_they_may() -> None:
+    change = {"queue": PolicySpec(FAILS)}
+    async with policy_house() as house:
+        async with serving(house.engine) as served:
+            with pytest.raises(InvalidArgument, match=r"server\.allow_policy_imports"):
+                await served.client.set_policies(change)
+        await house.engine.set_policies(PolicyChange(change))
+        assert house.engine.policies().axes[0].name == FAILS, "the server's own configuration may"
 
 
 async def test_options_that_are_no_json_are_refused() -> None:
@@ -177,7 +188,10 @@ async def test_the_final_message_of_a_stream_names_the_policies() -> None:
 
 
 async def test_a_quarantine_is_shown_and_logged_once() -> None:
-    async with policy_house(max_policy_faults=3) as house, serving(house.engine) as served:
+    async with (
+        policy_house(max_policy_faults=3) as house,
+        serving(house.engine, allow_policy_imports=True) as served,
+    ):
         await served.client.set_policies({"queue": PolicySpec(FAILS)})
         for _ in range(5):
             await served.client.generate((0, 1), max_tokens=2)
