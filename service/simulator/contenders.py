@@ -1,7 +1,8 @@
 """Policy sets and sweeps as the command line writes them.
 
 victim=last-arrived;reclaim=always-swap        the other axes keep their defaults
-queue={name="priority",aging_seconds=5}        an inline table has options, as in the configuration
+queue=priority:aging_seconds=5                 options after a colon, as in `policies set`
+queue={name="priority",aging_seconds=5}        or as an inline table, as in the configuration
 preset=vllm-v1;victim=least-computed           a preset, and what differs from it
 --sweep reclaim=always-swap,always-recompute   each set once with each value
 --sweep cache.num_blocks=512,1024              a bound of the machine
@@ -116,7 +117,11 @@ def _with(setup: Setup, key: str, value: str) -> Setup:
 
 def _choice(text: str) -> tuple[str, Mapping[str, object]]:
     if not text.startswith("{"):
-        return text, {}
+        name, _, options = text.rpartition(":")
+        if "=" not in options:
+            return text, {}
+        pairs = (pair.partition("=") for pair in options.split(","))
+        return name, {option.strip(): _toml(value.strip()) for option, _, value in pairs}
     table = _toml(text)
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise ConfigError("--policies", f"{text} has no name")

@@ -22,6 +22,11 @@ def test_axes_left_out_keep_their_default() -> None:
     assert contender.machine == MACHINE
 
 
+@pytest.mark.parametrize("text", ["priority:aging_seconds=5", '{name="priority",aging_seconds=5}'])
+def test_options_are_written_in_either_way(text: str) -> None:
+    assert parse_policies(f"queue={text}").on(MACHINE).policies.queue == PriorityWithAging(5.0)
+
+
 def test_a_preset_is_a_set_that_may_be_changed() -> None:
     contender = parse_policies("preset=vllm-v1;victim=least-computed").on(MACHINE)
     assert contender.policies.victim == LeastComputed()
