@@ -1,8 +1,8 @@
 """What a flight record holds: where it starts, then every call of the scheduler and what came of it.
 
 No prompt, no output, no token id: see `pseudonyms`. Request ids and tenants stand as they are.
-Every entry says when (`now`: the scheduler's clock, which moves with its steps), what was decided, and in `raised` the type of what
-the scheduler raised instead of an answer, if it did.
+Every entry says when (`now`: the scheduler's clock, which moves with its steps), what was decided, and
+in `raised` the type of what the scheduler raised instead of an answer, if it did.
 """
 
 from __future__ import annotations
