@@ -81,8 +81,8 @@ def _view(block: Block) -> BlockView:
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens.
 
-    score: called when a published block loses its last reference, and by `rescore`; the smallest score is evicted
-    first, ties by order of release.
+    score: called when a published block loses its last reference, and by `rescore`; the smallest score is
+    evicted first, ties by order of release.
     """
 
     def __init__(

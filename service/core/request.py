@@ -61,7 +61,7 @@ class Sequence:
     tokens: prompt and accepted outputs; only ever appended to.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
-    num_ever_computed: leading positions whose KV was there when it was last given up.
+    num_ever_computed: leading positions whose KV was made at some time and given up since.
     num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
         num_computed_tokens by one where the last token is computed again for its logits only.
     num_accepted_tokens: leading positions whose KV an ended step has made; these may be published.

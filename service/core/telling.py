@@ -57,13 +57,15 @@ class StepTally:
         self._recomputed: Counter[str] = Counter()
         for part in output.scheduled:
             sequence = state.sequences.get(part.seq_id)
-            if sequence is None or sequence.epoch != part.epoch:
+            if sequence is None:
                 continue
             request = sequence.request
             tenant = self._tenants[request.request_id] = request.new.tenant
             before, end = sequence.num_ever_computed, part.end
             self._recomputed[tenant] += max(0, min(end, before) - part.start)
             self._prompt[tenant] += max(0, min(end, request.num_prompt_tokens) - max(part.start, before))
+            if sequence.epoch != part.epoch:  # void, but computed: whoever computes it again does so again
+                sequence.num_ever_computed = max(before, end)
 
     def served(self, events: Iterable[Event]) -> StepServed:
         """events: what the step's update put out."""

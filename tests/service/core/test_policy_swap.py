@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -331,6 +332,52 @@ def test_events_are_told_in_their_order() -> None:
     assert (share.tenant, share.num_prompt_tokens, share.num_output_tokens) == ("t0", 3, 1)
     (share,) = told[4].shares
     assert (share.num_prompt_tokens, share.num_output_tokens, share.num_recomputed_tokens) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("reclaim", ["always-swap", "always-recompute", "tail-first"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_events_keep_their_order_whatever_happens(reclaim: str, depth: int) -> None:
+    """Under pressure, with aborts, deadlines and failed steps: each request is told of as the events'
+    definition says, time never falls, and no token is counted twice or left out."""
+    rng = random.Random(f"{reclaim} {depth}")
+    policies = registry.create_set({"reclaim": (reclaim, {}), "admission": ("first-chunk", {})})
+    live = harness(
+        replace(policies, queue=Remembers()), depth=depth, num_blocks=12, enable_prefix_caching=False
+    )
+    for _ in range(150):
+        if len(live.scheduler.state.requests) < 8:
+            live.submit(
+                tuple(rng.choice((0, 1, 2)) for _ in range(rng.randint(1, 9))),
+                max_tokens=rng.randint(1, 12),
+                priority=rng.randrange(3),
+                deadline=live.now + 25 if rng.random() < 0.2 else None,
+            )
+        live.step()
+        if rng.random() < 0.05:
+            live.fail()
+        if rng.random() < 0.05 and live.scheduler.state.requests:
+            live.abort(rng.choice(list(live.scheduler.state.requests)))
+    live.run_to_end()
+    told: Any = state_of(live)
+    assert [event.now for event in told] == sorted(event.now for event in told)
+    letters = {RequestQueued: "q", RequestStarted: "s", RequestEnded: "e"}
+    lives: dict[str, str] = dict.fromkeys(live.records, "")
+    for event in told:
+        if not isinstance(event, StepServed):
+            lives[event.request_id] += letters[type(event)]
+    assert all(re.fullmatch("(qs)+e|(qs)*qe", seen) for seen in lives.values()), lives
+    assert any(len(seen) > 4 for seen in lives.values()), "nobody yielded"
+    firsts = [e.request_id for e in told if isinstance(e, RequestQueued | RequestStarted) and e.is_first]
+    assert max(map(firsts.count, firsts)) == 2
+    for tenant in ("t0", "t1", "t2"):
+        shares = [s for e in told if isinstance(e, StepServed) for s in e.shares if s.tenant == tenant]
+        mine = [record for record in live.records.values() if record.new.tenant == tenant]
+        outputs = sum(len(tokens) for record in mine for tokens in record.outputs.values())
+        assert sum(share.num_output_tokens for share in shares) == outputs
+        prompts = sum(len(record.new.prompt_token_ids) for record in mine)
+        whole = sum(len(record.new.prompt_token_ids) for record in mine if record.outputs)
+        assert whole <= sum(share.num_prompt_tokens for share in shares) <= prompts
+    assert sum(s.num_recomputed_tokens for e in told if isinstance(e, StepServed) for s in e.shares) > 0
 
 
 def test_tokens_computed_twice_are_told_apart() -> None:
