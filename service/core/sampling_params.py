@@ -61,7 +61,7 @@ class SamplingParams:
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_float("top_p", self.top_p, 0.0, 1.0)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_int("top_k", self.top_k, 0, None)
@@ -95,10 +95,9 @@ class SamplingParams:
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
 
-def _check_float(field: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    if not math.isfinite(value) or not low <= value <= high or (low_open and value == low):
-        opening = "(" if low_open else "["
-        raise InvalidArgument(field, f"{value} is not in {opening}{low:g}, {high:g}]")
+def _check_float(field: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidArgument(field, f"{value} is not in [{low:g}, {high:g}]")
 
 
 def _check_int(field: str, value: int, low: int, high: int | None) -> None:

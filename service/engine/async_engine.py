@@ -217,8 +217,6 @@ class AsyncEngine:
             deadline=None if seconds is None else arrival_time + seconds,
         )
         live = self._enlist(request)
-        if self._options.log_prompts:
-            live.logger.info("prompt", prompt=submission.prompt)
         self._send(Submit(request))
         try:
             await live.accepted

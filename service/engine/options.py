@@ -26,7 +26,6 @@ class EngineOptions:
     num_remembered_requests: finished requests whose ids an abort still knows.
     flight_recorder_steps: how many steps back the flight record reaches; 0 records nothing. It holds what
     the scheduler was told and decided, and no text; a file of it is written when a step or the engine fails.
-    log_prompts: whether logs may hold what users wrote.
     """
 
     stream_buffer_tokens: int = 1024
@@ -38,7 +37,6 @@ class EngineOptions:
     inline_prompt_characters: int = 2048
     num_remembered_requests: int = 4096
     flight_recorder_steps: int = 4096
-    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("slow_consumer_timeout_seconds", "stall_seconds", "shutdown_seconds"):
