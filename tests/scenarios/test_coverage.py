@@ -32,7 +32,7 @@ def test_every_reference_has_a_test() -> None:
 
 
 def test_every_test_that_the_table_names_exists() -> None:
-    functions = {f"{path}::{name}" for path, name in table.test_functions()}
+    functions = {f"{path}::{name}" for path, name in table.all_tests()}
     named = {node for nodes in table.KINDS.values() for node in nodes}
     assert named - functions == set()
     assert table.KINDS.keys() <= set(table.references())

@@ -217,22 +217,22 @@ def test_nobody_yields_for_a_candidate_that_cannot_be_served(reclaim: str, depth
     h.finish_all()
 
 
-@pytest.mark.parametrize("junk", range(6))
-def test_no_victim_is_lost_whatever_becomes_of_the_claimant(junk: int) -> None:
+@pytest.mark.parametrize("variant", range(6))
+def test_no_victim_is_lost_whatever_becomes_of_the_claimant(variant: int) -> None:
     """Claimants are aborted, or end, right after others yielded to them; everyone comes back and ends well.
 
     Leans on requeue: a request is running or waiting, and nothing between.
     """
     h = scenario(
         10, 2, num_host_blocks=10, admission="first-chunk", caching=False,
-        reclaim=WAYS[junk % 4], options={"max_num_seqs": 4},
+        reclaim=WAYS[variant % 4], options={"max_num_seqs": 4},
     )  # fmt: skip
     for seed in range(4):
         h.submit((seed % 3,) * 3, max_tokens=8, seed=seed)
     h.step()
     h.step()
     for attempt in range(6):
-        urgent = h.submit((2,) * (4 + junk), max_tokens=4, priority=9, seed=attempt)
+        urgent = h.submit((2,) * (4 + variant), max_tokens=4, priority=9, seed=attempt)
         h.step()
         if not h.has_ended(urgent):
             h.abort(urgent)
