@@ -9,8 +9,9 @@ import json
 from collections.abc import Sequence
 
 from pageturner.policies.interfaces import AXES
+from pageturner.policies.presets import PRESETS
 from pageturner.service.client import Client
-from pageturner.service.commands.output import write
+from pageturner.service.commands.output import note, write
 from pageturner.service.engine.api import PoliciesInfo, PolicyInfo, PolicySpec
 from pageturner.service.errors import ConfigError
 
@@ -96,7 +97,19 @@ async def _change(
         info = await client.set_policies(
             policies, shadows=shadows, preset=arguments.preset, expected_revision=arguments.revision
         )
+        config = (await client.server_info()).config
     _print(info, as_json=arguments.json)
+    for key, value in _implied(arguments.preset).items():
+        now = config.get(key)
+        if now != str(value):
+            note(f"{arguments.preset} means {key} = {value} too, which only a restart changes ({now})")
+
+
+def _implied(preset: str) -> dict[str, object]:
+    """The scheduler's options that belong to a preset."""
+    if preset not in PRESETS:
+        return {}
+    return {f"scheduler.{name}": value for name, value in PRESETS[preset].core_options.items()}
 
 
 def _print(info: PoliciesInfo, *, as_json: bool) -> None:

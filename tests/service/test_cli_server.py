@@ -276,6 +276,10 @@ def test_policies_are_set_and_shown(server: RunningServer) -> None:
     back = run("policies", "set", "--preset=pageturner", "--shadow=queue=none", target)
     assert back.returncode == 0, back.stderr
     assert "shadow" not in back.stdout
+    assert back.stderr == ""
+    look_alike = run("policies", "set", "--preset=vllm-v1", target)
+    assert "scheduler.watermark = 0.0 too, which only a restart changes (0.03)" in look_alike.stderr
+    assert run("policies", "set", "--preset=pageturner", target).returncode == 0
     assert "least-computed" in back.stdout
 
 
