@@ -26,7 +26,10 @@ POLICY_SETS: tuple[dict[str, str], ...] = (
     {"reclaim": "always-recompute", "admission": "first-chunk"},
     {"admission": "guaranteed-no-evict", "queue": "shortest-job-first"},
 )
-WORKLOADS: tuple[Load, ...] = (Load(48, 16, (16, 160), (16, 80), seed=100),)
+WORKLOADS: tuple[Load, ...] = (
+    Load(48, 16, (16, 160), (16, 80), seed=100),
+    Load(32, 12, (64, 256), (8, 48), shared_prefix_tokens=48, seed=200),
+)
 NUM_BLOCKS = 64
 
 
