@@ -143,4 +143,6 @@ def _lines(policy: PolicyInfo) -> list[str]:
 
 def _call(name: str, options: object) -> str:
     assert isinstance(options, dict)
-    return f"{name}({', '.join(f'{option}={json.dumps(value)}' for option, value in options.items())})"
+    return (
+        f"{name}({', '.join(f'{option}={json.dumps(value)}' for option, value in sorted(options.items()))})"
+    )
