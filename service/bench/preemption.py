@@ -71,7 +71,7 @@ def compare_policies(
         expected, _ = asyncio.run(_answers(server.target, workload))
     results = []
     for reclaim in reclaims:
-        flags = [*arguments, f"--num-blocks={num_blocks}", f"--reclaim={reclaim}"]
+        flags = [*arguments, f"--num-blocks={num_blocks}", f"--reclaim-policy={reclaim}"]
         with running_server(flags) as server:
             streams, counts = asyncio.run(_answers(server.target, workload))
         gaps = [first_gap(a, b) for a, b in zip(expected, streams, strict=True)]
