@@ -152,22 +152,30 @@ def _fidelity(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.fidelity import measure_fidelity
 
     report = measure_fidelity(config_arguments(arguments), note)
-    names = ("throughput", "ttft_p50", "ttft_p99")
-    means = {name: report.mean_error(name) for name in names}
     if arguments.json:
-        results = [{**dataclasses.asdict(r), "errors": r.errors} for r in report.results]
-        fit = dataclasses.asdict(report.calibration.error)
-        write(json.dumps({"fit_error": fit, "results": results, "mean_errors": means}, indent=2))
+        document = {
+            "fit_error": dataclasses.asdict(report.calibration.error),
+            "results": [
+                {**dataclasses.asdict(r), "errors": r.errors, "errors_at_speed": r.errors_at_speed}
+                for r in report.results
+            ],
+            "mean_errors": report.mean_errors,
+            "mean_errors_at_speed": report.mean_errors_at_speed,
+        }
+        write(json.dumps(document, indent=2))
         return 0
     for result in report.results:
         write(f"{result.policies}, {result.load.requests} requests, {result.load.concurrency} at once")
-        for side, found in (("real", result.real), ("simulated", result.simulated)):
+        sides = (("real", result.real), ("simulated", result.simulated), ("at speed", result.at_speed))
+        for side, found in sides:
             write(
                 f"  {side:<10}{found.throughput:8.1f} tokens/s, TTFT p50 {found.ttft_p50:.2f} s, "
                 f"p99 {found.ttft_p99:.2f} s; {found.num_swaps} swaps, {found.num_recomputes} recomputes, "
                 f"{found.num_tail_reclaims} tail reclaims"
             )
-    write("mean errors: " + ", ".join(f"{name} {error:.1%}" for name, error in means.items()))
+        write(f"  (its steps took {result.slowdown:.2f} times as long as when they were calibrated)")
+    for title, errors in (("", report.mean_errors), (" at speed", report.mean_errors_at_speed)):
+        write(f"mean errors{title}: " + ", ".join(f"{name} {error:.1%}" for name, error in errors.items()))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.step_work import StepWork
@@ -13,8 +14,8 @@ from pageturner.service.simulator.step_time import FitError, TimedStep, fit, fit
 from pageturner.service.simulator.traces import RECORDING_KEY
 
 
-def fit_machine(path: Path) -> tuple[Machine, FitError]:
-    """The machine of a `serve --record` file. Raises MachineError."""
+def read_steps(path: Path) -> tuple[dict[str, Any], list[TimedStep]]:
+    """The header and every timed step of a `serve --record` file. Raises MachineError."""
     header, steps = None, []
     try:
         with path.open(encoding="utf-8") as file:
@@ -24,8 +25,19 @@ def fit_machine(path: Path) -> tuple[Machine, FitError]:
                     header = entry
                 elif "step" in entry:
                     steps.append(TimedStep(StepWork(*entry["step"]), entry["seconds"]))
-        if header is None or not steps:
-            raise MachineError(f"{path} has no header or no steps")
+    except OSError as error:
+        raise MachineError(f"{path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise MachineError(f"{path} is no recording: {error}") from error
+    if header is None or not steps:
+        raise MachineError(f"{path} has no header or no steps")
+    return header, steps
+
+
+def fit_machine(path: Path) -> tuple[Machine, FitError]:
+    """The machine of a `serve --record` file. Raises MachineError."""
+    header, steps = read_steps(path)
+    try:
         model = fit(steps)
         machine = Machine(
             name=str(header["name"]),
@@ -35,8 +47,6 @@ def fit_machine(path: Path) -> tuple[Machine, FitError]:
             cache=CacheOptions(**header["cache"]),
             scheduler=SchedulerOptions(**header["scheduler"]),
         )
-    except OSError as error:
-        raise MachineError(f"{path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise MachineError(f"{path} is no recording: {error}") from error
     return machine, fit_error(model, [step for step in steps if step.seconds > 0])

@@ -54,6 +54,10 @@ class StepTimeModel:
             + self.a_copy * work.num_copied
         )
 
+    def scaled(self, factor: float) -> StepTimeModel:
+        """Of a machine on which every step takes `factor` times as long."""
+        return StepTimeModel(*(factor * seconds for seconds in astuple(self)))
+
     def rates(self, block_bytes: int) -> Rates:
         """What the engine would have measured on this machine, for the policies that weigh costs."""
         return Rates(
