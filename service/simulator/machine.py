@@ -21,7 +21,9 @@ class Machine:
     """What a simulation runs on.
 
     derivation: how the figures were found, for who reads the file. block_bytes: of one KV block over all
-    layers. request_seconds: from a client's send to the queue and from a token to its reader, together.
+    layers. measured: what policies are told of it, where that has ceased to be true (a link grown busy);
+    else step_time itself. request_seconds: from a client's send to the queue and from a token to its
+    reader, together.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Machine:
     cache: CacheOptions
     scheduler: SchedulerOptions = SchedulerOptions()
     request_seconds: float = 0.0
+    measured: StepTimeModel | None = None
 
     def to_json(self) -> str:
         """The text of a file that `load_machine` reads back as this."""
@@ -65,6 +68,7 @@ def _machine(document: dict[str, Any]) -> Machine:
             **document,
             "derivation": tuple(document["derivation"]),
             "step_time": StepTimeModel(**document["step_time"]),
+            "measured": None if document.get("measured") is None else StepTimeModel(**document["measured"]),
             "cache": CacheOptions(**document["cache"]),
             "scheduler": SchedulerOptions(**document.get("scheduler", {})),
         }

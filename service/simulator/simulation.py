@@ -112,7 +112,7 @@ class _Simulation:
         self._model = machine.step_time
         self._cache = machine.cache
         self._request_seconds = machine.request_seconds
-        rates = machine.step_time.rates(machine.block_bytes)
+        rates = (machine.measured or machine.step_time).rates(machine.block_bytes)
         self._scheduler = Scheduler(machine.scheduler, machine.cache, policies, NullStopCondition(), rates)
         self._now = 0.0
         self._records: dict[str, SimulatedRequest] = {}

@@ -78,6 +78,7 @@ def run_case(case: Case, machine: Machine, seeds: Sequence[int]) -> Finding:
         cache=replace(machine.cache, num_blocks=case.num_blocks, num_host_blocks=case.num_host_blocks),
         scheduler=replace(machine.scheduler, **case.bounds),
         step_time=replace(machine.step_time, **case.step_time),
+        measured=machine.step_time if case.has_drifted else None,
     )
     sets = (case.others, f"{case.others};{case.axis}={case.policy}")
     base, policy = run_experiment(

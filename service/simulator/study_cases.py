@@ -15,6 +15,7 @@ class Case:
 
     policy: as after `axis=` in --policies. why: the setting, in words. metric: of METRICS. others: the other
     axes, as in --policies, for both. pool: of cache. bounds: of the scheduler. step_time: of the machine.
+    has_drifted: policies believe the machine to be as it is without `step_time`.
     """
 
     axis: str
@@ -27,6 +28,7 @@ class Case:
     num_host_blocks: int = 0
     bounds: Mapping[str, Any] = field(default_factory=dict)
     step_time: Mapping[str, float] = field(default_factory=dict)
+    has_drifted: bool = False
 
 
 # Twice what the machine can serve, by many small requests and some large.
@@ -338,14 +340,14 @@ CASES: tuple[Case, ...] = (
     Case(
         "reclaim",
         "tail-first",
-        "three answers of each prompt: of a large group only an end yields, the host pool is small",
-        "tpot_p90",
-        Synthetic(
-            requests=60, concurrency=8, prompt=200, prompt_sigma=0.2, output=100, output_sigma=0.3, choices=3
-        ),
-        num_blocks=200,
-        num_host_blocks=60,
+        "a link ten times as slow as when it was measured",
+        "e2e_mean",
+        Synthetic(requests=150, concurrency=32, prompt=32, prompt_sigma=0.2, output=24, output_sigma=0.3),
+        num_blocks=40,
+        num_host_blocks=4000,
         bounds=NO_MARK,
+        step_time={"a_swap_out": 5e-4, "a_swap_in": 5e-4},
+        has_drifted=True,
     ),
     Case(
         "reclaim",

@@ -100,6 +100,26 @@ def test_tokens_computed_again_are_counted() -> None:
     assert all(record.num_output_tokens == 16 for record in result.requests)
 
 
+def test_policies_weigh_the_machine_as_it_was_measured() -> None:
+    """A link that has become slow is still trusted by the cost model, and copies take what they take."""
+    slow = StepTimeModel(a_step=1.0, a_token=0.1, a_swap_out=50.0, a_swap_in=50.0)
+    machine = replace(
+        A_SECOND_A_STEP,
+        step_time=slow,
+        cache=CacheOptions(num_blocks=8, block_size=4, num_host_blocks=8, enable_prefix_caching=False),
+        scheduler=replace(A_SECOND_A_STEP.scheduler, watermark=0.0),
+    )
+    workload = Workload("test", (request(0.0, 8, 16), request(0.0, 8, 16, key=3)))
+    policies = registry.default_policies()
+    knowing = simulate(workload, machine, policies)
+    trusting = simulate(
+        workload, replace(machine, measured=replace(slow, a_swap_out=0.01, a_swap_in=0.01)), policies
+    )
+    assert knowing.stats.num_swap_preemptions_total == 0
+    assert trusting.stats.num_swap_preemptions_total > 0
+    assert trusting.seconds > knowing.seconds + 100
+
+
 def test_every_request_ends_in_a_pool_far_too_small() -> None:
     recipe = Synthetic(
         requests=60, rate=50, prompt=40, output=40, turns=2, groups=2, shared=16, tenants=3, longest=100
