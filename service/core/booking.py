@@ -12,7 +12,7 @@ from pageturner.policies.interfaces import BatchSplit
 from pageturner.service.core.block_manager import blocks_for
 from pageturner.service.core.ledger import Checkpoint, Ledger
 from pageturner.service.core.plan import Chunk, Start
-from pageturner.service.core.request import Request, Sequence
+from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.state import SchedulerState
 
 
@@ -83,9 +83,15 @@ class Booking:
         self.num_promised = savepoint.num_promised
 
     def allowance(self, request: Request, remaining: int) -> int:
-        """Tokens of budget this request may use now; the champion is owed one."""
+        """Tokens of budget this request may use now; the champion is owed one.
+
+        The batch policy has counted the decodes of running requests among its decode tokens; one that
+        starts with a single token left, fresh from the host, may take it from either share.
+        """
         if remaining == 1:
-            allowed = self.decode_left or self.prefill_left
+            allowed = self.decode_left
+            if request.status is not RequestStatus.RUNNING:
+                allowed = allowed or self.prefill_left
         elif self._chunk_tokens is None:
             allowed = self.prefill_left
         else:

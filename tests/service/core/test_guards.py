@@ -433,3 +433,20 @@ def test_a_failed_step_publishes_nothing() -> None:
     assert h.scheduler.manager.device.num_evictable == 0
     h.run_to_end()
     h.check_finished()
+
+
+def test_prefill_first_lets_decodes_wait_for_a_prompt() -> None:
+    """A batch policy's split binds: decodes do not eat the share that was left to prefills."""
+    outputs = {}
+    for batch in ("decode-first", "prefill-first"):
+        h = harness(num_blocks=32, batch=batch, options={"max_num_batched_tokens": 8})
+        champion, decoding = (h.submit((letter,) * 4, max_tokens=20) for letter in (0, 1))
+        h.step()
+        h.submit((2,) * 30, max_tokens=2)
+        h.step()  # the long prompt starts
+        outputs[batch] = scheduled_ids(h.step())
+        assert champion in outputs[batch]
+        h.run_to_end()
+        h.check_finished()
+    assert decoding in outputs["decode-first"]
+    assert decoding not in outputs["prefill-first"]
