@@ -1,7 +1,8 @@
 """`pageturner bench scheduler`: what one step costs in the core alone, with a model that takes no time.
 
 Every running request decodes; with `num_waiting`, as many more wait behind a full batch. A figure is the
-time of `schedule` and of `update` together, in microseconds, the median of the steps measured.
+time of `schedule` and of `update` together, in microseconds, the median of the steps measured; the policies'
+share of it includes the core's checks of their answers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
@@ -19,11 +22,16 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 
-BATCH_SIZES = (1, 16, 64, 256, 1024)
-NUM_WAITING = (0, 256)
+BATCH_SIZES = (1, 16, 64, 256, 1024, 4096)
+WAITING_FOR_EACH = (0, 10)
+NUM_STEPS = 200
+QUESTIONS = ("queue_key", "admission", "batch_split", "victim_order", "reclaim", "eviction_score")
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64
 NO_TEXT = TextDelta("")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +40,14 @@ class StepCost:
 
     num_running: int
     num_waiting: int
+    caches_prefixes: bool
     schedule_microseconds: float
     update_microseconds: float
     step_microseconds: float
+    policy_microseconds: float
 
 
-class _NoText:
+class NullText:
     """A stop condition for requests without text."""
 
     def start(self, seq_id: int, request: NewRequest) -> None:
@@ -50,32 +60,35 @@ class _NoText:
         return ""
 
 
-def measure_scheduler(num_steps: int = 200) -> tuple[StepCost, ...]:
-    """The cost of a step at each of BATCH_SIZES, with nobody waiting and with a queue behind."""
-    return tuple(
-        measure_step(num_running, num_waiting, num_steps)
-        for num_waiting in NUM_WAITING
-        for num_running in BATCH_SIZES
-    )
+def measure_scheduler(batch_sizes: tuple[int, ...] = BATCH_SIZES) -> Iterator[StepCost]:
+    """The cost of a step at each batch size, alone and with ten times as many waiting, both with a prefix
+    cache and without."""
+    for caches_prefixes in (True, False):
+        for waiting_for_each in WAITING_FOR_EACH:
+            for num_running in batch_sizes:
+                num_steps = max(20, min(NUM_STEPS, 50_000 // num_running))
+                yield measure_step(num_running, waiting_for_each * num_running, num_steps, caches_prefixes)
 
 
-def measure_step(num_running: int, num_waiting: int, num_steps: int) -> StepCost:
+def measure_step(
+    num_running: int, num_waiting: int, num_steps: int, caches_prefixes: bool = True
+) -> StepCost:
     """Median over `num_steps` steps, after as many tokens as a block holds to warm up."""
-    warmup = BLOCK_SIZE
-    max_tokens = warmup + num_steps + 2
-    blocks_each = -(-(PROMPT_TOKENS + max_tokens) // BLOCK_SIZE)
-    scheduler = _loaded_scheduler(num_running, num_waiting, max_tokens, num_running * blocks_each)
+    max_tokens = 2 * BLOCK_SIZE + num_steps
+    scheduler = _loaded_scheduler(num_running, num_waiting, max_tokens, caches_prefixes)
+    policy_clock = _PolicyClock(scheduler)
     now = 0.0
-    while len(scheduler.state.running) < num_running or now < warmup:
+    while len(scheduler.state.running) < num_running or now < BLOCK_SIZE:
         now += 1.0
         output = scheduler.schedule(now)
         scheduler.update(output, _null_model(output), now)
-    schedule_seconds, update_seconds = [], []
+    schedule_seconds, update_seconds, policy_seconds = [], [], []
     gc.collect()
     gc.disable()
     try:
-        for _ in range(num_steps - warmup):
+        for _ in range(num_steps):
             now += 1.0
+            policy_clock.seconds = 0.0
             started = time.perf_counter()
             output = scheduler.schedule(now)
             scheduled = time.perf_counter()
@@ -85,25 +98,50 @@ def measure_step(num_running: int, num_waiting: int, num_steps: int) -> StepCost
             updated = time.perf_counter()
             schedule_seconds.append(scheduled - started)
             update_seconds.append(updated - computed)
+            policy_seconds.append(policy_clock.seconds)
             assert len(output.scheduled) == num_running
     finally:
         gc.enable()
-    schedule, update = statistics.median(schedule_seconds) * 1e6, statistics.median(update_seconds) * 1e6
-    return StepCost(num_running, num_waiting, schedule, update, schedule + update)
+    schedule, update, policy = (
+        statistics.median(seconds) * 1e6 for seconds in (schedule_seconds, update_seconds, policy_seconds)
+    )
+    return StepCost(num_running, num_waiting, caches_prefixes, schedule, update, schedule + update, policy)
 
 
-def _loaded_scheduler(num_running: int, num_waiting: int, max_tokens: int, num_blocks: int) -> Scheduler:
+class _PolicyClock:
+    """Adds up the time that a scheduler spends on its policies."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.seconds = 0.0
+        for question in QUESTIONS:
+            setattr(scheduler.guard, question, self._timed(getattr(scheduler.guard, question)))
+
+    def _timed(self, ask: Callable[P, R]) -> Callable[P, R]:
+        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+            started = time.perf_counter()
+            try:
+                return ask(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
+def _loaded_scheduler(
+    num_running: int, num_waiting: int, max_tokens: int, caches_prefixes: bool
+) -> Scheduler:
+    num_blocks = num_running * -(-(PROMPT_TOKENS + max_tokens) // BLOCK_SIZE)
     options = SchedulerOptions(
         max_model_len=PROMPT_TOKENS + max_tokens,
         max_num_seqs=num_running,
         max_num_batched_tokens=max(4096, num_running),
         max_waiting=num_running + num_waiting,
+        max_queued_tokens=PROMPT_TOKENS * (num_running + num_waiting),
         watermark=0.0,
         starvation_seconds=1e9,
     )
-    scheduler = Scheduler(
-        options, CacheOptions(num_blocks, BLOCK_SIZE), registry.default_policies(), _NoText(), Rates()
-    )
+    cache = CacheOptions(num_blocks, BLOCK_SIZE, enable_prefix_caching=caches_prefixes)
+    scheduler = Scheduler(options, cache, registry.default_policies(), NullText(), Rates())
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     for number in range(num_running + num_waiting):
         prompt = tuple(number * PROMPT_TOKENS + position for position in range(PROMPT_TOKENS))

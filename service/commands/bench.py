@@ -76,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="microseconds of one step in the core alone, by running decodes and waiting requests",
         epilog="example: pageturner bench scheduler --json",
     )
+    scheduler.add_argument(
+        "--most",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="no more running requests than that (default 4096)",
+    )
     scheduler.add_argument("--json", action="store_true", help="the figures as JSON")
     scheduler.set_defaults(measure=_scheduler)
     for bench in (startup, throughput, preemption, fidelity):
@@ -196,16 +203,31 @@ def _simulator(arguments: argparse.Namespace) -> int:
 
 
 def _scheduler(arguments: argparse.Namespace) -> int:
-    from pageturner.service.bench.scheduler import measure_scheduler
+    from pageturner.service.bench.block_operations import measure_block_operations, measure_long_queue
+    from pageturner.service.bench.scheduler import BATCH_SIZES, measure_scheduler
 
-    costs = measure_scheduler()
+    sizes = tuple(size for size in BATCH_SIZES if size <= arguments.most)
+    costs = []
+    for cost in measure_scheduler(sizes):
+        costs.append(cost)
+        note(
+            f"{cost.num_running} running, {cost.num_waiting} waiting: {cost.step_microseconds:.0f} us a step"
+        )
+    operations = measure_block_operations() + measure_long_queue()
     if arguments.json:
-        write(json.dumps([dataclasses.asdict(cost) for cost in costs], indent=2))
+        figures = {
+            "steps": [dataclasses.asdict(cost) for cost in costs],
+            "operations": [dataclasses.asdict(operation) for operation in operations],
+        }
+        write(json.dumps(figures, indent=2))
         return 0
-    write("running  waiting  schedule us  update us  step us")
+    write("running  waiting  prefix cache  schedule us  update us  step us  policies us")
     for cost in costs:
         write(
-            f"{cost.num_running:7d}  {cost.num_waiting:7d}  {cost.schedule_microseconds:11.1f}  "
-            f"{cost.update_microseconds:9.1f}  {cost.step_microseconds:7.1f}"
+            f"{cost.num_running:7d}  {cost.num_waiting:7d}  {'on' if cost.caches_prefixes else 'off':>12}  "
+            f"{cost.schedule_microseconds:11.1f}  {cost.update_microseconds:9.1f}  "
+            f"{cost.step_microseconds:7.1f}  {cost.policy_microseconds:11.1f}"
         )
+    for operation in operations:
+        write(f"{operation.name}: {operation.nanoseconds:.0f} ns")
     return 0
