@@ -134,7 +134,7 @@ def _loaded_scheduler(
     options = SchedulerOptions(
         max_model_len=PROMPT_TOKENS + max_tokens,
         max_num_seqs=num_running,
-        max_num_batched_tokens=max(4096, num_running),
+        max_num_batched_tokens=PROMPT_TOKENS * num_running,  # all start in one step, whatever decodes
         max_waiting=num_running + num_waiting,
         max_queued_tokens=PROMPT_TOKENS * (num_running + num_waiting),
         watermark=0.0,
