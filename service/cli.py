@@ -2,8 +2,9 @@
 
 Neither `--help` nor a client command may pay for torch, so no command imports it at its top.
 
-A PageturnerError is the user's to read: one line on stderr and exit code 2. Anything else is a bug of
-ours, and shows its traceback.
+A PageturnerError is the user's to read: one line on stderr and exit code 2. So is a library that is
+not installed, as the bare client brings none of a server's. Anything else is a bug of ours, and shows
+its traceback.
 """
 
 from __future__ import annotations
@@ -81,6 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cast(int, arguments.run(arguments))
     except PageturnerError as error:
         sys.stderr.write(f"pageturner {arguments.command}: {error}\n")
+        return EXIT_USER_ERROR
+    except ModuleNotFoundError as error:
+        library = (error.name or "pageturner").partition(".")[0]
+        if library == "pageturner":
+            raise
+        hint = f"{library} is not installed; the extras of pageturner, such as pageturner[serve], bring it"
+        sys.stderr.write(f"pageturner {arguments.command}: {hint}\n")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -57,6 +57,7 @@ from pageturner.service.engine.api import (
     Prompt,
     ServerInfo,
 )
+from pageturner.service.errors import DeadlineExceeded
 from pageturner.service.rpc.status import UnknownStatus, from_status
 from pageturner.v1 import (
     admin_pb2,
@@ -82,6 +83,9 @@ __all__ = [
     "StreamItem",
 ]
 
+DEFAULT_TARGET = "localhost:50051"
+"""Where a server of this machine listens unless it is told otherwise."""
+
 MAX_MESSAGE_BYTES = 64 << 20
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -103,6 +107,7 @@ class Client:
     """
 
     def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._target = target
         self._channel = (
             grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
             if credentials is None
@@ -261,6 +266,9 @@ class Client:
                 async for answer in call:
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         return
+        except DeadlineExceeded as error:
+            reason = f"no server at {self._target} was ready within {timeout_seconds:g} s"
+            raise DeadlineExceeded(reason) from error
         finally:
             call.cancel()
         raise UnknownStatus("UNAVAILABLE", "the server ended the health watch")

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pageturner.service.commands.flight import fetch, read
+from pageturner.service.commands.flight import add_target, fetch, read
 from pageturner.service.commands.output import write
 from pageturner.service.core import flight_file
 from pageturner.service.core.explain import explain
@@ -17,9 +17,11 @@ EXAMPLE = "pageturner explain my-request-7 --target localhost:50051"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", help="as the client chose it, or as the server answered it")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--file", metavar="FILE", type=Path, help="a flight record")
-    source.add_argument("--target", metavar="HOST:PORT", help="a running server")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--file", metavar="FILE", type=Path, help="a flight record, instead of asking a server"
+    )
+    add_target(source)
     parser.add_argument("--json", action="store_true", help="the same as JSON")
 
 

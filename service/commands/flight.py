@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from pageturner.service.client import Client
+from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.commands.output import write
 from pageturner.service.core import flight_file
 from pageturner.service.core.flight import FlightRecord
@@ -18,9 +18,15 @@ EXAMPLE = "pageturner flight dump --target localhost:50051 --out flight.jsonl.gz
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["dump"], help="write it to a file")
-    parser.add_argument("--target", metavar="HOST:PORT", required=True, help="a running server")
+    add_target(parser)
     parser.add_argument(
         "--out", metavar="FILE", type=Path, default=Path("flight.jsonl.gz"), help="%(default)s"
+    )
+
+
+def add_target(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--target", metavar="HOST:PORT", default=DEFAULT_TARGET, help=f"the server (default {DEFAULT_TARGET})"
     )
 
 

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 
 from pageturner.policies.interfaces import AXES
 from pageturner.policies.presets import PRESETS
-from pageturner.service.client import Client
+from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.commands.output import note, write
 from pageturner.service.engine.api import PoliciesInfo, PolicyInfo, PolicySpec
 from pageturner.service.errors import ConfigError
-
-DEFAULT_TARGET = "localhost:50051"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

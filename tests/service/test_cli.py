@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from pageturner.policies.interfaces import AXES
 from pageturner.service.bench.server_process import PROGRAM
 from pageturner.service.cli import COMMANDS, main
+from pageturner.service.commands import generate, serve
 from pageturner.service.commands.flags import flag_of
 from pageturner.service.commands.policy_changes import parse_choice
 from pageturner.service.config import KEYS, load_config
@@ -212,3 +214,34 @@ def test_what_is_no_policy_choice_is_refused(text: str) -> None:
 def test_setting_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("policies", "set") == 2
     assert "--preset NAME" in capsys.readouterr().err
+
+
+def test_a_library_that_is_not_installed_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_arguments: argparse.Namespace) -> int:
+        raise ModuleNotFoundError(name="torch.nn")
+
+    monkeypatch.setattr(serve, "run", fail)
+    assert run("serve") == 2
+    error = capsys.readouterr().err
+    assert "torch is not installed" in error
+    assert "pageturner[serve]" in error
+    assert error.count("\n") == 1
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_arguments: argparse.Namespace) -> int:
+        raise ModuleNotFoundError(name="pageturner.gone")
+
+    monkeypatch.setattr(serve, "run", fail)
+    with pytest.raises(ModuleNotFoundError):
+        run("serve")
+
+
+def test_a_server_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "CONNECT_SECONDS", 0.2)
+    assert run("generate", "hello", "--target=127.0.0.1:1") == 2
+    assert "no server at 127.0.0.1:1 was ready within 0.2 s" in capsys.readouterr().err

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from pageturner.policies import registry
 from pageturner.service.cli import main
+from pageturner.service.client import DEFAULT_TARGET
+from pageturner.service.commands import explain, flight
 from pageturner.service.core import flight_file
 from pageturner.service.core.flight import FlightRecord, Scheduled
 from support.core_harness import CoreHarness
@@ -91,3 +93,20 @@ def test_a_user_error_is_one_line(
     error = capsys.readouterr().err
     assert complaint in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["flight", "dump"], ["explain", "r0"]], ids=" ".join)
+def test_without_a_target_this_machine_is_asked(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets: list[str] = []
+
+    def fetch(target: str) -> bytes:
+        targets.append(target)
+        return flight_file.dump(some_record())
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flight, "fetch", fetch)
+    monkeypatch.setattr(explain, "fetch", fetch)
+    assert main(words) == 0
+    assert targets == [DEFAULT_TARGET]
