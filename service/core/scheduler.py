@@ -158,13 +158,28 @@ class Scheduler:
         return () if request is None else (self._endings.abort(request, error),)
 
     def expire(self, now: float) -> tuple[Event, ...]:
-        """End every request whose deadline has passed."""
+        """End every request whose deadline has passed, and shed those that can no longer make it.
+
+        A request that still waits when not even its prompt could be computed in time would only take
+        blocks from others. It is looked at just after the latest moment at which it could have started.
+        """
         self.state.now = now
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, request = heapq.heappop(self._deadlines)
-            if request.status is not RequestStatus.FINISHED:
+            deadline = request.new.deadline
+            if request.status is RequestStatus.FINISHED or deadline is None:
+                continue
+            is_waiting = request.status is RequestStatus.WAITING
+            latest_start = deadline - self._least_seconds(request) if is_waiting else deadline
+            if deadline <= now:
                 events.append(self._endings.abort(request, DeadlineExceeded("the deadline passed")))
+            elif latest_start < now:
+                reason = "the deadline can no longer be met: the request waited too long to start"
+                events.append(self._endings.abort(request, DeadlineExceeded(reason)))
+            else:
+                moment = math.nextafter(latest_start, math.inf) if is_waiting else deadline
+                heapq.heappush(self._deadlines, (moment, request.order, request))
         return tuple(events)
 
     def pause_request(self, request_id: str) -> None:
@@ -338,9 +353,15 @@ class Scheduler:
             self._suspects.keep(live)
         self.state.suspects = self._suspects.running_alone
 
+    def _least_seconds(self, request: Request) -> float:
+        """What a waiting request needs at the least until its first token: its uncached tokens' prefill."""
+        num_left = views.num_known_tokens(request) - views.num_computed_tokens(request)
+        return self.state.rates.prefill_seconds(max(1, num_left - self.manager.num_cached_tokens(request)))
+
     def _watch(self, deadline: float, request: Request) -> None:
-        """Remember the deadline; those of ended requests are swept out before they are the most."""
-        heapq.heappush(self._deadlines, (deadline, request.order, request))
+        """Remember when to look at the deadline; ended requests are swept out before they are the most."""
+        latest_start = deadline - self.state.rates.prefill_seconds(views.num_known_tokens(request))
+        heapq.heappush(self._deadlines, (latest_start, request.order, request))
         if len(self._deadlines) > 2 * len(self.state.requests) + 64:
             self._deadlines = [d for d in self._deadlines if d[2].status is not RequestStatus.FINISHED]
             heapq.heapify(self._deadlines)

@@ -450,3 +450,31 @@ def test_prefill_first_lets_decodes_wait_for_a_prompt() -> None:
         h.check_finished()
     assert decoding in outputs["decode-first"]
     assert decoding not in outputs["prefill-first"]
+
+
+def test_a_request_that_can_no_longer_meet_its_deadline_is_shed_before_it_takes_a_block() -> None:
+    """At one second a token, eight tokens cannot start later than eight seconds before the deadline."""
+    rates = Rates(prefill_seconds_per_token=1.0, prefill_seconds_per_token_context=0.0)
+    h = harness(rates=rates, options={"max_num_seqs": 1})
+    h.submit((0,) * 4, max_tokens=20)
+    h.step()
+    late = h.submit((1,) * 8, max_tokens=2, deadline=h.now + 12.0)
+    while h.records[late].end is None:
+        h.step()
+    assert isinstance(h.error_of(late), DeadlineExceeded)
+    assert 4.0 <= h.now - h.records[late].new.arrival_time < 12.0
+    h.run_to_end()
+    h.check_finished()
+
+
+def test_a_cached_prompt_may_start_later() -> None:
+    rates = Rates(prefill_seconds_per_token=1.0, prefill_seconds_per_token_context=0.0)
+    h = harness(num_blocks=16, rates=rates, options={"max_num_seqs": 1})
+    h.submit((1,) * 8, max_tokens=1)
+    h.run_to_end()
+    h.submit((0,) * 4, max_tokens=8)
+    h.step()
+    in_time = h.submit((1,) * 8, max_tokens=1, deadline=h.now + 12.0)
+    h.run_to_end()
+    h.check_finished()
+    assert h.error_of(in_time) is None
