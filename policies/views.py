@@ -82,16 +82,6 @@ class LoadView:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantView:
-    """One tenant's share: requests waiting and running, tokens computed for it so far."""
-
-    tenant: str
-    num_waiting: int
-    num_running: int
-    num_served_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class RequestView:
     """One request, its sequences summed. Larger priority is more urgent.
 
