@@ -16,3 +16,11 @@ class KernelArgumentError(ValueError):
 
 class CompilerUnavailable(RuntimeError):
     """The C++ operations cannot be built or loaded on this machine; use the torch operations."""
+
+
+class KernelsUnavailable(RuntimeError):
+    """The CUDA kernels cannot be compiled or loaded here; the message names what is missing or too old."""
+
+
+class KernelFault(RuntimeError):
+    """A kernel stopped in the middle: a bounds check of the debug build, or a deadlock in the emulator."""

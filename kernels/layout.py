@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import torch
 
 KEY_TILE = 16
@@ -89,6 +90,19 @@ def key_tiles(pages: torch.Tensor, key_page: KeyPage) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class HostBatch:
+    """The addresses of an AttentionBatch as NumPy arrays, equal to its tensors of the same names.
+
+    They let a GPU's backend check and plan a step without waiting for the device.
+    """
+
+    query_start_loc: np.ndarray[tuple[int], np.dtype[np.int32]]
+    seq_lens: np.ndarray[tuple[int], np.dtype[np.int32]]
+    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+    slot_mapping: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Which rows attend to what, for one step, every layer alike. T rows of S sequences, flat.
 
@@ -101,6 +115,7 @@ class AttentionBatch:
     slot_mapping: int64 [T], where each row's K and V go; -1 writes nothing.
     positions: int64 [T].
     max_query_len, max_seq_len: maxima over the batch, as Python ints.
+    host: the same addresses on the host, where the maker of the batch had them there anyway.
     """
 
     query_start_loc: torch.Tensor
@@ -110,6 +125,7 @@ class AttentionBatch:
     positions: torch.Tensor
     max_query_len: int
     max_seq_len: int
+    host: HostBatch | None = None
 
     @property
     def num_sequences(self) -> int:

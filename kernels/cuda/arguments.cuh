@@ -1,0 +1,109 @@
+// What a launch passes: one struct a kernel, by value. arguments.py mirrors each, and tests compare both.
+#pragma once
+
+#include "primitives.cuh"
+
+// One layer of the KV pool, with PLAIN key pages (see kernels/layout.py). Strides in elements.
+//
+//   element(block, head, offset, dim) = block * block_stride + head * head_stride + offset * head_dim + dim
+//   of `keys` and of `values` alike
+struct KvLayer {
+  void* keys;
+  void* values;
+  int64_t block_stride;
+  int64_t head_stride;
+  int32_t num_blocks;
+  int32_t block_size_log2;  // a block holds 16, 32, 64 or more tokens, a power of two
+};
+
+// Keys [first_key, end_key) of one sequence, for all its rows: the work of one block of paged_decode.
+// partial: where its unfinished result goes; -1: it is the only item of its sequence, and writes the output.
+struct DecodeItem { int32_t sequence, first_key, end_key, partial; };
+
+// The partials [first_partial, first_partial + num_partials) of one sequence, to be added in this order.
+struct MergeItem { int32_t sequence, first_partial, num_partials, unused; };
+
+// Packed rows from first_row on of one sequence: the work of one block of paged_prefill.
+struct PrefillTile { int32_t sequence, first_row; };
+
+// Attention of one layer: of paged_decode, decode_merge and paged_prefill.
+//
+// The query heads that share a kv head are *packed* as rows, so that its keys are read once for all of them:
+// packed row r of a sequence is its row r / group of the batch, query head kv_head * group + r % group.
+struct AttentionArguments {
+  void* output;                    // [T, num_heads, head_dim], contiguous
+  const void* query;               // [T, num_heads, head_dim], rows query_stride apart
+  KvLayer kv;
+  const int32_t* query_start_loc;  // [S + 1]
+  const int32_t* seq_lens;         // [S], keys including this step's own rows
+  const int32_t* block_tables;     // [S, table_stride]
+  const float* sinks;              // [num_heads], or null: a logit that joins the denominator only
+  const DecodeItem* decode_items;
+  const int32_t* num_decode_items;  // one number on the device: blocks beyond it exit, so the grid can be fixed
+  const MergeItem* merge_items;
+  const int32_t* num_merge_items;   // the same
+  const PrefillTile* prefill_tiles;
+  float* partial_outputs;          // [partials, num_kv_heads, 16, head_dim]
+  float2* partial_sums;            // [partials, num_kv_heads, 16]: maximum (in powers of two) and sum
+  int64_t query_stride;            // elements
+  int32_t table_stride;
+  int32_t num_kv_heads;
+  int32_t group;                   // query heads a kv head
+  int32_t window;                  // keys that a row sees, its own included; 0: all
+  int32_t chunk;                   // a row sees only keys of its own chunk of so many positions; 0: all
+  float scale;
+  float softcap;                   // scores become softcap * tanh(score / softcap), where compiled in
+};
+
+// write_kv and rope_and_write_kv.
+struct KvWriteArguments {
+  const void* key;              // [T, num_kv_heads, head_dim], rows key_stride apart
+  const void* value;            // the same, value_stride apart
+  const void* query;            // [T, num_heads, head_dim], rows query_stride apart; rope only, as the next three
+  void* rotated_query;          // [T, num_heads, head_dim], contiguous
+  const void* cos;              // [T, head_dim], contiguous
+  const void* sin;
+  KvLayer kv;
+  const int64_t* slot_mapping;  // [T]; -1 writes nothing
+  int64_t key_stride, value_stride, query_stride;  // elements
+  int32_t num_rows, num_heads, num_kv_heads, head_dim;
+};
+
+struct RmsNormArguments {
+  const void* hidden;    // [outer, inner, size], strided by outer_stride and inner_stride
+  const void* residual;  // [outer, inner, size], contiguous, or null
+  const void* weight;    // [size]
+  void* normed;          // [outer, inner, size], contiguous
+  void* summed;          // the same, null where there is no residual
+  int64_t outer_stride, inner_stride;  // elements
+  int32_t outer, inner, size;
+  float epsilon;
+};
+
+struct SiluAndMulArguments {
+  const void* gate_up;  // [rows, 2 * size], rows gate_up_stride apart
+  void* output;         // [rows, size], contiguous
+  int64_t gate_up_stride;  // elements
+  int32_t num_rows, size;
+};
+
+// One step of a chain of block copies. source -1: the carried block (see copy_blocks.cu);
+// destination -1: carry the source.
+struct BlockMove { int32_t source, destination; };
+
+struct CopyBlocksArguments {
+  void* pool;                   // blocks of block_bytes, adjacent
+  const BlockMove* moves;       // chain by chain
+  const int32_t* chain_starts;  // [num_chains + 1], into moves
+  int64_t block_bytes;          // a multiple of 16
+  int32_t num_chains, num_blocks;
+};
+
+// gather_blocks (pool -> packed) and scatter_blocks (packed -> pool).
+struct PackBlocksArguments {
+  void* pool;
+  void* packed;              // [num_ids] blocks, adjacent
+  const int32_t* block_ids;  // [num_ids]
+  int64_t block_bytes;       // a multiple of 16
+  int32_t num_ids, num_blocks;
+};

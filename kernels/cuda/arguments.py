@@ -1,0 +1,81 @@
+"""What a launch passes: ctypes mirrors of the structs in arguments.cuh, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+
+class KvLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_int64) for name in ("block_stride", "head_stride")),
+        *((name, c_int32) for name in ("num_blocks", "block_size_log2")),
+    )
+
+
+class AttentionArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("output", "query")),
+        ("kv", KvLayer),
+        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "block_tables", "sinks")),
+        *((name, c_void_p) for name in ("decode_items", "num_decode_items")),
+        *((name, c_void_p) for name in ("merge_items", "num_merge_items", "prefill_tiles")),
+        *((name, c_void_p) for name in ("partial_outputs", "partial_sums")),
+        ("query_stride", c_int64),
+        *((name, c_int32) for name in ("table_stride", "num_kv_heads", "group", "window", "chunk")),
+        *((name, c_float) for name in ("scale", "softcap")),
+    )
+
+
+class KvWriteArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("key", "value", "query", "rotated_query", "cos", "sin")),
+        ("kv", KvLayer),
+        ("slot_mapping", c_void_p),
+        *((name, c_int64) for name in ("key_stride", "value_stride", "query_stride")),
+        *((name, c_int32) for name in ("num_rows", "num_heads", "num_kv_heads", "head_dim")),
+    )
+
+
+class RmsNormArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("hidden", "residual", "weight", "normed", "summed")),
+        *((name, c_int64) for name in ("outer_stride", "inner_stride")),
+        *((name, c_int32) for name in ("outer", "inner", "size")),
+        ("epsilon", c_float),
+    )
+
+
+class SiluAndMulArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("gate_up", "output")),
+        ("gate_up_stride", c_int64),
+        *((name, c_int32) for name in ("num_rows", "size")),
+    )
+
+
+class CopyBlocksArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("pool", "moves", "chain_starts")),
+        ("block_bytes", c_int64),
+        *((name, c_int32) for name in ("num_chains", "num_blocks")),
+    )
+
+
+class PackBlocksArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("pool", "packed", "block_ids")),
+        ("block_bytes", c_int64),
+        *((name, c_int32) for name in ("num_ids", "num_blocks")),
+    )
+
+
+Arguments = (
+    AttentionArguments
+    | KvWriteArguments
+    | RmsNormArguments
+    | SiluAndMulArguments
+    | CopyBlocksArguments
+    | PackBlocksArguments
+)

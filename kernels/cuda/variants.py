@@ -1,0 +1,127 @@
+"""Which instances of the kernel templates are shipped, and how each is launched."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from pageturner.kernels.cuda import arguments, tiles
+
+DTYPES = (torch.bfloat16, torch.float16)
+_C_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float"}
+
+ROW_THREADS = 128
+"""Threads of a block of the kernels without shared-memory tiles: 4 warps, so that small grids spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One compiled kernel.
+
+    source: its file. expression: its name in C++, template arguments and all. threads: of a block, along
+    x. shared_bytes: dynamic shared memory. arguments: the struct it takes, by value.
+    """
+
+    source: str
+    expression: str
+    threads: int
+    shared_bytes: int
+    arguments: type[ctypes.Structure]
+
+    @property
+    def kernel(self) -> str:
+        """The template's name."""
+        return self.expression.partition("<")[0]
+
+
+def paged_decode(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: bool) -> Variant:
+    """bounded: rows do not see all keys before them (a window or chunk). softcap: scores are capped."""
+    shape = tiles.DECODE[head_dim]
+    name = _instance("paged_decode", dtype, head_dim, shape.warps, shape.stages, bounded, softcap)
+    return Variant("paged_decode.cu", name, shape.threads, shape.shared_bytes, arguments.AttentionArguments)
+
+
+def decode_merge(dtype: torch.dtype, head_dim: int) -> Variant:
+    return Variant(
+        "paged_decode.cu",
+        _instance("decode_merge", dtype, head_dim),
+        head_dim // 2,  # two neighbouring dims a thread: one 32-bit store
+        0,
+        arguments.AttentionArguments,
+    )
+
+
+def paged_prefill(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: bool) -> Variant:
+    shape = tiles.PREFILL[head_dim]
+    name = _instance(
+        "paged_prefill",
+        dtype,
+        head_dim,
+        shape.warps,
+        shape.row_tiles,
+        shape.keys,
+        shape.stages,
+        bounded,
+        softcap,
+    )
+    return Variant("paged_prefill.cu", name, shape.threads, shape.shared_bytes, arguments.AttentionArguments)
+
+
+def write_kv(dtype: torch.dtype) -> Variant:
+    return _rows("write_kv.cu", _instance("write_kv", dtype), arguments.KvWriteArguments)
+
+
+def rope_and_write_kv(dtype: torch.dtype, table_dtype: torch.dtype) -> Variant:
+    """table_dtype: of cos and sin, float32 or the rows' own."""
+    name = _instance("rope_and_write_kv", dtype, table_dtype)
+    return _rows("write_kv.cu", name, arguments.KvWriteArguments)
+
+
+def rms_norm(dtype: torch.dtype) -> Variant:
+    return _rows("rms_norm.cu", _instance("rms_norm", dtype), arguments.RmsNormArguments)
+
+
+def silu_and_mul(dtype: torch.dtype) -> Variant:
+    return _rows("silu_and_mul.cu", _instance("silu_and_mul", dtype), arguments.SiluAndMulArguments)
+
+
+def copy_blocks() -> Variant:
+    return _rows("copy_blocks.cu", "copy_blocks", arguments.CopyBlocksArguments)
+
+
+def gather_blocks() -> Variant:
+    return _rows("pack_blocks.cu", "gather_blocks", arguments.PackBlocksArguments)
+
+
+def scatter_blocks() -> Variant:
+    return _rows("pack_blocks.cu", "scatter_blocks", arguments.PackBlocksArguments)
+
+
+def shipped() -> tuple[Variant, ...]:
+    """All of them: what the budgets are checked for."""
+    found = [copy_blocks(), gather_blocks(), scatter_blocks()]
+    for dtype in DTYPES:
+        found += [write_kv(dtype), rms_norm(dtype), silu_and_mul(dtype)]
+        found += [rope_and_write_kv(dtype, table_dtype) for table_dtype in (torch.float32, dtype)]
+        for head_dim in tiles.HEAD_DIMS:
+            found.append(decode_merge(dtype, head_dim))
+            for bounded, softcap in product((False, True), repeat=2):
+                found.append(paged_decode(dtype, head_dim, bounded=bounded, softcap=softcap))
+                found.append(paged_prefill(dtype, head_dim, bounded=bounded, softcap=softcap))
+    return tuple(found)
+
+
+def _rows(source: str, expression: str, struct: type[ctypes.Structure]) -> Variant:
+    return Variant(source, expression, ROW_THREADS, 0, struct)
+
+
+def _instance(template: str, *values: torch.dtype | int | bool) -> str:
+    return f"{template}<{', '.join(map(_c_spelling, values))}>"
+
+
+def _c_spelling(value: torch.dtype | int | bool) -> str:
+    if isinstance(value, torch.dtype):
+        return _C_NAMES[value]
+    return str(value).lower() if isinstance(value, bool) else str(value)
