@@ -1,0 +1,131 @@
+"""An attention plan where the kernels read it: one tensor, one copy from the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pageturner.kernels.cuda import tiles
+from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
+from pageturner.kernels.errors import KernelArgumentError
+
+_HEADER = 4
+"""int32 before the items: how many decode and merge items there are, and padding to 16 bytes."""
+_ITEM, _TILE = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCapacity:
+    """How many items of each kind a device plan has room for; the grids are as large."""
+
+    decode_items: int
+    merge_items: int
+    prefill_tiles: int
+    partials: int
+
+    @classmethod
+    def of(cls, plan: AttentionPlan) -> PlanCapacity:
+        """Just enough."""
+        return cls(
+            len(plan.decode_items), len(plan.merge_items), len(plan.prefill_tiles), plan.num_partials
+        )
+
+    @property
+    def words(self) -> int:
+        """int32 of the whole plan."""
+        return _HEADER + _ITEM * (self.decode_items + self.merge_items) + _TILE * self.prefill_tiles
+
+    def check(self, plan: AttentionPlan) -> None:
+        """Raises KernelArgumentError for a plan that does not fit."""
+        need = PlanCapacity.of(plan)
+        for name in self.__dataclass_fields__:
+            if getattr(need, name) > getattr(self, name):
+                raise KernelArgumentError(
+                    name, str(getattr(need, name)), f"at most the device plan's {getattr(self, name)}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """words: int32 [capacity.words] on the device,
+
+        num_decode_items, num_merge_items, 0, 0 | decode items | merge items | prefill tiles
+
+    each part as long as the capacity has it; blocks of the grids beyond the two numbers exit. Prefill
+    tiles have no such number: a plan has as many as its capacity, or none of both.
+    partial_outputs: float32 [capacity.partials, num_kv_heads, 16, head_dim] and partial_sums: float32
+    [capacity.partials, num_kv_heads, 16, 2], what split contexts leave for the merge; both may be longer.
+    """
+
+    capacity: PlanCapacity
+    words: torch.Tensor
+    partial_outputs: torch.Tensor
+    partial_sums: torch.Tensor
+
+    @classmethod
+    def allocate(cls, capacity: PlanCapacity, shape: AttentionShape, device: torch.device) -> DevicePlan:
+        """Room for plans up to `capacity`, to be filled before each launch: a graph's plan."""
+        words = torch.zeros(capacity.words, dtype=torch.int32, device=device)
+        return cls(capacity, words, *make_partials(capacity.partials, shape, device))
+
+    def fill(self, plan: AttentionPlan) -> None:
+        """One copy on torch's current stream; kernels enqueued after it see `plan`.
+
+        Raises KernelArgumentError for a plan that does not fit, and then changes nothing.
+        """
+        self.capacity.check(plan)
+        self.words.copy_(pack(plan, self.capacity, pinned=self.words.is_cuda), non_blocking=True)
+
+    @property
+    def num_decode_items_address(self) -> int:
+        return self.words.data_ptr()
+
+    @property
+    def num_merge_items_address(self) -> int:
+        return self.words.data_ptr() + self.words.element_size()
+
+    @property
+    def decode_items_address(self) -> int:
+        return self._address(_HEADER)
+
+    @property
+    def merge_items_address(self) -> int:
+        return self._address(_HEADER + _ITEM * self.capacity.decode_items)
+
+    @property
+    def prefill_tiles_address(self) -> int:
+        return self._address(_HEADER + _ITEM * (self.capacity.decode_items + self.capacity.merge_items))
+
+    def _address(self, word: int) -> int:
+        return self.words.data_ptr() + word * self.words.element_size()
+
+
+def make_partials(
+    count: int, shape: AttentionShape, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialised partial_outputs and partial_sums."""
+    rows = (count, shape.num_kv_heads, tiles.MMA_ROWS)
+    return (
+        torch.empty(*rows, shape.head_dim, dtype=torch.float32, device=device),
+        torch.empty(*rows, 2, dtype=torch.float32, device=device),
+    )
+
+
+def pack(plan: AttentionPlan, capacity: PlanCapacity, *, pinned: bool) -> torch.Tensor:
+    """The words of `plan` on the host. Parts beyond its items are left as they come: nobody reads them.
+
+    pinned: in fresh page-locked memory, which torch does not hand out again before the copy is done.
+    """
+    packed = torch.empty(capacity.words, dtype=torch.int32, pin_memory=pinned)
+    words = packed.numpy()
+    words[:_HEADER] = len(plan.decode_items), len(plan.merge_items), 0, 0
+    start = _HEADER
+    for part, room in (
+        (plan.decode_items, _ITEM * capacity.decode_items),
+        (plan.merge_items, _ITEM * capacity.merge_items),
+        (plan.prefill_tiles, _TILE * capacity.prefill_tiles),
+    ):
+        words[start : start + part.size] = np.ravel(part)
+        start += room
+    return packed
