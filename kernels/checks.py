@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+import numpy as np
 import torch
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
+from pageturner.kernels.layout import KEY_TILE, AttentionBatch, HostBatch, KeyPage
 
 DTYPES = (torch.float32, torch.bfloat16)
-BATCH_TENSORS = ("query_start_loc", "seq_lens", "block_tables", "slot_mapping", "positions")
+"""Of the operations on the CPU; those on a GPU have their own."""
+HOST_ARRAYS = ("query_start_loc", "seq_lens", "block_tables", "slot_mapping")
+BATCH_TENSORS = (*HOST_ARRAYS, "positions")
+VECTOR_BYTES = 16
+"""What a GPU's thread loads and stores at once, from addresses that it divides."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def either(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(map(dtype_name, dtypes))
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -44,11 +52,29 @@ def check_on_cpu(**tensors: torch.Tensor | None) -> None:
             raise KernelArgumentError(name, f"on {tensor.device}", "on the CPU")
 
 
-def check_kv_layer(kv_layer: torch.Tensor, key_page: KeyPage) -> None:
+def check_device(device: torch.device, **tensors: torch.Tensor | None) -> None:
+    """For kernels that run on `device` and follow a pointer."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise KernelArgumentError(name, f"on {tensor.device}", f"on {device}")
+
+
+def is_vector_aligned(tensor: torch.Tensor) -> bool:
+    """The last dim is dense, and every row of it begins at a multiple of VECTOR_BYTES."""
+    per_vector = VECTOR_BYTES // tensor.element_size()
+    *outer, inner = tensor.stride()
+    return (
+        inner == 1
+        and tensor.data_ptr() % VECTOR_BYTES == 0
+        and all(stride % per_vector == 0 for stride in outer)
+    )
+
+
+def check_kv_layer(kv_layer: torch.Tensor, key_page: KeyPage, dtypes: Sequence[torch.dtype] = DTYPES) -> None:
     """[num_blocks, 2, num_kv_heads, block_size, head_dim] with contiguous pages."""
     check_shape("kv_layer", kv_layer, (None, 2, None, None, None))
-    if kv_layer.dtype not in DTYPES:
-        raise KernelArgumentError("kv_layer", describe(kv_layer), "float32 or bfloat16")
+    if kv_layer.dtype not in dtypes:
+        raise KernelArgumentError("kv_layer", describe(kv_layer), either(dtypes))
     block_size, head_dim = kv_layer.shape[-2:]
     if kv_layer.stride(-1) != 1 or kv_layer.stride(-2) != head_dim:
         raise KernelArgumentError("kv_layer", f"strided {list(kv_layer.stride())}", "contiguous pages")
@@ -83,30 +109,41 @@ def check_rope(query: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Non
     for name, table in (("cos", cos), ("sin", sin)):
         check_shape(name, table, (num_rows, head_dim))
         if table.dtype not in (torch.float32, query.dtype) or table.dtype != cos.dtype:
-            raise KernelArgumentError(name, describe(table), f"float32 or {query.dtype}, cos and sin alike")
+            raise KernelArgumentError(
+                name, describe(table), f"{either((torch.float32, query.dtype))}, cos and sin alike"
+            )
     if head_dim % 2:
         raise KernelArgumentError("query", describe(query), "an even head_dim")
 
 
-def check_rms_norm(hidden: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
+def check_rms_norm(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> None:
     """hidden [..., H], weight [H], residual as hidden; one dtype."""
-    if hidden.dim() < 1 or hidden.dtype not in DTYPES:
-        raise KernelArgumentError("hidden", describe(hidden), "float32 or bfloat16[..., H]")
+    if hidden.dim() < 1 or hidden.dtype not in dtypes:
+        raise KernelArgumentError("hidden", describe(hidden), f"{either(dtypes)}[..., H]")
     check_shape("weight", weight, (hidden.shape[-1],), hidden.dtype)
     if residual is not None:
         check_shape("residual", residual, tuple(hidden.shape), hidden.dtype)
 
 
-def check_gate_up(gate_up: torch.Tensor) -> None:
+def check_gate_up(gate_up: torch.Tensor, dtypes: Sequence[torch.dtype] = DTYPES) -> None:
     """[T, 2 * I]."""
-    if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.dtype not in DTYPES:
-        raise KernelArgumentError("gate_up", describe(gate_up), "float32 or bfloat16[T, 2 * I]")
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.dtype not in dtypes:
+        raise KernelArgumentError("gate_up", describe(gate_up), f"{either(dtypes)}[T, 2 * I]")
 
 
-def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> None:
-    """Everything the addressing of one step relies on. Moves a few numbers to the host: once a step."""
+def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> HostBatch:
+    """Shapes and dtypes of the tensors, and that what they hold stays inside the pool.
+
+    Returns the batch's addresses on the host: its own, or else a copy of its tensors (on a GPU, that
+    waits for the device). Table entries past a sequence's length may be anything.
+    """
     devices = {getattr(batch, name).device for name in BATCH_TENSORS}
-    if len(devices) != 1:
+    if len(devices) > 1:
         raise KernelArgumentError("batch", f"spread over {sorted(map(str, devices))}", "on one device")
     num_sequences, num_rows = batch.num_sequences, batch.slot_mapping.shape[0]
     check_shape("query_start_loc", batch.query_start_loc, (num_sequences + 1,), torch.int32)
@@ -115,31 +152,48 @@ def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> None
     check_shape("slot_mapping", batch.slot_mapping, (num_rows,), torch.int64)
     check_shape("positions", batch.positions, (num_rows,), torch.int64)
 
-    starts, seq_lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
-    counts = [end - start for start, end in pairwise(starts)]
-    if starts[0] != 0 or starts[-1] != num_rows or min(counts, default=0) < 0:
-        raise KernelArgumentError("query_start_loc", str(starts), f"0 rising to {num_rows}")
-    capacity = batch.block_tables.shape[1] * block_size
-    for sequence, (count, seq_len) in enumerate(zip(counts, seq_lens, strict=True)):
-        if not count <= seq_len <= capacity:
-            raise KernelArgumentError(
-                "seq_lens", f"{seq_len} at {sequence}", f"between its {count} rows and the table's {capacity}"
-            )
-    if batch.max_query_len != max(counts, default=0):
-        raise KernelArgumentError("max_query_len", str(batch.max_query_len), f"{max(counts, default=0)}")
-    if batch.max_seq_len != max(seq_lens, default=0):
-        raise KernelArgumentError("max_seq_len", str(batch.max_seq_len), f"{max(seq_lens, default=0)}")
+    host = batch.host
+    if host is None:
+        host = HostBatch(*(getattr(batch, name).cpu().numpy() for name in HOST_ARRAYS))
+    for name in HOST_ARRAYS:
+        found, needed = getattr(host, name).shape, tuple(getattr(batch, name).shape)
+        if found != needed:
+            raise KernelArgumentError(f"host.{name}", str(list(found)), f"{list(needed)}, as its tensor")
+    check_addresses(host, num_blocks, block_size)
+    for name, longest in (
+        ("max_query_len", np.diff(host.query_start_loc).max(initial=0)),
+        ("max_seq_len", host.seq_lens.max(initial=0)),
+    ):
+        if getattr(batch, name) != longest:
+            raise KernelArgumentError(name, str(getattr(batch, name)), str(longest))
+    return host
 
-    used = torch.arange(batch.block_tables.shape[1], device=batch.seq_lens.device) * block_size
-    wrong = ((batch.block_tables < 0) | (batch.block_tables >= num_blocks)) & (
-        used[None] < batch.seq_lens[:, None]
-    )
-    if wrong.any():
-        sequence, index = wrong.nonzero()[0].tolist()
-        block = int(batch.block_tables[sequence, index])
-        raise KernelArgumentError("block_tables", f"{block} at [{sequence}, {index}]", f"below {num_blocks}")
+
+def check_addresses(host: HostBatch, num_blocks: int, block_size: int) -> None:
+    """Rows in order, lengths that the tables hold, block ids and slots inside the pool."""
+    starts, seq_lens, num_rows = host.query_start_loc, host.seq_lens, len(host.slot_mapping)
+    counts = np.diff(starts)
+    if starts[0] != 0 or starts[-1] != num_rows or counts.min(initial=0) < 0:
+        raise KernelArgumentError("query_start_loc", str(starts.tolist()), f"0 rising to {num_rows}")
+    capacity = host.block_tables.shape[1] * block_size
+    if len(wrong := np.flatnonzero((seq_lens < counts) | (seq_lens > capacity))):
+        sequence = wrong[0]
+        raise KernelArgumentError(
+            "seq_lens",
+            f"{seq_lens[sequence]} at {sequence}",
+            f"between its {counts[sequence]} rows and the table's {capacity}",
+        )
+    tables = host.block_tables
+    # One pass in most steps: padding is a valid id as a rule, and a negative id is a large unsigned one.
+    if tables.view(np.uint32).max(initial=0) >= num_blocks:
+        read = np.arange(tables.shape[1]) * block_size < seq_lens[:, None]
+        if len(found := np.argwhere(read & ((tables < 0) | (tables >= num_blocks)))):
+            sequence, index = found[0]
+            raise KernelArgumentError(
+                "block_tables", f"{tables[sequence, index]} at [{sequence}, {index}]", f"below {num_blocks}"
+            )
     if num_rows:
-        low, high = torch.stack(torch.aminmax(batch.slot_mapping)).tolist()
+        low, high = host.slot_mapping.min(), host.slot_mapping.max()
         if low < -1 or high >= num_blocks * block_size:
             raise KernelArgumentError(
                 "slot_mapping", f"{low} to {high}", f"-1 to {num_blocks * block_size - 1}"
@@ -147,7 +201,12 @@ def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> None
 
 
 class CheckedBatch:
-    """Runs `check_batch` once for each batch: the layers of a step share one, and its tensors stay."""
+    """Runs `check_batch` once for each batch: the layers of a step share one, and its tensors stay.
+
+    host: the addresses of the batch last checked.
+    """
+
+    host: HostBatch
 
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
@@ -158,7 +217,7 @@ class CheckedBatch:
         size = (kv_layer.shape[0], kv_layer.shape[3])
         if batch is self._batch and size == self._size:
             return False
-        check_batch(batch, *size)
+        self.host = check_batch(batch, *size)
         self._batch, self._size = batch, size
         return True
 

@@ -27,9 +27,7 @@ class PlanCapacity:
     @classmethod
     def of(cls, plan: AttentionPlan) -> PlanCapacity:
         """Just enough."""
-        return cls(
-            len(plan.decode_items), len(plan.merge_items), len(plan.prefill_tiles), plan.num_partials
-        )
+        return cls(len(plan.decode_items), len(plan.merge_items), len(plan.prefill_tiles), plan.num_partials)
 
     @property
     def words(self) -> int:
@@ -39,11 +37,13 @@ class PlanCapacity:
     def check(self, plan: AttentionPlan) -> None:
         """Raises KernelArgumentError for a plan that does not fit."""
         need = PlanCapacity.of(plan)
-        for name in self.__dataclass_fields__:
-            if getattr(need, name) > getattr(self, name):
-                raise KernelArgumentError(
-                    name, str(getattr(need, name)), f"at most the device plan's {getattr(self, name)}"
-                )
+        for name in ("decode_items", "merge_items", "partials"):
+            if (count := getattr(need, name)) > (room := getattr(self, name)):
+                raise KernelArgumentError(name, str(count), f"at most the device plan's {room}")
+        if need.prefill_tiles != self.prefill_tiles:
+            raise KernelArgumentError(
+                "prefill_tiles", str(need.prefill_tiles), f"the device plan's {self.prefill_tiles}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DevicePlan:
         num_decode_items, num_merge_items, 0, 0 | decode items | merge items | prefill tiles
 
     each part as long as the capacity has it; blocks of the grids beyond the two numbers exit. Prefill
-    tiles have no such number: a plan has as many as its capacity, or none of both.
+    tiles have no such number: there are exactly as many as the capacity says.
     partial_outputs: float32 [capacity.partials, num_kv_heads, 16, head_dim] and partial_sums: float32
     [capacity.partials, num_kv_heads, 16, 2], what split contexts leave for the merge; both may be longer.
     """
