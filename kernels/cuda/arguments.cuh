@@ -3,6 +3,9 @@
 
 #include "primitives.cuh"
 
+// Threads of a block of every kernel but attention: variants.ROW_THREADS.
+constexpr int kRowThreads = 128;
+
 // One layer of the KV pool, with PLAIN key pages (see kernels/layout.py). Strides in elements.
 //
 //   element(block, head, offset, dim) = block * block_stride + head * head_stride + offset * head_dim + dim

@@ -1,0 +1,134 @@
+// A step's keys and values into their slots of the pool, as they are or with rotary embedding on the way.
+//
+//   grid       (rows, parts of a row)                      block   128 threads, no barrier
+//   work       of a thread: two octets (16-byte accesses), below; no loop, no shared memory
+//   registers  write_kv 32, rope_and_write_kv 48: a full SM holds 1280 threads or more
+//   access     neighbouring threads hold neighbouring octets of a head, so a warp reads and writes whole
+//              runs of head_dim (half of it for rope) elements, at least 32 bytes: full sectors
+//
+// A grid row reads only its own row of the inputs: no index is divided by more than a head's octets.
+// Slots of a batch are distinct, so that no two threads write the same place.
+#include "arguments.cuh"
+#include "octet.cuh"
+
+// Where dim 0 of a head lies in the layer's keys, and in its values too. 64 bits: a pool is larger than 4 GiB.
+__device__ __forceinline__ int64_t head_in_slot(const KvLayer& kv, int64_t slot, int head, int head_dim) {
+  BOUNDS_CHECK(slot < int64_t(kv.num_blocks) << kv.block_size_log2);
+  const int64_t block = slot >> kv.block_size_log2;
+  const int64_t offset = slot - (block << kv.block_size_log2);
+  return block * kv.block_stride + head * kv.head_stride + offset * head_dim;
+}
+
+// A thread copies the same octet of a row's key and of its value.
+template <class T> __global__ void __launch_bounds__(kRowThreads) write_kv(const KvWriteArguments args) {
+  const int row = blockIdx.x;
+  const int item = blockIdx.y * kRowThreads + threadIdx.x;
+  const int octets = args.head_dim / kOctet;  // of a head
+  const int head = item / octets;
+  const int dim = item % octets * kOctet;
+  if (head >= args.num_kv_heads) return;
+  const int64_t slot = args.slot_mapping[row];
+  if (slot < 0) return;  // padding, or a token whose key is in the pool already
+
+  const int64_t in_row = head * args.head_dim + dim;
+  const uint4 key = load_octet(static_cast<const T*>(args.key) + row * args.key_stride + in_row);
+  const uint4 value = load_octet(static_cast<const T*>(args.value) + row * args.value_stride + in_row);
+  const int64_t in_pool = head_in_slot(args.kv, slot, head, args.head_dim) + dim;
+  store_octet(static_cast<T*>(args.kv.keys) + in_pool, key);
+  store_octet(static_cast<T*>(args.kv.values) + in_pool, value);
+}
+
+// The type that products and sums are rounded to: the wider of the rows' and the table's.
+template <class T, class Table> struct Wider { using type = T; };
+template <class T> struct Wider<T, float> { using type = float; };
+
+template <class Wide> __device__ __forceinline__ float rounded_to(float value) { return rounded<Wide>(value); }
+template <> __device__ __forceinline__ float rounded_to<float>(float value) { return value; }
+
+__device__ __forceinline__ void load_table(float (&to)[kOctet], const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
+
+template <class T> __device__ __forceinline__ void load_table(float (&to)[kOctet], const T* from) {
+  unpack_octet<T>(to, *reinterpret_cast<const uint4*>(from));
+}
+
+// Turns a head's dims (d, d + half) for eight neighbouring d, in place; cos and sin point to entry d.
+//
+//   low'  = low  * cos[d]        - high * sin[d]
+//   high' = high * cos[d + half] + low  * sin[d + half]
+//
+// The _rn intrinsics keep each product a rounding of its own, as torch has it: the compiler must not fuse it
+// with the sum.
+template <class T, class Table>
+__device__ __forceinline__ void rotate(uint4& low_octet, uint4& high_octet, const Table* cos, const Table* sin,
+                                       int half) {
+  using Wide = typename Wider<T, Table>::type;
+  float low[kOctet], high[kOctet], cos_low[kOctet], sin_low[kOctet], cos_high[kOctet], sin_high[kOctet];
+  unpack_octet<T>(low, low_octet);
+  unpack_octet<T>(high, high_octet);
+  load_table(cos_low, cos);
+  load_table(sin_low, sin);
+  load_table(cos_high, cos + half);
+  load_table(sin_high, sin + half);
+  for (int i = 0; i < kOctet; i++) {
+    const float low_cos = rounded_to<Wide>(__fmul_rn(low[i], cos_low[i]));
+    const float high_sin = rounded_to<Wide>(__fmul_rn(high[i], sin_low[i]));
+    const float high_cos = rounded_to<Wide>(__fmul_rn(high[i], cos_high[i]));
+    const float low_sin = rounded_to<Wide>(__fmul_rn(low[i], sin_high[i]));
+    low[i] = __fsub_rn(low_cos, high_sin);
+    high[i] = __fadd_rn(high_cos, low_sin);
+  }
+  low_octet = pack_octet<T>(low);
+  high_octet = pack_octet<T>(high);
+}
+
+// A thread takes two octets of one head, half a head apart: they turn together.
+//
+//   head of a row   0 .. num_heads | .. + num_kv_heads | .. + num_kv_heads
+//                   query, rotated | key, rotated      | value, as it is
+//                   -> args.query  | -> the slot's key | -> the slot's value
+//
+// A row without a slot still has a query.
+template <class T, class Table>
+__global__ void __launch_bounds__(kRowThreads) rope_and_write_kv(const KvWriteArguments args) {
+  const int row = blockIdx.x;
+  const int item = blockIdx.y * kRowThreads + threadIdx.x;
+  const int half = args.head_dim / 2;
+  const int pairs = half / kOctet;  // of a head
+  const int head = item / pairs;
+  const int dim = item % pairs * kOctet;
+  const int key_head = head - args.num_heads;
+  const int value_head = key_head - args.num_kv_heads;
+  if (value_head >= args.num_kv_heads) return;
+
+  const T* from;
+  T* to;
+  if (key_head < 0) {
+    from = static_cast<const T*>(args.query) + row * args.query_stride + head * args.head_dim;
+    to = static_cast<T*>(args.rotated_query) + (int64_t(row) * args.num_heads + head) * args.head_dim;
+  } else {
+    const int64_t slot = args.slot_mapping[row];
+    if (slot < 0) return;
+    if (value_head < 0) {
+      from = static_cast<const T*>(args.key) + row * args.key_stride + key_head * args.head_dim;
+      to = static_cast<T*>(args.kv.keys) + head_in_slot(args.kv, slot, key_head, args.head_dim);
+    } else {
+      from = static_cast<const T*>(args.value) + row * args.value_stride + value_head * args.head_dim;
+      to = static_cast<T*>(args.kv.values) + head_in_slot(args.kv, slot, value_head, args.head_dim);
+    }
+  }
+
+  uint4 low = load_octet(from + dim);
+  uint4 high = load_octet(from + half + dim);
+  if (value_head < 0) {
+    const int64_t in_table = int64_t(row) * args.head_dim + dim;
+    rotate<T>(low, high, static_cast<const Table*>(args.cos) + in_table,
+              static_cast<const Table*>(args.sin) + in_table, half);
+  }
+  store_octet(to + dim, low);
+  store_octet(to + half + dim, high);
+}
