@@ -15,6 +15,9 @@ from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, KeyPage, key_tiles
 from pageturner.kernels.ops import AttentionSpec
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What every backend's dtypes are among."""
+
 
 def first_key(position: int, spec: AttentionSpec) -> int:
     """The first key that a row at `position` sees; it sees all from there to its own, inclusive."""
@@ -51,7 +54,7 @@ class ReferenceOps:
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
     ) -> None:
-        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
         num_blocks, _, _, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
         slots = batch.slot_mapping.tolist()
@@ -71,7 +74,7 @@ class ReferenceOps:
     def attention(
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> torch.Tensor:
-        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
         num_blocks, _, num_kv_heads, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
@@ -121,7 +124,7 @@ class ReferenceOps:
         kv_layer: torch.Tensor,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_key_value(key, value, kv_layer, query.shape[0])
         checks.check_rope(query, cos, sin)
@@ -132,7 +135,7 @@ class ReferenceOps:
         self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467); rounds to the dtype before the weight."""
-        checks.check_rms_norm(hidden, weight, residual)
+        checks.check_rms_norm(hidden, weight, residual, DTYPES)
         summed = hidden if residual is None else residual + hidden
         wide = summed.double()
         scale = torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + eps)
@@ -140,7 +143,7 @@ class ReferenceOps:
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """SwiGLU's product (Shazeer 2020, arXiv:2002.05202); silu rounds to the dtype before it."""
-        checks.check_gate_up(gate_up)
+        checks.check_gate_up(gate_up, DTYPES)
         gate, up = gate_up.chunk(2, dim=-1)
         wide = gate.double()
         return (wide / (1 + torch.exp(-wide))).to(gate.dtype) * up
