@@ -1,0 +1,154 @@
+"""Compiles kernels for the CPU: one shared library a variant, kept in a cache folder.
+
+A variant by itself, so that whoever asks for it, in whatever company, finds it compiled; and two at a time
+may be compiled beside each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pageturner.kernels.cuda.variants import Variant
+from pageturner.kernels.errors import KernelsUnavailable
+
+KERNELS = Path(__file__).parents[1]
+MACHINE = Path(__file__).parent
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-march=native",
+    "-ffp-contract=off",  # a row's bits must not depend on what the optimizer fused where
+    "-fno-math-errno",
+    "-fvisibility=hidden",  # each library keeps its own machine and its own static shared memory
+    "-fPIC",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",  # #pragma unroll
+    "-Wno-sign-compare",  # threadIdx is unsigned, as it is in CUDA
+)
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Compiles kernels of the folder `sources` into `cache_dir`.
+
+    flags: beyond FLAGS, such as SANITIZERS or `-DSIMT_UCONTEXT`. Processes that ask for the same at once
+    compile it once.
+    """
+
+    cache_dir: Path
+    sources: Path = KERNELS
+    flags: tuple[str, ...] = ()
+    compiler: str = "g++"
+
+    def build(self, variants: Sequence[Variant]) -> list[Path]:
+        """The library of each variant, from the cache or compiled.
+
+        Raises KernelsUnavailable, with the reason, if there is no such compiler, it fails, or the folder
+        cannot be written.
+        """
+        return self.build_texts([_export(variant) for variant in variants])
+
+    def build_texts(self, texts: Sequence[str]) -> list[Path]:
+        """The library of each C++ text, which may include what `sources` holds."""
+        key = self._key()
+        try:
+            self.cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            machine = [self._object(source, key) for source in sorted(MACHINE.glob("*.cpp"))]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return list(pool.map(lambda text: self._library(text, key, machine), texts))
+        except OSError as error:
+            raise KernelsUnavailable(f"{self.cache_dir}: {error}") from error
+
+    def _object(self, source: Path, key: str) -> Path:
+        target = self.cache_dir / f"{source.stem}-{key}.o"
+        return self._once(target, lambda unfinished: self._compile("-c", str(source), "-o", str(unfinished)))
+
+    def _library(self, text: str, key: str, machine: list[Path]) -> Path:
+        name = hashlib.sha256((key + text).encode()).hexdigest()[:20]
+
+        def compile_text(unfinished: Path) -> None:
+            source = unfinished.with_suffix(".cpp")
+            try:
+                source.write_text(text)
+                include = (f"-I{self.sources}", f"-I{KERNELS}", f"-I{MACHINE}")
+                self._compile(*include, str(source), *map(str, machine), "-shared", "-o", str(unfinished))
+            finally:
+                source.unlink(missing_ok=True)
+
+        return self._once(self.cache_dir / f"kernel-{name}.so", compile_text)
+
+    def _once(self, target: Path, compile_to: Callable[[Path], None]) -> Path:
+        """Compile beside `target` and rename, so that nobody ever loads half a file."""
+        if target.exists():
+            return target
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                handle, name = tempfile.mkstemp(dir=self.cache_dir, suffix=".unfinished")
+                os.close(handle)
+                unfinished = Path(name)
+                try:
+                    compile_to(unfinished)
+                    unfinished.replace(target)
+                finally:
+                    unfinished.unlink(missing_ok=True)
+        return target
+
+    def _compile(self, *arguments: str) -> None:
+        _run([_executable(self.compiler), *FLAGS, *self.flags, *arguments])
+
+    def _key(self) -> str:
+        """Changes with anything that changes the machine code."""
+        digest = hashlib.sha256()
+        texts = [
+            *self.sources.glob("*.cu"),
+            *self.sources.glob("*.cuh"),
+            *MACHINE.glob("*.h"),
+            *MACHINE.glob("*.cpp"),
+        ]
+        for path in sorted(texts):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update("\0".join((*FLAGS, *self.flags, _described(_executable(self.compiler)))).encode())
+        return digest.hexdigest()[:20]
+
+
+def _export(variant: Variant) -> str:
+    return f'#include "simt.h"\n#include "{variant.source}"\n\nSIMT_EXPORT({variant.expression})\n'
+
+
+def _executable(compiler: str) -> str:
+    executable = shutil.which(compiler)
+    if executable is None:
+        raise KernelsUnavailable(f"no {compiler} on the path")
+    return executable
+
+
+@functools.cache
+def _described(executable: str) -> str:
+    """-march=native stands for the features of this CPU."""
+    target = _run([executable, "-march=native", "-Q", "--help=target"])
+    return executable + _run([executable, "--version"]) + target
+
+
+def _run(command: list[str]) -> str:
+    try:
+        # The command is the compiler found on the path, with our own flags and files.
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603
+    except subprocess.SubprocessError as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip()
+        raise KernelsUnavailable(f"{command[0]} failed: {detail[:2000]}") from error
+    return done.stdout

@@ -1,0 +1,48 @@
+// Fibers: stacks that take turns on one OS thread, switched by hand.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if !defined(__x86_64__)
+#define SIMT_UCONTEXT  // also given by hand, to run that branch where the other would be taken
+#endif
+
+#ifdef SIMT_UCONTEXT
+#include <ucontext.h>
+#endif
+
+namespace simt {
+
+// Where a fiber goes on when it is switched to.
+struct Fiber {
+#ifdef SIMT_UCONTEXT
+  ucontext_t context;
+#else
+  void* stack_pointer = nullptr;  // its callee-saved registers lie there, then the address to return to
+#endif
+};
+
+// A stack that grows down towards a canary and, below that, pages that nobody may touch: a small overflow is
+// found at the next switch, a large one ends the process, and none of them writes over a neighbour.
+class Stack {
+ public:
+  Stack();
+  ~Stack();
+  Stack(Stack&& other) noexcept : base_(other.base_) { other.base_ = nullptr; }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  Stack& operator=(Stack&&) = delete;
+
+  // Make `fiber` start at `entry`, which never returns, when it is switched to for the first time.
+  void prepare(Fiber& fiber, void (*entry)());
+  bool overflowed() const;
+
+ private:
+  unsigned char* base_;
+};
+
+// Leave `from`, to go on here when somebody switches back to it, and go on in `to`.
+void switch_fiber(Fiber& from, Fiber& to);
+
+}  // namespace simt
