@@ -85,7 +85,7 @@ def test_bad_queries(ops: PagedOps, case: PagedCase, query: torch.Tensor) -> Non
 def test_bad_pages(ops: PagedOps, case: PagedCase) -> None:
     for layer in (
         case.kv_layer[:, 0],
-        case.kv_layer.half(),
+        case.kv_layer.double(),
         case.kv_layer.transpose(3, 4).contiguous().transpose(3, 4),
     ):
         with pytest.raises(KernelArgumentError, match="kv_layer is"):
@@ -127,7 +127,7 @@ def test_bad_rows(ops: PagedOps) -> None:
     ):
         with pytest.raises(KernelArgumentError):
             ops.rms_norm(hidden, weight, 1e-5, residual)
-    for gate_up in (torch.zeros(2, 7), torch.zeros(8), torch.zeros(2, 8).half()):
+    for gate_up in (torch.zeros(2, 7), torch.zeros(8), torch.zeros(2, 8).double()):
         with pytest.raises(KernelArgumentError, match="gate_up is"):
             ops.silu_and_mul(gate_up)
 
