@@ -82,6 +82,27 @@ def check_kv_layer(kv_layer: torch.Tensor, key_page: KeyPage, dtypes: Sequence[t
         raise KernelArgumentError("kv_layer", describe(kv_layer), f"block_size a multiple of {KEY_TILE}")
 
 
+def check_vector_pages(kv_layer: torch.Tensor, least_block_size: int) -> None:
+    """For kernels: pages read by VECTOR_BYTES, blocks found by shift and mask and less than 2^31 elements
+    apart. A pool that is none of that cannot be copied instead: it is written, too."""
+    block_size, head_dim = kv_layer.shape[3:]
+    if block_size < least_block_size or block_size & (block_size - 1):
+        raise KernelArgumentError(
+            "kv_layer", f"of block_size {block_size}", f"a power of two from {least_block_size} on"
+        )
+    per_vector = VECTOR_BYTES // kv_layer.element_size()
+    if head_dim % per_vector:
+        raise KernelArgumentError("kv_layer", f"of head_dim {head_dim}", f"a multiple of {per_vector}")
+    if not is_vector_aligned(kv_layer):
+        raise KernelArgumentError(
+            "kv_layer",
+            f"strided {list(kv_layer.stride())} from {kv_layer.data_ptr():#x}",
+            f"rows that begin at multiples of {VECTOR_BYTES} bytes",
+        )
+    if kv_layer.stride(0) >= 2**31:
+        raise KernelArgumentError("kv_layer", f"of blocks {kv_layer.stride(0)} elements apart", "below 2^31")
+
+
 def check_query(query: torch.Tensor, kv_layer: torch.Tensor, num_rows: int) -> None:
     """[T, num_heads, head_dim] in the cache's dtype; kv heads divide heads."""
     num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]

@@ -69,6 +69,15 @@ class DevicePlan:
         words = torch.zeros(capacity.words, dtype=torch.int32, device=device)
         return cls(capacity, words, *make_partials(capacity.partials, shape, device))
 
+    @classmethod
+    def send(
+        cls, plan: AttentionPlan, partials: tuple[torch.Tensor, torch.Tensor], device: torch.device
+    ) -> DevicePlan:
+        """`plan` on the device, in one copy on torch's current stream, with partials of enough room."""
+        capacity = PlanCapacity.of(plan)
+        packed = pack(plan, capacity, pinned=device.type == "cuda")
+        return cls(capacity, packed.to(device, non_blocking=True), *partials)
+
     def fill(self, plan: AttentionPlan) -> None:
         """One copy on torch's current stream; kernels enqueued after it see `plan`.
 
@@ -110,6 +119,13 @@ def make_partials(
         torch.empty(*rows, shape.head_dim, dtype=torch.float32, device=device),
         torch.empty(*rows, 2, dtype=torch.float32, device=device),
     )
+
+
+def to_device(words: np.ndarray[tuple[int], np.dtype[np.int32]], device: torch.device) -> torch.Tensor:
+    """int32 words, in one copy on torch's current stream that the host does not wait for."""
+    staged = torch.empty(len(words), dtype=torch.int32, pin_memory=device.type == "cuda")
+    staged.numpy()[:] = words
+    return staged.to(device, non_blocking=True)
 
 
 def pack(plan: AttentionPlan, capacity: PlanCapacity, *, pinned: bool) -> torch.Tensor:
