@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from pageturner.kernels.cuda.arguments import Arguments
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelArgumentError
 
@@ -66,7 +66,7 @@ class Launcher:
         if missing:
             self._kernels.update(self.runtime.load(missing))
 
-    def launch(self, variant: Variant, grid: Dim3, arguments: Arguments) -> None:
+    def launch(self, variant: Variant, grid: Dim3, arguments: ctypes.Structure) -> None:
         """Enqueue one launch; a grid with an empty side launches nothing.
 
         The tensors that `arguments` points into must outlive it: on the GPU, torch's allocator sees to
@@ -87,7 +87,7 @@ class Launcher:
 _DTYPES: dict[type, np.dtype[Any]] = {}
 
 
-def _by_value(arguments: Arguments) -> Struct:
+def _by_value(arguments: ctypes.Structure) -> Struct:
     """The struct as a NumPy array of one element, a copy of its bytes."""
     kind = type(arguments)
     if kind not in _DTYPES:

@@ -60,7 +60,16 @@ class Builder:
         Raises KernelsUnavailable, with the reason, if there is no such compiler, it fails, or the folder
         cannot be written.
         """
-        return self.build_texts([_export(variant) for variant in variants])
+        return self.build_texts([self._exported(variant) for variant in variants])
+
+    def _exported(self, variant: Variant) -> str:
+        """The file itself, not an include of it: so its text is in the key, and no other kernel's."""
+        try:
+            kernel = (self.sources / variant.source).read_text(encoding="utf-8")
+        except OSError as error:
+            raise KernelsUnavailable(str(error)) from error
+        begin = f'#include "simt.h"\n#line 1 "{variant.source}"\n'
+        return f"{begin}{kernel}\nSIMT_EXPORT({variant.expression})\n"
 
     def build_texts(self, texts: Sequence[str]) -> list[Path]:
         """The library of each C++ text, which may include what `sources` holds."""
@@ -124,10 +133,6 @@ class Builder:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         digest.update("\0".join((*FLAGS, *self.flags, _described(_executable(self.compiler)))).encode())
         return digest.hexdigest()[:20]
-
-
-def _export(variant: Variant) -> str:
-    return f'#include "simt.h"\n#include "{variant.source}"\n\nSIMT_EXPORT({variant.expression})\n'
 
 
 def _executable(compiler: str) -> str:
