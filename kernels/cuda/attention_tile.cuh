@@ -1,0 +1,254 @@
+// Attention of a warp's rows to one tile of keys: scores, online softmax, weighted sum of values.
+//
+// The softmax is computed in one pass over the keys (Milakov and Gimelshein 2018, arXiv:1805.02867), tile by tile
+// with the weighted sum kept in registers (FlashAttention-2, Dao 2023, arXiv:2307.08691):
+//
+//   weight(key) = 2^(unit * score(key) - anchor)     sum = total of weights     output = total of weight * value
+//
+// An anchor near the highest score keeps the weights in range; the result, output / sum, is the same for any. It
+// begins as the highest score of the first tile and follows only scores that rise far above it, for then all sums
+// must be multiplied: with a slack of 2^8 that is soon over, and a step costs one vote instead of four shuffles
+// and head_dim / 2 multiplications a row tile. Each row decides for itself, so that its result does not depend on
+// the rows beside it.
+//
+// A row tile is 16 rows, one mma.m16n8k16. Lane l holds of each 16 x 8 product the columns l % 4 * 2 and the next of
+// two rows, l / 4 (half 0) and l / 4 + 8 (half 1):
+//
+//              columns 0 1     2 3     4 5     6 7            scores[tile][column / 8][half * 2 + column % 2]
+//     row 0       | l 0  |  l 1  |  l 2  |  l 3  |            output[tile][dim / 8][half * 2 + dim % 2]
+//     row 1       | l 4  |  l 5  |  l 6  |  l 7  |
+//      ...                                                    four adjacent lanes hold a row
+//     row 8       | l 0  |  l 1  |  l 2  |  l 3  |
+#pragma once
+
+#include "sequence.cuh"
+
+constexpr int kHalves = 2;  // rows of a 16 x 8 product that a lane holds
+
+// Powers of two that a score may exceed the anchor by. 2^8 times a weight is far from float16's end, 2^16, and sums
+// of a million of them from float32's.
+constexpr float kAnchorSlack = 8.0f;
+
+// Turns scores (q . k) into powers of two: unit * capped(score).
+template <bool kSoftcap> struct ScoreScale {
+  float inside;  // of the tanh
+  float unit;    // above 0, so that the highest score has the highest weight
+
+  __device__ __forceinline__ explicit ScoreScale(const AttentionArguments& arguments)
+      : inside(kSoftcap ? arguments.scale / arguments.softcap : 1.0f),
+        unit((kSoftcap ? arguments.softcap : arguments.scale) * kLog2E) {
+    BOUNDS_CHECK(unit > 0.0f);
+  }
+
+  __device__ __forceinline__ float capped(float score) const {
+    return kSoftcap ? tanh_approximate(score * inside) : score;
+  }
+};
+
+// This lane's part of a warp's rows.
+template <int kHeadDim, int kRowTiles> struct RowSums {
+  float output[kRowTiles][kHeadDim / 8][4];
+  float sum[kRowTiles][kHalves];      // of this lane's columns only, until `finish`
+  float anchor[kRowTiles][kHalves];
+  float ceiling[kRowTiles][kHalves];  // a score above it moves the anchor
+
+  __device__ __forceinline__ RowSums() {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int dims = 0; dims < kHeadDim / 8; ++dims) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) output[tile][dims][i] = 0.0f;
+      }
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        sum[tile][half] = 0.0f;
+        anchor[tile][half] = 0.0f;
+        ceiling[tile][half] = kNegativeInfinity;
+      }
+    }
+  }
+
+  // Adds up what the four lanes of a row hold. Outputs need it not: each lane has its own dims.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        sum[tile][half] += __shfl_xor_sync(kFullWarp, sum[tile][half], 1);
+        sum[tile][half] += __shfl_xor_sync(kFullWarp, sum[tile][half], 2);
+      }
+    }
+  }
+};
+
+// The row, of a row tile's 16, that a lane holds in `half`.
+__device__ __forceinline__ int row_of_lane(int half) { return threadIdx.x % kWarpSize / 4 + half * 8; }
+
+// The first of the two columns, of a product's 8, that a lane holds.
+__device__ __forceinline__ int column_of_lane() { return threadIdx.x % 4 * 2; }
+
+// scores = Q K^T of `kKeys` keys. load_query(fragments, step) gives columns 16 * step to + 15 of each row tile.
+template <class T, int kHeadDim, int kRowTiles, int kKeys, class LoadQuery>
+__device__ __forceinline__ void compute_scores(float (&scores)[kRowTiles][kKeys / 8][4], const LoadQuery& load_query,
+                                               const T* key_tile) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int keys = 0; keys < kKeys / 8; ++keys) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[tile][keys][i] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+    uint32_t query[kRowTiles][4];
+    load_query(query, step);
+#pragma unroll
+    for (int keys = 0; keys < kKeys / 16; ++keys) {
+      uint32_t key[4];
+      load_key_fragment<T, kHeadDim>(key, key_tile + keys * 16 * kHeadDim, step * 2);
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        mma_m16n8k16<T>(scores[tile][2 * keys], query[tile], key[0], key[1]);
+        mma_m16n8k16<T>(scores[tile][2 * keys + 1], query[tile], key[2], key[3]);
+      }
+    }
+  }
+}
+
+template <int kRowTiles, int kKeys, bool kSoftcap>
+__device__ __forceinline__ void cap_scores(float (&scores)[kRowTiles][kKeys / 8][4],
+                                           const ScoreScale<kSoftcap>& scale) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int keys = 0; keys < kKeys / 8; ++keys) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[tile][keys][i] = scale.capped(scores[tile][keys][i]);
+    }
+  }
+}
+
+// Selects away the scores of keys that a row does not see. first_key: of the tile.
+template <int kRowTiles, int kKeys>
+__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeys / 8][4],
+                                            const KeyRange (&visible)[kRowTiles][kHalves], int first_key) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int keys = 0; keys < kKeys / 8; ++keys) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = first_key + keys * 8 + column_of_lane() + i % 2;
+        if (!visible[tile][i / 2].contains(key)) scores[tile][keys][i] = kNegativeInfinity;
+      }
+    }
+  }
+}
+
+// Moves the anchor of each row in which some score is above the ceiling to the row's highest, and brings what the
+// row has summed up to it. All lanes of the warp come here together.
+template <int kHeadDim, int kRowTiles>
+__device__ __forceinline__ void move_anchors(RowSums<kHeadDim, kRowTiles>& sums,
+                                             const float (&highest_of_lane)[kRowTiles][kHalves], float unit) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      float highest = highest_of_lane[tile][half];
+      highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
+      float factor = 1.0f;
+      if (highest > sums.ceiling[tile][half]) {
+        const float anchor = highest * unit;
+        // The first anchor finds sums of 0; the power, of the distance to no anchor, might be infinite.
+        const bool is_first = sums.ceiling[tile][half] == kNegativeInfinity;
+        factor = is_first ? 0.0f : exp2_approximate(sums.anchor[tile][half] - anchor);
+        sums.anchor[tile][half] = anchor;
+        sums.ceiling[tile][half] = highest + kAnchorSlack / unit;
+      }
+      sums.sum[tile][half] *= factor;
+#pragma unroll
+      for (int dims = 0; dims < kHeadDim / 8; ++dims) {
+        sums.output[tile][dims][half * 2] *= factor;
+        sums.output[tile][dims][half * 2 + 1] *= factor;
+      }
+    }
+  }
+}
+
+// scores -> weights, in place, and their sums. A masked score has weight 0: 2^(-1e30 * unit - anchor).
+template <int kHeadDim, int kRowTiles, int kKeys>
+__device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys / 8][4],
+                                                RowSums<kHeadDim, kRowTiles>& sums, float unit) {
+  float highest[kRowTiles][kHalves];
+  bool is_above = false;
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      highest[tile][half] = kNegativeInfinity;
+#pragma unroll
+      for (int keys = 0; keys < kKeys / 8; ++keys) {
+        const float pair = fmaxf(scores[tile][keys][half * 2], scores[tile][keys][half * 2 + 1]);
+        highest[tile][half] = fmaxf(highest[tile][half], pair);
+      }
+      is_above |= highest[tile][half] > sums.ceiling[tile][half];
+    }
+  }
+  if (__any_sync(kFullWarp, is_above)) move_anchors(sums, highest, unit);
+
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int keys = 0; keys < kKeys / 8; ++keys) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[tile][keys][i];
+        score = exp2_approximate(fmaf(score, unit, -sums.anchor[tile][i / 2]));
+        sums.sum[tile][i / 2] += score;
+      }
+    }
+  }
+}
+
+// output += weights V. The product of scores is, register for register, the operand A of this one: two 16 x 8
+// tiles of it side by side are 16 x 16.
+template <class T, int kHeadDim, int kRowTiles, int kKeys>
+__device__ __forceinline__ void add_values(RowSums<kHeadDim, kRowTiles>& sums,
+                                           const float (&weights)[kRowTiles][kKeys / 8][4], const T* value_tile) {
+#pragma unroll
+  for (int keys = 0; keys < kKeys / 16; ++keys) {
+    uint32_t weight[kRowTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&pairs)[4] = weights[tile][2 * keys + i / 2];
+        weight[tile][i] = pack<T>(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int dims = 0; dims < kHeadDim / 16; ++dims) {
+      uint32_t value[4];
+      load_value_fragment<T, kHeadDim>(value, value_tile + keys * 16 * kHeadDim, dims * 2);
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        mma_m16n8k16<T>(sums.output[tile][2 * dims], weight[tile], value[0], value[1]);
+        mma_m16n8k16<T>(sums.output[tile][2 * dims + 1], weight[tile], value[2], value[3]);
+      }
+    }
+  }
+}
+
+// What the output of a row is multiplied by in the end: 1 / sum, where the head's sink, a score without a value,
+// joins the sum once. 0 for a row that has seen no key.
+__device__ __forceinline__ float normalization(float anchor, float sum, const float* sinks, int head) {
+  if (!(sum > 0.0f)) return 0.0f;
+  if (sinks == nullptr) return 1.0f / sum;
+  const float sink = sinks[head] * kLog2E;
+  const float highest = fmaxf(anchor, sink);
+  const float weight = exp2_approximate(anchor - highest);
+  return weight / (weight * sum + exp2_approximate(sink - highest));
+}

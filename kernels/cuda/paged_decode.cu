@@ -1,0 +1,212 @@
+// Attention of few rows to many keys in pages: the step that makes one token (or verifies a few) a sequence.
+//
+// It moves every key and value once and computes little on them, so all of it serves to keep copies in flight.
+// Split-KV as FlashDecoding's (Dao et al. 2023), over pages as PagedAttention's (Kwon et al. 2023, arXiv:2309.06180).
+//
+// grid            (decode items or more, num_kv_heads); an item is a range of one sequence's keys
+// block           kWarps warps
+// shared memory   kWarps private rings; once they are drained, the outputs and sums that the warps merge
+// registers       see `pageturner kernels`; head_dim / 4 hold the query, head_dim / 2 the output
+//
+// The 16 rows of mma.m16n8k16 are the query heads of one kv head, times the new tokens: keys are read once for all.
+// A warp takes every kWarps-th tile of 16 keys and needs none of the others until the end:
+//
+//   keys   | tile 0 | tile 1 | tile 2 | tile 3 | tile 4 | tile 5 | ...        first_key .. end_key
+//   warp       0        1        2        3        0        1
+//
+//   ring of a warp   | keys 16 x head_dim | values 16 x head_dim |  x kStages, swizzled (shared_tile.cuh)
+//                      one stage is computed while the other kStages - 1 arrive
+#include "attention_tile.cuh"
+
+// The rings; once all are drained, in their place what the warps merge.
+template <class T, int kHeadDim, int kWarps, int kStages> union DecodeShared {
+  T rings[kWarps][kStages][2 * kTileKeys * kHeadDim];
+  struct {
+    float outputs[kWarps][kMmaRows][kHeadDim];
+    float2 sums[kWarps][kMmaRows];  // anchor and sum; kNegativeInfinity and 0 of a warp that saw no key
+  } merge;
+};
+
+// Of packed row `row` of a partial result, in partial_sums; in partial_outputs it is head_dim times that.
+__device__ __forceinline__ int64_t partial_row(const AttentionArguments& arguments, int partial, int kv_head, int row) {
+  return (int64_t(partial) * arguments.num_kv_heads + kv_head) * kMmaRows + row;
+}
+
+// The packed rows as operand A, straight from global memory: each is read once. Rows beyond the last are zeros.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void load_packed_query(uint32_t (&query)[kHeadDim / 16][4],
+                                                  const AttentionArguments& arguments, const PackedRows& rows) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    const int row = row_of_lane(half);
+    const bool exists = row < rows.count;
+    const int64_t offset = exists ? rows.offset<kHeadDim>(row, arguments.query_stride) : 0;
+    const T* const source = static_cast<const T*>(arguments.query) + offset + column_of_lane();
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      query[step][half] = exists ? *reinterpret_cast<const uint32_t*>(source + step * 16) : 0;
+      query[step][half + 2] = exists ? *reinterpret_cast<const uint32_t*>(source + step * 16 + 8) : 0;
+    }
+  }
+}
+
+// Two neighbouring dims of a row's result. sums: anchor and sum; values: not yet divided by the sum.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void store_output(const AttentionArguments& arguments, const PackedRows& rows, int row,
+                                             int dim, float2 sums, float2 values) {
+  const float factor = normalization(sums.x, sums.y, arguments.sinks, rows.head(row));
+  T* const output = static_cast<T*>(arguments.output) + rows.offset<kHeadDim>(row, rows.num_heads * kHeadDim) + dim;
+  *reinterpret_cast<uint32_t*>(output) = pack<T>(values.x * factor, values.y * factor);
+}
+
+template <class T, int kHeadDim, int kWarps, int kStages, bool kBounded, bool kSoftcap>
+__global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArguments arguments) {
+  constexpr int kTileElements = kTileKeys * kHeadDim;
+  using Shared = DecodeShared<T, kHeadDim, kWarps, kStages>;
+  DYNAMIC_SHARED(shared_bytes, sizeof(Shared));
+  Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+
+  if (int(blockIdx.x) >= *arguments.num_decode_items) return;
+  const DecodeItem item = arguments.decode_items[blockIdx.x];
+  const int kv_head = blockIdx.y;
+  const int warp = threadIdx.x / kWarpSize;
+  const PackedRows rows(arguments, item.sequence, kv_head);
+  const PagedSequence<T, kHeadDim> pages(arguments, item.sequence, kv_head);
+  const ScoreScale<kSoftcap> scale(arguments);
+  BOUNDS_CHECK(rows.count <= kMmaRows);
+
+  uint32_t query[kHeadDim / 16][4];
+  load_packed_query<T, kHeadDim>(query, arguments, rows);
+
+  // Tiles begin at multiples of 16 whatever the item's first key is; the mask hides what lies before it.
+  const KeyRange item_keys = {item.first_key, item.end_key};
+  const int first_tile = item.first_key / kTileKeys * kTileKeys + warp * kTileKeys;
+  KeyRange visible[1][kHalves];
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    visible[0][half] = visible_keys<kBounded>(arguments, rows, row_of_lane(half), item_keys);
+  }
+  // What every row sees: tiles inside need no mask.
+  const KeyRange unmasked = {visible_keys<kBounded>(arguments, rows, rows.count - 1, item_keys).first,
+                             visible_keys<kBounded>(arguments, rows, 0, item_keys).end};
+
+  const TileCopy<T, kHeadDim> copy;
+  int copy_key = first_tile;
+  int copy_stage = 0;
+  int copy_block = copy_key < item.end_key ? pages.block_of(copy_key) : 0;
+
+  // Starts the copies of this warp's next tile as one group, an empty one after the last tile: groups are counted.
+  // The block is known since the copy before, so that no copy waits for the table.
+  const auto start_copy = [&] {
+    if (copy_key < item.end_key) {
+      T* const stage = shared.rings[warp][copy_stage];
+      const int64_t offset = pages.offset(copy_block, copy_key);
+      copy.start(stage, pages.keys + offset, item.end_key - copy_key);
+      copy.start(stage + kTileElements, pages.values + offset, item.end_key - copy_key);
+      copy_key += kWarps * kTileKeys;
+      copy_stage = copy_stage + 1 == kStages ? 0 : copy_stage + 1;
+      if (copy_key < item.end_key) copy_block = pages.block_of(copy_key);
+    }
+    cp_async_commit();
+  };
+
+  RowSums<kHeadDim, 1> sums;
+  const auto load_query = [&](uint32_t (&fragment)[1][4], int step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) fragment[0][i] = query[step][i];
+  };
+
+  for (int stage = 0; stage < kStages - 1; ++stage) start_copy();
+  int stage = 0;
+  for (int key = first_tile; key < item.end_key; key += kWarps * kTileKeys) {
+    cp_async_wait<kStages - 2>();
+    __syncwarp();  // all lanes' copies of this stage are there, and all lanes have done with the stage before ...
+    start_copy();  // ... which this overwrites
+    const T* const key_tile = shared.rings[warp][stage];
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+
+    float scores[1][kTileKeys / 8][4];
+    compute_scores<T, kHeadDim, 1, kTileKeys>(scores, load_query, key_tile);
+    if (kSoftcap) cap_scores<1, kTileKeys>(scores, scale);
+    if (key < unmasked.first || key + kTileKeys > unmasked.end) mask_scores<1, kTileKeys>(scores, visible, key);
+    compute_weights<kHeadDim, 1, kTileKeys>(scores, sums, scale.unit);
+    add_values<T, kHeadDim, 1, kTileKeys>(sums, scores, key_tile + kTileElements);
+  }
+  cp_async_wait<0>();
+  sums.finish();
+
+  __syncthreads();  // the rings are free
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    const int row = row_of_lane(half);
+    if (row < rows.count) {
+#pragma unroll
+      for (int dims = 0; dims < kHeadDim / 8; ++dims) {
+        float* const pair = &shared.merge.outputs[warp][row][dims * 8 + column_of_lane()];
+        pair[0] = sums.output[0][dims][half * 2];
+        pair[1] = sums.output[0][dims][half * 2 + 1];
+      }
+      const bool saw_key = sums.sum[0][half] > 0.0f;
+      const float anchor = saw_key ? sums.anchor[0][half] : kNegativeInfinity;
+      if (column_of_lane() == 0) shared.merge.sums[warp][row] = make_float2(anchor, sums.sum[0][half]);
+    }
+  }
+  __syncthreads();  // every warp's part is there
+
+  for (int pair = threadIdx.x; pair < rows.count * kHeadDim / 2; pair += kWarps * kWarpSize) {
+    const int row = pair / (kHeadDim / 2);
+    const int dim = pair % (kHeadDim / 2) * 2;
+    float anchor = kNegativeInfinity;
+#pragma unroll
+    for (int part = 0; part < kWarps; ++part) anchor = fmaxf(anchor, shared.merge.sums[part][row].x);
+    float sum = 0.0f, low = 0.0f, high = 0.0f;
+#pragma unroll
+    for (int part = 0; part < kWarps; ++part) {
+      const float factor = exp2_approximate(shared.merge.sums[part][row].x - anchor);
+      sum += factor * shared.merge.sums[part][row].y;
+      low += factor * shared.merge.outputs[part][row][dim];
+      high += factor * shared.merge.outputs[part][row][dim + 1];
+    }
+    if (item.partial < 0) {
+      store_output<T, kHeadDim>(arguments, rows, row, dim, make_float2(anchor, sum), make_float2(low, high));
+    } else {
+      const int64_t partial = partial_row(arguments, item.partial, kv_head, row);
+      *reinterpret_cast<float2*>(arguments.partial_outputs + partial * kHeadDim + dim) = make_float2(low, high);
+      if (dim == 0) arguments.partial_sums[partial] = make_float2(anchor, sum);
+    }
+  }
+}
+
+// Adds up the partial results of each sequence that was cut, in the order of its items: whatever ran first, the
+// result is the same to the bit.
+//
+// grid     (merge items or more, num_kv_heads, 16 or at least the packed rows of a sequence)
+// block    head_dim / 2 threads, two neighbouring dims each
+template <class T, int kHeadDim>
+__global__ void __launch_bounds__(kHeadDim / 2) decode_merge(AttentionArguments arguments) {
+  if (int(blockIdx.x) >= *arguments.num_merge_items) return;
+  const MergeItem item = arguments.merge_items[blockIdx.x];
+  const int kv_head = blockIdx.y;
+  const int row = blockIdx.z;
+  const int dim = threadIdx.x * 2;
+  const PackedRows rows(arguments, item.sequence, kv_head);
+  if (row >= rows.count) return;
+
+  const int64_t first = partial_row(arguments, item.first_partial, kv_head, row);
+  const int64_t stride = int64_t(arguments.num_kv_heads) * kMmaRows;
+  const float2* const part_sums = arguments.partial_sums + first;
+  const float* const part_outputs = arguments.partial_outputs + first * kHeadDim + dim;
+
+  float anchor = kNegativeInfinity;
+  for (int part = 0; part < item.num_partials; ++part) anchor = fmaxf(anchor, part_sums[part * stride].x);
+  float sum = 0.0f, low = 0.0f, high = 0.0f;
+  for (int part = 0; part < item.num_partials; ++part) {
+    const float2 part_sum = part_sums[part * stride];
+    const float2 values = *reinterpret_cast<const float2*>(part_outputs + part * stride * kHeadDim);
+    const float factor = exp2_approximate(part_sum.x - anchor);
+    sum += factor * part_sum.y;
+    low += factor * values.x;
+    high += factor * values.y;
+  }
+  store_output<T, kHeadDim>(arguments, rows, row, dim, make_float2(anchor, sum), make_float2(low, high));
+}

@@ -1,0 +1,160 @@
+// Attention of many rows to the keys before them, causal, with all keys in pages: a prompt or a chunk of one.
+//
+// FlashAttention-2 (Dao 2023, arXiv:2307.08691) over pages: a block of packed rows walks the keys it sees once, and
+// neither scores nor weights leave the registers. The tensor cores set the pace: each fragment of keys or values
+// that a warp loads serves all its row tiles.
+//
+// grid            (prefill tiles, num_kv_heads). Blocks start in the order of x, so the planner puts the tiles that
+//                 see most keys first: the last to start are short, and no multiprocessor ends long after the rest
+// block           kWarps warps, kRowTiles x 16 packed rows each
+// shared memory   the block's queries, then kStages of kKeys keys and values, all swizzled (shared_tile.cuh)
+// registers       see `pageturner kernels`; kRowTiles * (head_dim + kKeys) / 2 hold outputs and scores
+//
+//                    keys: first ............................ end
+//   warp 0  row tile 0 |      |######|######|######|###\   |      |      #  computed without a mask
+//           row tile 1 |      |######|######|######|####\  |      |      \  causal edge: masked steps
+//   warp 1  row tile 0 |      |######|######|######|#####\ |      |      the same at the left, where a window
+//           ...        |skipped|     each | | is one step of kKeys       or chunk begins
+//
+//   shared | queries kWarps * kRowTiles * 16 | keys kKeys | values kKeys | keys | values | ...  rows of head_dim
+//                                              `- stage 0                  `- stage 1
+#include "attention_tile.cuh"
+
+// The block's queries, gathered from the batch's tokens and heads. Rows beyond the sequence's become zeros.
+template <class T, int kHeadDim, int kWarps, int kRows>
+__device__ __forceinline__ void start_query_copy(T* query_tile, const AttentionArguments& arguments,
+                                                 const PackedRows& rows, int first_row) {
+  constexpr int kChunks = kHeadDim / kChunkElements;
+  const T* const query = static_cast<const T*>(arguments.query);
+  for (int index = threadIdx.x; index < kRows * kChunks; index += kWarps * kWarpSize) {
+    const int row = index / kChunks;
+    const int chunk = index % kChunks;
+    const bool exists = first_row + row < rows.count;
+    const int64_t offset = exists ? rows.offset<kHeadDim>(first_row + row, arguments.query_stride) : 0;
+    cp_async_16(query_tile + swizzled<kHeadDim>(row, chunk), query + offset + chunk * kChunkElements, exists);
+  }
+}
+
+template <class T, int kHeadDim, int kWarps, int kRowTiles, int kKeys, int kStages, bool kBounded, bool kSoftcap>
+__global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArguments arguments) {
+  constexpr int kWarpRows = kRowTiles * kMmaRows;
+  constexpr int kRows = kWarps * kWarpRows;
+  constexpr int kStageElements = 2 * kKeys * kHeadDim;  // keys, then values
+  // A step is copied in parts of 16 keys or 16 values, each in one block of the cache, by one warp.
+  constexpr int kParts = 2 * kKeys / kTileKeys;
+  constexpr int kWarpParts = kParts / kWarps;
+  static_assert(kParts % kWarps == 0, "each warp copies as much");
+  DYNAMIC_SHARED(shared, (kRows * kHeadDim + kStages * kStageElements) * int(sizeof(T)));
+
+  const PrefillTile tile = arguments.prefill_tiles[blockIdx.x];
+  const int kv_head = blockIdx.y;
+  const int warp = threadIdx.x / kWarpSize;
+  const PackedRows rows(arguments, tile.sequence, kv_head);
+  const PagedSequence<T, kHeadDim> pages(arguments, tile.sequence, kv_head);
+  const ScoreScale<kSoftcap> scale(arguments);
+
+  T* const query_tile = reinterpret_cast<T*>(shared);
+  T* const ring = query_tile + kRows * kHeadDim;
+  start_query_copy<T, kHeadDim, kWarps, kRows>(query_tile, arguments, rows, tile.first_row);
+
+  // From the first key that the first row sees to the last that the last row sees; positions rise with the rows.
+  const int last_row = min(tile.first_row + kRows, rows.count) - 1;
+  const KeyRange all = {0, arguments.seq_lens[tile.sequence]};
+  const KeyRange of_first = visible_keys<kBounded>(arguments, rows, tile.first_row, all);
+  const KeyRange of_last = visible_keys<kBounded>(arguments, rows, last_row, all);
+  // Steps begin at multiples of kKeys: however a prompt is cut into chunks, a row's result has the same bits.
+  const int first_key = of_first.first / kKeys * kKeys;
+  const int end_key = of_last.end;
+  const KeyRange unmasked = {of_last.first, of_first.end};  // every row sees these
+
+  const int warp_row = warp * kWarpRows;
+  KeyRange visible[kRowTiles][kHalves];
+#pragma unroll
+  for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = tile.first_row + warp_row + row_tile * kMmaRows + row_of_lane(half);
+      visible[row_tile][half] = visible_keys<kBounded>(arguments, rows, row, all);
+    }
+  }
+
+  const TileCopy<T, kHeadDim> copy;
+  int copy_key = first_key;
+  int copy_stage = 0;
+  const auto key_of_part = [&](int part) { return copy_key + (warp * kWarpParts + part) / 2 * kTileKeys; };
+  // Any block will do for keys beyond the end: none of it is read.
+  const auto block_of_part = [&](int part) {
+    const int key = key_of_part(part);
+    return key < end_key ? pages.block_of(key) : 0;
+  };
+  int copy_blocks[kWarpParts];
+#pragma unroll
+  for (int part = 0; part < kWarpParts; ++part) copy_blocks[part] = block_of_part(part);
+
+  // Starts this warp's copies of the next step as one group, an empty one after the last step: groups are counted.
+  // The blocks are known since the step before, so that no copy waits for the table.
+  const auto start_copy = [&] {
+    if (copy_key < end_key) {
+      T* const stage = ring + copy_stage * kStageElements;
+#pragma unroll
+      for (int part = 0; part < kWarpParts; ++part) {
+        const int index = warp * kWarpParts + part;
+        const int key = key_of_part(part);
+        const T* const source = (index % 2 == 0 ? pages.keys : pages.values) + pages.offset(copy_blocks[part], key);
+        copy.start(stage + (index % 2 * kKeys + index / 2 * kTileKeys) * kHeadDim, source, end_key - key);
+      }
+      copy_key += kKeys;
+      copy_stage = copy_stage + 1 == kStages ? 0 : copy_stage + 1;
+#pragma unroll
+      for (int part = 0; part < kWarpParts; ++part) copy_blocks[part] = block_of_part(part);
+    }
+    cp_async_commit();
+  };
+
+  RowSums<kHeadDim, kRowTiles> sums;
+  const auto load_query = [&](uint32_t (&fragments)[kRowTiles][4], int step) {
+#pragma unroll
+    for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
+      const T* const rows_of_tile = query_tile + (warp_row + row_tile * kMmaRows) * kHeadDim;
+      load_query_fragment<T, kHeadDim>(fragments[row_tile], rows_of_tile, step * 2);
+    }
+  };
+
+  for (int stage = 0; stage < kStages - 1; ++stage) start_copy();
+  int stage = 0;
+  for (int key = first_key; key < end_key; key += kKeys) {
+    cp_async_wait<kStages - 2>();
+    __syncthreads();  // all warps' copies of this stage are there, and all warps have done with the stage before ...
+    start_copy();     // ... which this overwrites
+    const T* const key_tile = ring + stage * kStageElements;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+
+    float scores[kRowTiles][kKeys / 8][4];
+    compute_scores<T, kHeadDim, kRowTiles, kKeys>(scores, load_query, key_tile);
+    if (kSoftcap) cap_scores<kRowTiles, kKeys>(scores, scale);
+    if (key < unmasked.first || key + kKeys > unmasked.end) mask_scores<kRowTiles, kKeys>(scores, visible, key);
+    compute_weights<kHeadDim, kRowTiles, kKeys>(scores, sums, scale.unit);
+    add_values<T, kHeadDim, kRowTiles, kKeys>(sums, scores, key_tile + kKeys * kHeadDim);
+  }
+  sums.finish();
+
+#pragma unroll
+  for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = tile.first_row + warp_row + row_tile * kMmaRows + row_of_lane(half);
+      if (row < rows.count) {
+        const float factor = normalization(sums.anchor[row_tile][half], sums.sum[row_tile][half], arguments.sinks,
+                                           rows.head(row));
+        T* const output = static_cast<T*>(arguments.output) + column_of_lane() +
+                          rows.offset<kHeadDim>(row, rows.num_heads * kHeadDim);
+#pragma unroll
+        for (int dims = 0; dims < kHeadDim / 8; ++dims) {
+          const float(&pairs)[4] = sums.output[row_tile][dims];
+          *reinterpret_cast<uint32_t*>(output + dims * 8) =
+              pack<T>(pairs[half * 2] * factor, pairs[half * 2 + 1] * factor);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,94 @@
+// One sequence of the batch, as one kv head sees it: its packed rows, the keys each row may see, and its pages.
+#pragma once
+
+#include "arguments.cuh"
+#include "shared_tile.cuh"
+
+// The rows that a sequence computes in this step. The query heads that share a kv head are packed as rows: packed
+// row r is row r / group of the sequence, query head kv_head * group + r % group.
+struct PackedRows {
+  int first_token;     // of the sequence, in the batch
+  int first_position;  // of that token
+  int count;           // packed rows
+  int group;
+  int kv_head;
+  int num_heads;
+
+  __device__ __forceinline__ PackedRows(const AttentionArguments& arguments, int sequence, int kv_head)
+      : first_token(arguments.query_start_loc[sequence]), group(arguments.group), kv_head(kv_head),
+        num_heads(arguments.num_kv_heads * arguments.group) {
+    const int num_tokens = arguments.query_start_loc[sequence + 1] - first_token;
+    first_position = arguments.seq_lens[sequence] - num_tokens;
+    count = num_tokens * group;
+  }
+
+  __device__ __forceinline__ int position(int row) const { return first_position + row / group; }
+
+  __device__ __forceinline__ int head(int row) const { return kv_head * group + row % group; }
+
+  // Where the row's head begins in an array [T, num_heads, head_dim] whose tokens are token_stride elements apart.
+  template <int kHeadDim> __device__ __forceinline__ int64_t offset(int row, int64_t token_stride) const {
+    return (first_token + row / group) * token_stride + head(row) * kHeadDim;
+  }
+};
+
+// The first key that a row at `position` sees; it sees all from there to its own. Never falls as positions rise.
+__device__ __forceinline__ int first_visible_key(int position, int window, int chunk) {
+  int first = 0;
+  if (window > 0) first = max(first, position - window + 1);
+  if (chunk > 0) first = max(first, position - position % chunk);
+  return first;
+}
+
+// Keys [first, end).
+struct KeyRange {
+  int first, end;
+
+  __device__ __forceinline__ bool contains(int key) const { return first <= key && key < end; }
+};
+
+// What the row sees of `limits`: nothing if it is beyond the sequence's rows.
+template <bool kBounded>
+__device__ __forceinline__ KeyRange visible_keys(const AttentionArguments& arguments, const PackedRows& rows, int row,
+                                                 KeyRange limits) {
+  if (row >= rows.count) return {0, 0};
+  const int position = rows.position(row);
+  const int first = kBounded ? first_visible_key(position, arguments.window, arguments.chunk) : 0;
+  return {max(first, limits.first), min(position + 1, limits.end)};
+}
+
+// The pages of one sequence and kv head. A tile of 16 keys lies in one block, so its 16 * head_dim elements are
+// adjacent, and one entry of the block table addresses it.
+template <class T, int kHeadDim> struct PagedSequence {
+  const T* keys;    // of this kv head, in block 0
+  const T* values;
+  const int32_t* table;
+  int32_t block_stride;
+  int32_t block_size_log2;
+  int32_t num_blocks, table_width;  // for bounds checks
+
+  __device__ __forceinline__ PagedSequence(const AttentionArguments& arguments, int sequence, int kv_head)
+      : keys(static_cast<const T*>(arguments.kv.keys) + kv_head * arguments.kv.head_stride),
+        values(static_cast<const T*>(arguments.kv.values) + kv_head * arguments.kv.head_stride),
+        table(arguments.block_tables + int64_t(sequence) * arguments.table_stride),
+        block_stride(int32_t(arguments.kv.block_stride)), block_size_log2(arguments.kv.block_size_log2),
+        num_blocks(arguments.kv.num_blocks), table_width(arguments.table_stride) {
+    // In 32 bits, so that an offset is one multiplication: a block holds far fewer than 2^31 elements.
+    BOUNDS_CHECK(arguments.kv.block_stride == block_stride);
+  }
+
+  // The block that holds `key`.
+  __device__ __forceinline__ int block_of(int key) const {
+    const int entry = key >> block_size_log2;
+    BOUNDS_CHECK(0 <= entry && entry < table_width);
+    const int block = table[entry];
+    BOUNDS_CHECK(0 <= block && block < num_blocks);
+    return block;
+  }
+
+  // Of `key` in that block, from `keys` or `values`.
+  __device__ __forceinline__ int64_t offset(int block, int key) const {
+    const int in_block = key & ((1 << block_size_log2) - 1);
+    return int64_t(block) * block_stride + in_block * kHeadDim;
+  }
+};

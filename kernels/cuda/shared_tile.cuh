@@ -1,0 +1,106 @@
+// Tiles in shared memory: where an element lies, how a warp brings a tile there and reads it as fragments.
+//
+// A tile is some rows (keys, values or queries) of head_dim 16-bit elements. A row is cut into chunks of 16 bytes,
+// which is what one lane of cp.async writes and what one lane of ldmatrix reads. Shared memory serves 128 bytes at
+// once if they come from 32 different banks: 8 chunks from different eighths of a 128-byte line. ldmatrix wants the
+// same chunk of 8 rows, and were the rows stored plainly, these would all lie in the same eighth (two of them where
+// head_dim is 96). So the chunks of a row change places, row by row:
+//
+//   head_dim 64, 128, 256: chunk c of row r lies at c ^ (r % 8)      head_dim 96: at c ^ (r / 2 % 4)
+//
+//     row 0 | 0 1 2 3 4 5 6 7 |   a line is 8 chunks:                  row 0 | 0 1 2 3  4 5 6 7  8 9 a b |
+//     row 1 | 1 0 3 2 5 4 7 6 |   each column holds                    row 1 | 0 1 2 3  4 5 6 7  8 9 a b |
+//     row 2 | 2 3 0 1 6 7 4 5 |   chunk c once                         row 2 | 1 0 3 2  5 4 7 6  9 8 b a |
+//     row 3 | 3 2 1 0 7 6 5 4 |                                        row 3 | 1 0 3 2  5 4 7 6  9 8 b a |
+//      ...                                                              ...   rows are a line and a half apart
+//
+// After 8 rows the pattern repeats, so that the addresses 8 rows apart differ by a constant.
+#pragma once
+
+#include "primitives.cuh"
+
+constexpr int kChunkElements = 8;
+constexpr int kSwizzleRows = 8;  // the pattern's period
+constexpr int kMmaRows = 16;     // rows of A, of mma.m16n8k16
+constexpr int kTileKeys = 16;    // its k: keys that one product of weights and values takes; divides every block size
+
+// Where chunk `chunk` of row `row` begins, in elements from the tile's first.
+template <int kHeadDim> __device__ __forceinline__ constexpr int swizzled(int row, int chunk) {
+  const int turn = kHeadDim % 64 == 0 ? row & 7 : row >> 1 & 3;
+  return row * kHeadDim + (chunk ^ turn) * kChunkElements;
+}
+
+// Whether each chunk of 8 successive rows lies in 8 different eighths of a 128-byte line.
+template <int kHeadDim> __device__ constexpr bool is_conflict_free() {
+  for (int chunk = 0; chunk < kHeadDim / kChunkElements; ++chunk) {
+    int eighths = 0;
+    for (int row = 0; row < kSwizzleRows; ++row) {
+      eighths |= 1 << swizzled<kHeadDim>(row, chunk) / kChunkElements % 8;
+    }
+    if (eighths != 0xff) return false;
+  }
+  return true;
+}
+
+// How one warp copies tiles of 16 rows that are adjacent in global memory, as the tokens of a block are.
+//
+// Copy i of a lane is chunk 32 * i + lane of the tile, so that a warp reads 512 adjacent bytes at a time. head_dim /
+// 32 copies are 8 rows, the swizzle's period: a lane remembers so many places and adds constants for the rest.
+template <class T, int kHeadDim> struct TileCopy {
+  static constexpr int kChunks = kHeadDim / kChunkElements;
+  static constexpr int kPeriod = kSwizzleRows * kChunks / kWarpSize;
+  static_assert(kHeadDim % 32 == 0, "whole copies a period");
+  static_assert(is_conflict_free<kHeadDim>(), "another swizzle is needed for this head_dim");
+
+  int lane;
+  int places[kPeriod];
+
+  __device__ __forceinline__ TileCopy() : lane(threadIdx.x % kWarpSize) {
+#pragma unroll
+    for (int copy = 0; copy < kPeriod; ++copy) {
+      const int index = copy * kWarpSize + lane;
+      places[copy] = swizzled<kHeadDim>(index / kChunks, index % kChunks);
+    }
+  }
+
+  // Starts the copies of one tile. Rows from num_rows on, which may be 0 or less, become zeros and are not read:
+  // such a slot may hold NaN, which a weight of 0 would not silence.
+  __device__ __forceinline__ void start(T* shared, const T* global, int num_rows) const {
+    const int num_chunks = num_rows * kChunks - lane;
+#pragma unroll
+    for (int rows = 0; rows < kTileKeys; rows += kSwizzleRows) {
+#pragma unroll
+      for (int copy = 0; copy < kPeriod; ++copy) {
+        const int index = rows * kChunks + copy * kWarpSize;
+        cp_async_16(shared + rows * kHeadDim + places[copy],
+                    global + (index + lane) * kChunkElements,
+                    index < num_chunks);
+      }
+    }
+  }
+};
+
+// Fragments of 16 rows x 16 columns (two chunks from `chunk` on) of a tile, for mma_m16n8k16. The four 8 x 8
+// matrices come in the order in which the registers of an operand want them:
+//
+//   queries, as A       keys, as B (two of 8 keys)      values, as B (two of 8 dims), transposed
+//     | 0 2 |             | 0 1 |  b0 b1 of keys 0-7       | 0 2 |   b0 of dims 0-7, 8-15
+//     | 1 3 |             | 2 3 |  b0 b1 of keys 8-15      | 1 3 |   b1 of the same
+//   16 rows down, two chunks across
+template <class T, int kHeadDim>
+__device__ __forceinline__ void load_query_fragment(uint32_t (&registers)[4], const T* tile, int chunk) {
+  const int lane = threadIdx.x % kWarpSize;
+  ldmatrix_x4(registers, tile + swizzled<kHeadDim>(lane % 16, chunk + lane / 16));
+}
+
+template <class T, int kHeadDim>
+__device__ __forceinline__ void load_key_fragment(uint32_t (&registers)[4], const T* tile, int chunk) {
+  const int lane = threadIdx.x % kWarpSize;
+  ldmatrix_x4(registers, tile + swizzled<kHeadDim>(lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+}
+
+template <class T, int kHeadDim>
+__device__ __forceinline__ void load_value_fragment(uint32_t (&registers)[4], const T* tile, int chunk) {
+  const int lane = threadIdx.x % kWarpSize;
+  ldmatrix_x4_transposed(registers, tile + swizzled<kHeadDim>(lane % 16, chunk + lane / 16));
+}
