@@ -1,0 +1,203 @@
+"""Decode steps as CUDA graphs: the forward of each padded batch size is captured once and then replayed.
+
+A small model's step is hundreds of launches of a few microseconds each, which the host can't issue as fast as
+a GPU runs them; a graph issues all of them at once. Steps that no graph fits (a prompt's rows, more
+sequences than the largest size) run as they would without.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from pageturner.kernels import checks
+from pageturner.kernels.cuda.device_plan import DevicePlan
+from pageturner.kernels.cuda.plan import AttentionShape
+from pageturner.kernels.cuda.static_batch import Planner, StaticBatch
+from pageturner.kernels.layout import AttentionBatch
+from pageturner.service.model.batch import ForwardBatch
+from pageturner.service.model.causal_model import CausalModel
+from pageturner.service.model.kv_cache import KvCache
+
+
+class GraphBackend(Protocol):
+    """Captures device work. All graphs of one backend share their memory, so they run one at a time, and
+    what one of them gave is valid until the next replay of any of them."""
+
+    def warm_up(self, forward: Callable[[], torch.Tensor]) -> None:
+        """Run it once outside of a capture, so that whatever is compiled, loaded or allocated once is."""
+        ...
+
+    def capture(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """(replay, the tensor into which each replay puts the result). Raises if it can't be captured."""
+        ...
+
+
+class TorchGraphs:
+    """CUDA graphs of one GPU. Our launches join in because they sample torch's current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, forward: Callable[[], torch.Tensor]) -> None:
+        # On a stream of its own, as torch asks for: cuBLAS keeps its workspaces by stream.
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call] # torch has it untyped
+        current = torch.cuda.current_stream(self._device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            forward()
+        current.wait_stream(side)
+
+    def capture(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._memory):
+            result = forward()
+        return graph.replay, result
+
+
+class StaticOps(Protocol):
+    """What operations offer, beside `PagedOps`, to a forward that is captured: `kernels.cuda.ops` does."""
+
+    @property
+    def planner(self) -> Planner: ...
+
+    @property
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        """All that `attention` was asked for so far."""
+        ...
+
+    def register(self, batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
+        """From now on, attention over this very batch follows these plans, whatever they hold by then."""
+        ...
+
+    def forget(self, batch: AttentionBatch) -> None:
+        """Undo `register`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """logits: [size, vocab_size], of the last replay."""
+
+    batch: StaticBatch
+    replay: Callable[[], None]
+    logits: torch.Tensor
+
+
+class DecodeGraphs:
+    """The forward of one model over one cache, replayed where a graph fits.
+
+    sizes: numbers of sequences to capture for. max_blocks: longest block table. ops: those of the model.
+    Nothing is captured yet; until `capture`, every forward runs eagerly.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        kv_cache: KvCache,
+        ops: StaticOps,
+        backend: GraphBackend,
+        sizes: Sequence[int],
+        max_blocks: int,
+    ) -> None:
+        self.sizes = tuple(sorted(set(sizes)))
+        self._model, self._kv_cache, self._ops, self._backend = model, kv_cache, ops, backend
+        self._max_blocks = max_blocks
+        self._graphs: dict[int, _Graph] = {}
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """Sizes that are replayed, ascending."""
+        return tuple(sorted(self._graphs))
+
+    @torch.inference_mode()
+    def capture(self, report: Callable[[str], None]) -> None:
+        """Capture all sizes, or none: `report` gets one line on what came of it.
+
+        A model that can't be captured, for whatever reason (it reads results on the host, allocates in a
+        way of its own, its attention has no static plan), runs eagerly. The cache is not written to.
+        """
+        begin = time.perf_counter()
+        try:
+            self._graphs = dict(self._captured())
+        except Exception as error:  # a model's code and a driver may raise anything
+            report(f"decode runs without CUDA graphs: {type(error).__name__}: {_first_line(error)}")
+        else:
+            seconds = time.perf_counter() - begin
+            report(f"captured CUDA graphs for up to {self.sizes[-1]} sequences in {seconds:.1f} s")
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
+        """As the model's own. The logits of a replayed step are valid until the next forward."""
+        graph = self._graph_for(batch.attention)
+        if graph is None or kv_cache is not self._kv_cache:
+            return self._model.forward(batch, kv_cache)
+        host, num_sequences = batch.attention.host, batch.attention.num_sequences
+        assert host is not None
+        checks.check_addresses(host, kv_cache.num_blocks, kv_cache.layout.block_size)
+        graph.batch.load(batch.token_ids, host)
+        graph.replay()
+        # One row a sequence, so that sequence i is row i.
+        everyone = len(batch.logit_rows) == num_sequences
+        return graph.logits[:num_sequences] if everyone else graph.logits[batch.logit_rows]
+
+    def _graph_for(self, batch: AttentionBatch) -> _Graph | None:
+        captured = self.captured
+        index = bisect_left(captured, batch.num_sequences)
+        if index == len(captured) or batch.host is None:
+            return None
+        graph = self._graphs[captured[index]]
+        return graph if graph.batch.fits(batch) else None
+
+    def _captured(self) -> Iterator[tuple[int, _Graph]]:
+        """Largest first: the smaller ones find its memory free, and take no more."""
+        shapes = self._attention_shapes()
+        partials = None
+        for size in reversed(self.sizes):
+            static = StaticBatch(
+                size,
+                self._max_blocks,
+                self._kv_cache.layout.block_size,
+                shapes,
+                self._ops.planner,
+                self._kv_cache.device,
+                partials,
+            )
+            partials = static.partials
+            self._ops.register(static.attention, static.plans)
+            forward = self._forward_of(static)
+            self._backend.warm_up(forward)
+            yield size, _Graph(static, *self._backend.capture(forward))
+
+    def _forward_of(self, static: StaticBatch) -> Callable[[], torch.Tensor]:
+        rows = torch.arange(static.size, device=self._kv_cache.device)
+        batch = ForwardBatch(static.token_ids, static.attention, rows)
+        return lambda: self._model.forward(batch, self._kv_cache)
+
+    def _attention_shapes(self) -> tuple[AttentionShape, ...]:
+        """Found by a forward of padding alone."""
+        padding = StaticBatch(
+            1, 1, self._kv_cache.layout.block_size, (), self._ops.planner, self._kv_cache.device
+        )
+        forward = self._forward_of(padding)
+        self._backend.warm_up(forward)
+        return self._ops.attention_shapes
+
+
+def graph_sizes(largest: int) -> tuple[int, ...]:
+    """Batch sizes worth a graph: padding costs at most seven rows up to 64, then an eighth."""
+    sizes = [size for size in (1, 2, 4) if size <= largest]
+    size = 8
+    while size < largest:
+        sizes.append(size)
+        size += max(8, 1 << (size.bit_length() - 4))
+    return tuple(dict.fromkeys((*sizes, largest)))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
