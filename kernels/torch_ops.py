@@ -23,10 +23,18 @@ class TorchOps:
 
     deterministic: a row's result depends on its own tokens only, bit for bit, wherever torch's batched
     product of matrices of one fixed shape does (true of every CPU seen; tests/kernels probes it).
+    dtypes: what it takes. float16 is for a GPU: a CPU is slow at it, or lacks some operation.
     """
 
-    def __init__(self, key_page: KeyPage = KeyPage.PLAIN, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        key_page: KeyPage = KeyPage.PLAIN,
+        *,
+        deterministic: bool = False,
+        dtypes: Sequence[torch.dtype] = checks.DTYPES,
+    ) -> None:
         self.key_page = key_page
+        self._dtypes = dtypes
         self.deterministic = deterministic
         self._checked_batch = checks.CheckedBatch()
         # Of the batch last checked: rows with a slot, their blocks and offsets; groups by window and chunk.
@@ -84,14 +92,14 @@ class TorchOps:
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        checks.check_rms_norm(hidden, weight, residual)
+        checks.check_rms_norm(hidden, weight, residual, self._dtypes)
         summed = hidden if residual is None else residual + hidden
         wide = summed.float()
         normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
         return weight * normed.to(hidden.dtype), summed
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        checks.check_gate_up(gate_up)
+        checks.check_gate_up(gate_up, self._dtypes)
         gate, up = gate_up.chunk(2, dim=-1)
         if self.deterministic:
             # F.silu takes the elements left over from its vectors with another exp (seen in float32), and
@@ -109,7 +117,7 @@ class TorchOps:
         block_copy.transfer_blocks(source, destination, pairs)
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
-        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_kv_layer(kv_layer, self.key_page, self._dtypes)
         if self._checked_batch.check(batch, kv_layer):
             rows = (batch.slot_mapping >= 0).nonzero().squeeze(1)
             slots = batch.slot_mapping[rows]

@@ -158,7 +158,9 @@ class CudaOps:
             scale=spec.scale,
             softcap=spec.logit_softcap or 0.0,
         )
-        self._launch_attention(query.dtype, shape, plan, arguments, softcap=spec.logit_softcap is not None)
+        merge_rows = min(tiles.MMA_ROWS, batch.max_query_len * group)
+        softcap = spec.logit_softcap is not None
+        self._launch_attention(query.dtype, shape, plan, arguments, merge_rows=merge_rows, softcap=softcap)
         return output
 
     def rope_and_write_kv(
@@ -315,6 +317,7 @@ class CudaOps:
         plan: DevicePlan,
         arguments: AttentionArguments,
         *,
+        merge_rows: int,
         softcap: bool,
     ) -> None:
         bounded = bool(shape.window or shape.chunk)
@@ -328,7 +331,7 @@ class CudaOps:
             launch(decode, (capacity.decode_items, kv_heads, 1), arguments)
         if capacity.merge_items:
             merge = variants.decode_merge(dtype, shape.head_dim)
-            launch(merge, (capacity.merge_items, kv_heads, tiles.MMA_ROWS), arguments)
+            launch(merge, (capacity.merge_items, kv_heads, merge_rows), arguments)
 
 
 def _kv(kv_layer: torch.Tensor) -> KvLayer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import torch
@@ -36,6 +37,7 @@ class Variant:
         return self.expression.partition("<")[0]
 
 
+@cache  # asked for at every launch
 def paged_decode(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: bool) -> Variant:
     """bounded: rows do not see all keys before them (a window or chunk). softcap: scores are capped."""
     shape = tiles.DECODE[head_dim]
@@ -43,6 +45,7 @@ def paged_decode(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: b
     return Variant("paged_decode.cu", name, shape.threads, shape.shared_bytes, arguments.AttentionArguments)
 
 
+@cache
 def decode_merge(dtype: torch.dtype, head_dim: int) -> Variant:
     return Variant(
         "paged_decode.cu",
@@ -53,6 +56,7 @@ def decode_merge(dtype: torch.dtype, head_dim: int) -> Variant:
     )
 
 
+@cache
 def paged_prefill(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: bool) -> Variant:
     shape = tiles.PREFILL[head_dim]
     name = _instance(
@@ -69,32 +73,39 @@ def paged_prefill(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: 
     return Variant("paged_prefill.cu", name, shape.threads, shape.shared_bytes, arguments.AttentionArguments)
 
 
+@cache
 def write_kv(dtype: torch.dtype) -> Variant:
     return _rows("write_kv.cu", _instance("write_kv", dtype), arguments.KvWriteArguments)
 
 
+@cache
 def rope_and_write_kv(dtype: torch.dtype, table_dtype: torch.dtype) -> Variant:
     """table_dtype: of cos and sin, float32 or the rows' own."""
     name = _instance("rope_and_write_kv", dtype, table_dtype)
     return _rows("write_kv.cu", name, arguments.KvWriteArguments)
 
 
+@cache
 def rms_norm(dtype: torch.dtype) -> Variant:
     return _rows("rms_norm.cu", _instance("rms_norm", dtype), arguments.RmsNormArguments)
 
 
+@cache
 def silu_and_mul(dtype: torch.dtype) -> Variant:
     return _rows("silu_and_mul.cu", _instance("silu_and_mul", dtype), arguments.SiluAndMulArguments)
 
 
+@cache
 def copy_blocks() -> Variant:
     return _rows("copy_blocks.cu", "copy_blocks", arguments.CopyBlocksArguments)
 
 
+@cache
 def gather_blocks() -> Variant:
     return _rows("pack_blocks.cu", "gather_blocks", arguments.PackBlocksArguments)
 
 
+@cache
 def scatter_blocks() -> Variant:
     return _rows("pack_blocks.cu", "scatter_blocks", arguments.PackBlocksArguments)
 
