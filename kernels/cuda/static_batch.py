@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from pageturner.kernels.cuda.device_plan import DevicePlan, PlanCapacity, make_partials, pack
 from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape, Ints
+from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, HostBatch
 
 PADDING_SLOT = -1
@@ -95,6 +96,9 @@ class StaticBatch:
                 shape: make_partials(capacity.partials, shape, device)
                 for shape, capacity in capacities.items()
             }
+        for shape, capacity in capacities.items():
+            if len(partials[shape][0]) < capacity.partials:
+                raise KernelArgumentError("partials", str(len(partials[shape][0])), f"{capacity.partials}")
         self.partials = partials
 
         end = 0

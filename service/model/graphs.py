@@ -123,9 +123,12 @@ class DecodeGraphs:
         way of its own, its attention has no static plan), runs eagerly. The cache is not written to.
         """
         begin = time.perf_counter()
+        prepared: list[StaticBatch] = []
         try:
-            self._graphs = dict(self._captured())
+            self._graphs = {graph.batch.size: graph for graph in self._captured(prepared)}
         except Exception as error:  # a model's code and a driver may raise anything
+            for static in prepared:
+                self._ops.forget(static.attention)
             report(f"decode runs without CUDA graphs: {type(error).__name__}: {_first_line(error)}")
         else:
             seconds = time.perf_counter() - begin
@@ -154,8 +157,11 @@ class DecodeGraphs:
         graph = self._graphs[captured[index]]
         return graph if graph.batch.fits(batch) else None
 
-    def _captured(self) -> Iterator[tuple[int, _Graph]]:
-        """Largest first: the smaller ones find its memory free, and take no more."""
+    def _captured(self, prepared: list[StaticBatch]) -> Iterator[_Graph]:
+        """Largest first: the smaller ones find its memory free, and take no more.
+
+        prepared: gets each batch once the operations know it.
+        """
         shapes = self._attention_shapes()
         partials = None
         for size in reversed(self.sizes):
@@ -170,9 +176,10 @@ class DecodeGraphs:
             )
             partials = static.partials
             self._ops.register(static.attention, static.plans)
+            prepared.append(static)
             forward = self._forward_of(static)
             self._backend.warm_up(forward)
-            yield size, _Graph(static, *self._backend.capture(forward))
+            yield _Graph(static, *self._backend.capture(forward))
 
     def _forward_of(self, static: StaticBatch) -> Callable[[], torch.Tensor]:
         rows = torch.arange(static.size, device=self._kv_cache.device)

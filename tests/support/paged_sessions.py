@@ -56,6 +56,10 @@ class PagedSession:
         self._free_host = random.Random(seed + 1).sample(range(num_blocks), num_blocks)
         self._num_sequences = 0
 
+    def withhold(self, block: int) -> None:
+        """A free block that nobody here is to have: a stranger's."""
+        self._free.remove(block)
+
     def add(self, tokens: Sequence[int]) -> PagedSequence:
         self._num_sequences += 1
         return PagedSequence(self._num_sequences, list(tokens))
