@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <utility>
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -21,7 +23,24 @@ constexpr size_t kGuardBytes = 64 << 10;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kCanary = 0xa5;
 
+std::mutex mutex;
+std::vector<Stack> unused;  // guarded by mutex
+
 }  // namespace
+
+std::vector<Stack> Stack::take(size_t count) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::vector<Stack> taken;
+  for (; taken.size() < count && !unused.empty(); unused.pop_back()) taken.push_back(std::move(unused.back()));
+  while (taken.size() < count) taken.push_back(Stack());
+  return taken;
+}
+
+void Stack::give_back(std::vector<Stack> stacks) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (Stack& stack : stacks)
+    if (!stack.overflowed()) unused.push_back(std::move(stack));
+}
 
 Stack::Stack() {
   void* mapped = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
@@ -42,9 +61,16 @@ bool Stack::overflowed() const {
   return false;
 }
 
+void Stack::unpoison() {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(base_, kStackBytes);  // a fiber that was left behind has left its frames
+#endif
+}
+
 #ifdef SIMT_UCONTEXT
 
 void Stack::prepare(Fiber& fiber, void (*entry)()) {
+  unpoison();
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = base_;
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -81,9 +107,7 @@ simt_switch_stack:
 )");
 
 void Stack::prepare(Fiber& fiber, void (*entry)()) {
-#ifdef __SANITIZE_ADDRESS__
-  __asan_unpoison_memory_region(base_, kStackBytes);  // a fiber that was stopped by a fault left its frames
-#endif
+  unpoison();
   constexpr int kSavedRegisters = 6;
   // At `entry` the stack pointer is 8 below a multiple of 16, as after a call.
   void** top = reinterpret_cast<void**>(base_ + kStackBytes) - 2;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
+#include <vector>
 
 #if !defined(__x86_64__)
 #define SIMT_UCONTEXT  // also given by hand, to run that branch where the other would be taken
@@ -24,10 +24,13 @@ struct Fiber {
 };
 
 // A stack that grows down towards a canary and, below that, pages that nobody may touch: a small overflow is
-// found at the next switch, a large one ends the process, and none of them writes over a neighbour.
+// found at the next switch, a large one ends the process, and neither goes unseen.
 class Stack {
  public:
-  Stack();
+  // Stacks outlive a launch: mapping them anew each time would cost more than most kernels.
+  static std::vector<Stack> take(size_t count);
+  static void give_back(std::vector<Stack> stacks);
+
   ~Stack();
   Stack(Stack&& other) noexcept : base_(other.base_) { other.base_ = nullptr; }
   Stack(const Stack&) = delete;
@@ -39,6 +42,9 @@ class Stack {
   bool overflowed() const;
 
  private:
+  Stack();
+  void unpoison();
+
   unsigned char* base_;
 };
 

@@ -45,6 +45,8 @@ template <> inline float16 from_float<float16>(float value) {
   return {uint16_t(bits | sign)};
 }
 
+template <class T> inline T kept(T value) { return value; }
+
 template <class T> inline uint32_t pack(float low, float high) {
   return from_float<T>(low).bits | uint32_t(from_float<T>(high).bits) << 16;
 }
