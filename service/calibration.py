@@ -11,14 +11,26 @@ from dataclasses import dataclass, replace
 from pageturner.policies.views import Rates
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
 
-CHUNK_TOKENS = 32
-"""Tokens of the measured prefill step: enough to tell its slope from the fixed cost of a step."""
-
-CONTEXT_TOKENS = 1024
-"""Context of the measured decode step, as far as the pool reaches."""
-
-NUM_COPIED_BLOCKS = 16
 _REPEATS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How much is measured, as far as the pools reach.
+
+    chunk_tokens: of the prefill step, enough to tell its slope from the fixed cost of a step.
+    context_tokens: of the decode step. num_copied_blocks: of each swap.
+    """
+
+    chunk_tokens: int
+    context_tokens: int
+    num_copied_blocks: int
+
+
+CPU_WORKLOAD = Workload(chunk_tokens=32, context_tokens=1024, num_copied_blocks=16)
+GPU_WORKLOAD = Workload(chunk_tokens=2048, context_tokens=16_384, num_copied_blocks=128)
+"""A GPU computes the tokens of the CPU's chunk in the time of one, and copies its blocks before the bus is
+at speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ class Machine:
     num_host_blocks: int
     max_num_batched_tokens: int
     max_model_len: int
+    workload: Workload = CPU_WORKLOAD
 
 
 def measure_rates(machine: Machine) -> Rates:
@@ -45,8 +58,9 @@ def measure_rates(machine: Machine) -> Rates:
     Without host blocks the copy rates keep their defaults.
     """
     capacity = min(machine.num_blocks * machine.block_size, machine.max_model_len)
-    chunk = max(2, min(CHUNK_TOKENS, capacity, machine.max_num_batched_tokens))
-    context = min(CONTEXT_TOKENS, capacity - 1)
+    workload = machine.workload
+    chunk = max(2, min(workload.chunk_tokens, capacity, machine.max_num_batched_tokens))
+    context = min(workload.context_tokens, capacity - 1)
     machine.forward(_step(machine, chunk))  # the first run pays for caches
     one = _seconds(machine, lambda: machine.forward(_step(machine, 1)))
     many = _seconds(machine, lambda: machine.forward(_step(machine, chunk)))
@@ -58,7 +72,7 @@ def measure_rates(machine: Machine) -> Rates:
         prefill_seconds_per_token=a_token,
         prefill_seconds_per_token_context=max((far - one) / max(context, 1), 0.0),
     )
-    num_copied = min(NUM_COPIED_BLOCKS, machine.num_blocks, machine.num_host_blocks)
+    num_copied = min(workload.num_copied_blocks, machine.num_blocks, machine.num_host_blocks)
     if not num_copied:
         return rates
     pairs = tuple(BlockCopy(block, block) for block in range(num_copied))

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import torch
+from pageturner.kernels.errors import KernelsUnavailable
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps, select_ops
 from pageturner.service import __version__
-from pageturner.service.calibration import Machine, measure_rates
+from pageturner.service.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, measure_rates
 from pageturner.service.config import LoadedConfig, ServiceConfig
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.flight import Setting
@@ -31,7 +32,9 @@ from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.recording import RecordedEngine, Recorder, RecordingScheduler
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.errors import ConfigError
 from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.backend import Backend, HeadShape, backend_of, choose_device
 from pageturner.service.model.build import build_model
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
@@ -39,9 +42,18 @@ from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
+from pageturner.service.profile import run_largest_steps
 from pageturner.service.rpc.server import Server
-from pageturner.service.sizing import fit_model_len, machine_memory, size_cache
+from pageturner.service.sizing import (
+    fit_model_len,
+    machine_memory,
+    measure_memory,
+    size_cache,
+    size_gpu_cache,
+)
 from structlog.typing import FilteringBoundLogger
+
+_Step = TypeVar("_Step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +71,29 @@ def build_service(
     started_at: float,
     logger: FilteringBoundLogger,
     recording: TextIO | None = None,
+    backend: Backend | None = None,
 ) -> Service:
     """Load the model, size and fill the house. started_at: when the program began, on `clock`.
-    recording: where what is asked and how long it takes is written, if anywhere.
+    recording: where what is asked and how long it takes is written, if anywhere. backend: where to compute,
+    in place of what the configuration chooses.
 
     Raises ConfigError or ModelError.
     """
     config = loaded.config
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
+    if backend is None:
+        backend = choose_backend(config, cache_dir, logger)
+    choose_ops = backend.choose_ops
     artifacts = load_artifacts(config.model, cache_dir)
-    choose_ops = partial(_select_ops, artifacts, config, cache_dir)
-    model, ops = build_model(artifacts, config.model, config.cache.block_size, choose_ops)
+    dtype: torch.dtype = getattr(torch, artifacts.dtype)
+    model, ops = build_model(
+        artifacts,
+        config.model,
+        config.cache.block_size,
+        lambda heads: choose_ops(heads, dtype),
+        backend.device,
+    )
     layout = KvLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
@@ -79,14 +102,22 @@ def build_service(
         dtype=model.dtype,
         key_page=ops.key_page,
     )
-    cache = size_cache(config.cache, layout.block_bytes, machine_memory())
-    kv_cache = KvCache(layout, cache.num_blocks, cache.num_host_blocks, ops, torch.device("cpu"))
     limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
+    sampler = Sampler(model.vocab_size)
+    if backend.meter is None:
+        cache = size_cache(config.cache, layout.block_bytes, machine_memory())
+    else:
+        memory = measure_memory(
+            backend.meter, partial(run_largest_steps, model, layout, ops, limits, sampler)
+        )
+        cache = size_gpu_cache(config.cache, layout.block_bytes, memory, machine_memory())
+    kv_cache = KvCache(layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams)
     runner = Runner(model, kv_cache)
+    on_gpu = backend.device.type == "cuda"
     rates = measure_rates(
         Machine(
-            forward=runner.forward,
-            apply=kv_cache.apply,
+            forward=_finished(runner.forward, backend),
+            apply=_finished(kv_cache.apply, backend),
             timer=time.perf_counter,
             block_size=cache.block_size,
             block_bytes=layout.block_bytes,
@@ -94,6 +125,7 @@ def build_service(
             num_host_blocks=cache.num_host_blocks,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
+            workload=GPU_WORKLOAD if on_gpu else CPU_WORKLOAD,
         )
     )
     tokenizer = load_tokenizer(artifacts)
@@ -124,7 +156,7 @@ def build_service(
             recorded,
             kv_cache,
             runner,
-            Sampler(model.vocab_size),
+            sampler,
             clock=clock,
             options=config.engine,
             metrics=EngineMetrics(),
@@ -146,6 +178,7 @@ def build_service(
             kernels=ops.name,
             rates=rates,
             config=config.flat(),
+            device=str(backend.device),
         ),
         max_n=limits.max_n,
         options=config.engine,
@@ -159,6 +192,8 @@ def build_service(
         model=artifacts.name,
         forward=model.backend,
         kernels=ops.name,
+        device=str(backend.device),
+        dtype=artifacts.dtype,
         num_blocks=cache.num_blocks,
         num_host_blocks=cache.num_host_blocks,
         block_bytes=layout.block_bytes,
@@ -166,15 +201,41 @@ def build_service(
     return Service(engine, Server(engine, config.server, logger, clock))
 
 
-def _select_ops(artifacts: ModelArtifacts, config: ServiceConfig, cache_dir: Path, head_dim: int) -> PagedOps:
-    return select_ops(
-        torch.device("cpu"),
-        getattr(torch, artifacts.dtype),
-        head_dim=head_dim,
-        block_size=config.cache.block_size,
-        deterministic=config.model.deterministic,
-        cache_dir=cache_dir,
-    )
+def choose_backend(config: ServiceConfig, cache_dir: Path, logger: FilteringBoundLogger) -> Backend:
+    """The device that the configuration chooses, and the operations for it. Raises ConfigError."""
+    device, trouble = choose_device(config.model)
+    if trouble is not None:
+        level = logger.info if config.model.device == "auto" else logger.warning
+        level("no_gpu", reason=trouble, device=str(device))
+
+    def choose_ops(heads: HeadShape, dtype: torch.dtype) -> PagedOps:
+        try:
+            return select_ops(
+                device,
+                dtype,
+                head_dim=heads.head_dim,
+                block_size=config.cache.block_size,
+                deterministic=config.model.deterministic,
+                cache_dir=cache_dir,
+                group=heads.num_heads // heads.num_kv_heads,
+                allow_fallback=config.model.allow_fallback,
+                debug=config.model.debug_kernels,
+            )
+        except KernelsUnavailable as reason:
+            advice = "model.allow_fallback = true serves without the CUDA kernels, slower"
+            raise ConfigError("model.device", f"{device}: {reason}; {advice}") from reason
+
+    return backend_of(device, choose_ops)
+
+
+def _finished(step: Callable[[_Step], object], backend: Backend) -> Callable[[_Step], None]:
+    """The step, and the wait for what it enqueued."""
+
+    def run(given: _Step) -> None:
+        step(given)
+        backend.synchronize()
+
+    return run
 
 
 def load_tokenizer(artifacts: ModelArtifacts) -> Tokenizer | None:

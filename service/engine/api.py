@@ -200,6 +200,7 @@ class ServerInfo:
     kernels: str
     rates: Rates
     config: Mapping[str, str]
+    device: str = "cpu"
 
 
 class EngineClient(Protocol):

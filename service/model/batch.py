@@ -8,8 +8,9 @@ from itertools import chain
 
 import numpy as np
 import torch
-from pageturner.kernels.layout import AttentionBatch
+from pageturner.kernels.layout import AttentionBatch, HostBatch
 from pageturner.service.core.outputs import UNKNOWN_TOKEN, ScheduledSequence, SchedulerOutput
+from pageturner.service.model.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def build_batch(
     device: torch.device,
     resolve: Callable[[ScheduledSequence], int],
 ) -> ForwardBatch:
-    """The tensors of a step that schedules at least one sequence.
+    """The tensors of a step that schedules at least one sequence, sent to the device in one transfer.
 
     resolve: the token that stands for UNKNOWN_TOKEN in a sequence, asked only where there is one.
     """
@@ -64,22 +65,37 @@ def build_batch(
     slots[positions < write_starts[sequence_of_row]] = -1
 
     samples = np.array([bool(sequence.samples) for sequence in scheduled])
-
-    def tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.integer]], dtype: type) -> torch.Tensor:
-        return torch.from_numpy(array.astype(dtype, copy=False)).to(device)
-
+    host = HostBatch(
+        query_start_loc=query_start_loc.astype(np.int32),
+        seq_lens=seq_lens.astype(np.int32),
+        block_tables=block_tables,
+        slot_mapping=slots,
+    )
+    sent_ids, sent_positions, logit_rows, starts_of_rows, lens, tables, slot_mapping = upload(
+        (
+            token_ids,
+            positions,
+            query_start_loc[1:][samples] - 1,
+            host.query_start_loc,
+            host.seq_lens,
+            host.block_tables,
+            host.slot_mapping,
+        ),
+        device,
+    )
     return ForwardBatch(
-        token_ids=tensor(token_ids, np.int64),
+        token_ids=sent_ids,
         attention=AttentionBatch(
-            query_start_loc=tensor(query_start_loc, np.int32),
-            seq_lens=tensor(seq_lens, np.int32),
-            block_tables=tensor(block_tables, np.int32),
-            slot_mapping=tensor(slots, np.int64),
-            positions=tensor(positions, np.int64),
+            query_start_loc=starts_of_rows,
+            seq_lens=lens,
+            block_tables=tables,
+            slot_mapping=slot_mapping,
+            positions=sent_positions,
             max_query_len=int(counts.max()),
             max_seq_len=int(seq_lens.max()),
+            host=host,
         ),
-        logit_rows=tensor(query_start_loc[1:][samples] - 1, np.int64),
+        logit_rows=logit_rows,
     )
 
 

@@ -46,6 +46,11 @@ class CausalModel(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are, its batches must be, and its logits will be."""
+        ...
+
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; return logits [len(batch.logit_rows), vocab_size]."""
         ...

@@ -64,7 +64,7 @@ class Decoder:
         self.head_dim, self.vocab_size = config.head_dim, config.vocab_size
         self.max_position = rope_table[0].shape[0]
         self.num_parameters = num_parameters
-        self.dtype = embedding.dtype
+        self.dtype, self.device = embedding.dtype, embedding.device
         self._embedding = embedding
         self._layers = tuple(layers)
         self._norm = norm
@@ -122,8 +122,9 @@ def load_decoder(
     *,
     max_position: int | None = None,
     deterministic: bool = False,
+    device: torch.device | None = None,
 ) -> Decoder:
-    """Read, merge and pack the weights.
+    """Read, merge and pack the weights, on the device (by default the CPU).
 
     max_position: the longest sequence, at most and by default the model's. Raises ModelError if a weight
     is missing, has the wrong shape or is not one of this architecture, or if deterministic products
@@ -135,7 +136,7 @@ def load_decoder(
         nonlocal num_parameters
         tensor = weights.take(name, shape)
         num_parameters += tensor.numel()
-        return tensor.to(dtype)
+        return tensor.to(device, dtype)
 
     embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     make = LinearFactory(deterministic=deterministic)
@@ -152,7 +153,7 @@ def load_decoder(
         layers,
         norm,
         make(head_weight, candidates=HEAD_ROW_TILES),
-        config.rope.table(positions),
+        config.rope.table(positions, device),
         ops,
         num_parameters,
     )

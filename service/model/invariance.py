@@ -30,7 +30,7 @@ def check_batch_invariance(model: CausalModel, ops: PagedOps, block_size: int) -
         model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_page
     )
     width = -(-max(_LENGTHS) // block_size)
-    runner = Runner(model, KvCache(layout, width * len(_LENGTHS), 0, ops, torch.device("cpu")))
+    runner = Runner(model, KvCache(layout, width * len(_LENGTHS), 0, ops, model.device))
 
     def run(parts: Sequence[tuple[int, int, int]]) -> dict[int, torch.Tensor]:
         """The logits of each sequence that this step completes."""

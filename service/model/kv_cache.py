@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from pageturner.kernels import checks
-from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import PagedOps
+from pageturner.service.model.fences import Fences
+from pageturner.service.model.streams import Streams, streams_of
+from pageturner.service.model.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +24,21 @@ class KvCache:
 
     The host pool is a buffer of its own on the CPU too, pinned where the device is a GPU. Neither is
     initialised: nobody reads a slot that was not written, so the system hands out pages as they are used
-    instead of gigabytes at the start. Raises ValueError for a negative size, a pool of no blocks, or a
+    instead of gigabytes at the start. On a GPU swaps run beside the computation (see `fences`): who reads
+    or writes the pool by other ways than `apply` says so to `await_copies` first.
+
+    streams: the device's own by default. Raises ValueError for a negative size, a pool of no blocks, or a
     layout whose key order is not the one that `ops` wants.
     """
 
     def __init__(
-        self, layout: KvLayout, num_blocks: int, num_host_blocks: int, ops: PagedOps, device: torch.device
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        num_host_blocks: int,
+        ops: PagedOps,
+        device: torch.device,
+        streams: Streams | None = None,
     ) -> None:
         if num_blocks < 1 or num_host_blocks < 0:
             raise ValueError(
@@ -39,6 +52,7 @@ class KvCache:
         self.host_pool = torch.empty(
             layout.pool_shape(num_host_blocks), dtype=layout.dtype, pin_memory=device.type == "cuda"
         )
+        self.fences = Fences(streams or streams_of(device), num_blocks)
         self._ops = ops
 
     @property
@@ -54,26 +68,42 @@ class KvCache:
         return self.pool[:, index]
 
     def apply(self, copies: BlockCopies) -> None:
-        """Clears, then swap-outs, then swap-ins, then copies.
+        """Clears, then swap-outs, then swap-ins, then copies; on a GPU all of them only enqueued.
 
         So a swap-in may land in a block that a swap-out of this step leaves, and a copy may read what a
         swap-in brought. Raises KernelArgumentError for an id outside its pool or a block written twice
         by one kind; then nothing has moved.
         """
-        clears = torch.tensor(copies.clears, dtype=torch.long)
         swap_outs, swap_ins, moves = map(_pairs, (copies.swap_outs, copies.swap_ins, copies.copies))
         checks.check_copy(self.pool, [(block, block) for block in copies.clears])
         checks.check_transfer(self.pool, self.host_pool, swap_outs)
         checks.check_transfer(self.host_pool, self.pool, swap_ins)
         checks.check_copy(self.pool, moves)
         if copies.clears:
-            self.pool[clears.to(self.device)] = 0
-        if swap_outs:
-            self._ops.transfer_blocks(self.pool, self.host_pool, swap_outs)
-        if swap_ins:
-            self._ops.transfer_blocks(self.host_pool, self.pool, swap_ins)
+            self.fences.compute(copies.clears, lambda: self._clear(copies.clears))
+        if swap_outs or swap_ins:
+            swapped = [block for block, _ in swap_outs] + [block for _, block in swap_ins]
+            self.fences.copy(swapped, lambda: self._swap(swap_outs, swap_ins))
         if moves:
-            self._ops.copy_blocks(self.pool, moves)
+            copied = [block for pair in moves for block in pair]
+            self.fences.compute(copied, lambda: self._ops.copy_blocks(self.pool, moves))
+
+    def await_copies(self, batch: AttentionBatch) -> None:
+        """Before a forward of this batch is enqueued: let it find its blocks' swaps done."""
+        if self.fences.num_events:
+            assert batch.host is not None, "a batch for a GPU has its addresses on the host too"
+            tables, num_blocks = batch.host.block_tables, -(-batch.host.seq_lens // self.layout.block_size)
+            self.fences.touch(tables[np.arange(tables.shape[1]) < num_blocks[:, None]])
+
+    def _clear(self, blocks: Sequence[int]) -> None:
+        (ids,) = upload((np.array(blocks, dtype=np.int64),), self.device)
+        self.pool.index_fill_(0, ids, 0)
+
+    def _swap(self, outs: Sequence[tuple[int, int]], ins: Sequence[tuple[int, int]]) -> None:
+        if outs:
+            self._ops.transfer_blocks(self.pool, self.host_pool, outs)
+        if ins:
+            self._ops.transfer_blocks(self.host_pool, self.pool, ins)
 
 
 def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:

@@ -79,7 +79,12 @@ class LinearFactory:
         key = (out_features, in_features, weight.dtype, bias is not None)
         if key not in self._row_tiles:
             self._row_tiles[key] = probe_row_invariance(
-                product, (out_features, in_features), weight.dtype, candidates, with_bias=bias is not None
+                product,
+                (out_features, in_features),
+                weight.dtype,
+                candidates,
+                with_bias=bias is not None,
+                device=weight.device,
             )
         return Linear(product(weight, bias), self._row_tiles[key])
 
@@ -105,6 +110,7 @@ def probe_row_invariance(
     candidates: Sequence[int],
     *,
     with_bias: bool = False,
+    device: torch.device | None = None,
 ) -> tuple[int, ...]:
     """Those candidate numbers of rows in which every row has the bits it has among BASE_ROWS.
 
@@ -122,11 +128,11 @@ def probe_row_invariance(
         """[rows, in]: each column has a partner, equal in weights and opposite in inputs."""
         half = torch.randn(rows, in_features // 2, generator=generator)
         spare = torch.zeros(rows, in_features % 2)
-        return torch.cat((half, sign * half, spare), dim=1)[:, order].to(dtype)
+        return torch.cat((half, sign * half, spare), dim=1)[:, order].to(device, dtype)
 
     some = cancelling(min(out_features, _PROBED_WEIGHT_ROWS), 1)
     weight = some.repeat(-(-out_features // some.shape[0]), 1)[:out_features].contiguous()
-    multiply = make(weight, torch.zeros(out_features, dtype=dtype) if with_bias else None)
+    multiply = make(weight, torch.zeros(out_features, dtype=dtype, device=device) if with_bias else None)
     x = cancelling(max(_PROBED_ROWS, *candidates), -1)
 
     def by(rows: int, x: torch.Tensor) -> torch.Tensor:
@@ -145,7 +151,7 @@ def probe_row_invariance(
 
 
 def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """x -> x W^T + b with the weight packed where torch can."""
+    """x -> x W^T + b with the weight packed where torch can: on the CPU."""
     if weight.device.type != "cpu" or not _packing_works(weight.dtype):
         return lambda x: F.linear(x, weight, bias)
     return _packed(weight, bias)

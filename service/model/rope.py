@@ -30,13 +30,18 @@ class Rope:
     scale: float
     max_position: int
 
-    def table(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, float32 [num_positions, head_dim]; the two halves of a row are equal."""
+    def table(
+        self, num_positions: int, device: torch.device | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, float32 [num_positions, head_dim]; the two halves of a row are equal.
+
+        Computed on the CPU for every device: one ulp of an angle is visible far along.
+        """
         assert num_positions <= self.max_position
         positions = torch.arange(num_positions, dtype=torch.float32)
         angles = positions[:, None] * torch.tensor(self.frequencies, dtype=torch.float32)[None, :]
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos() * self.scale, angles.sin() * self.scale
+        return (angles.cos() * self.scale).to(device), (angles.sin() * self.scale).to(device)
 
 
 def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, default_theta: float) -> Rope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from pageturner.service.core.outputs import SampledSequence, ScheduledSequence, SchedulerOutput
@@ -10,16 +11,20 @@ from pageturner.service.model.batch import build_batch
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
 
+if TYPE_CHECKING:
+    from pageturner.service.model.graphs import DecodeGraphs
+
 
 class Runner:
-    """A model over its KV cache.
+    """A model over its KV cache. graphs: replay its forward where they can.
 
     A step scheduled before its predecessor was sampled holds UNKNOWN_TOKEN where the sampled token
     goes; `note_sampled`, called between the two forwards, says what that is.
     """
 
-    def __init__(self, model: CausalModel, kv_cache: KvCache) -> None:
+    def __init__(self, model: CausalModel, kv_cache: KvCache, graphs: DecodeGraphs | None = None) -> None:
         self.model = model
+        self._forward = model.forward if graphs is None else graphs.forward
         self._kv_cache = kv_cache
         self._sampled: dict[tuple[int, int], int] = {}
 
@@ -29,7 +34,8 @@ class Runner:
         if not output.scheduled:
             return torch.empty(0, self.model.vocab_size, dtype=self.model.dtype, device=self._kv_cache.device)
         batch = build_batch(output, self._kv_cache.layout.block_size, self._kv_cache.device, self._resolve)
-        return self.model.forward(batch, self._kv_cache)
+        self._kv_cache.await_copies(batch.attention)
+        return self._forward(batch, self._kv_cache)
 
     def note_sampled(self, sampled: Iterable[SampledSequence]) -> None:
         """The tokens of the step that ran last; those of the step before it are forgotten."""

@@ -14,6 +14,7 @@ from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.linear import LinearFactory
@@ -112,7 +113,7 @@ def _longest_sequence(model: PreTrainedModel, wanted: int | None) -> int:
 
 def load_transformers_model(
     artifacts: ModelArtifacts,
-    choose_ops: Callable[[int], PagedOps],
+    choose_ops: Callable[[HeadShape], PagedOps],
     *,
     max_position: int | None = None,
     deterministic: bool = False,
@@ -120,7 +121,7 @@ def load_transformers_model(
 ) -> TransformersModel:
     """Read a model by `transformers`, and make sure that it runs right over the paged cache.
 
-    choose_ops: operations for a head_dim. No code that comes with the model is executed. Raises
+    choose_ops: operations for a shape of heads. No code that comes with the model is executed. Raises
     ModelError, with its type and the reason, if it cannot be read or does not run right.
     """
     # A server's log is no place for a progress bar. (transformers leaves the function untyped.)
@@ -142,7 +143,7 @@ def load_transformers_model(
 
 def checked_model(
     model: PreTrainedModel,
-    choose_ops: Callable[[int], PagedOps],
+    choose_ops: Callable[[HeadShape], PagedOps],
     *,
     max_position: int | None = None,
     deterministic: bool = False,
@@ -153,7 +154,7 @@ def checked_model(
     """
     nn.Module.eval(model).requires_grad_(False)
     shapes = examine(model)
-    ops = choose_ops(shapes.head_dim)
+    ops = choose_ops(HeadShape(shapes.num_heads, shapes.num_kv_heads, shapes.head_dim))
     paged = TransformersModel(model, shapes, ops, max_position=max_position)
     prompts = probe_prompts(paged.vocab_size, paged.max_position)
     expected = plain_logits(model, prompts)

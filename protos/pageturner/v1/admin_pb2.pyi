@@ -11,7 +11,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config")
+    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class GetServerInfoResponse(_message.Message):
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     version: str
     start_seconds: float
     uptime_seconds: float
@@ -43,7 +44,8 @@ class GetServerInfoResponse(_message.Message):
     kernels: str
     rates: Rates
     config: _containers.ScalarMap[str, str]
-    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    device: str
+    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Rates(_message.Message):
     __slots__ = ("swap_out_bytes_per_second", "swap_in_bytes_per_second", "block_bytes", "prefill_seconds_fixed", "prefill_seconds_per_token", "prefill_seconds_per_token_context")

@@ -11,6 +11,7 @@ from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.build import build_model
 from pageturner.service.model.loader import read_folder
 from pageturner.service.model.options import Forward, ModelOptions
@@ -40,8 +41,8 @@ def test_the_lean_decoder_is_taken_where_it_fits(
 ) -> None:
     head_dims: list[int] = []
 
-    def choose(head_dim: int) -> TorchOps:
-        head_dims.append(head_dim)
+    def choose(heads: HeadShape) -> TorchOps:
+        head_dims.append(heads.head_dim)
         return TorchOps()
 
     model, _ = build_model(artifacts_of(family, tmp_path), options(forward), 16, choose)

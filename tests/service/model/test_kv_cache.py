@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import KeyPage, KvLayout
 from pageturner.kernels.torch_ops import TorchOps
-from pageturner.service.core.outputs import BlockCopies, BlockCopy
+from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
+from pageturner.service.model.batch import build_batch
 from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.model.streams import Streams
+from support.lazy_streams import LazyStream, lazy_copies
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=2, dtype=torch.float32)
 
@@ -99,3 +106,67 @@ def test_sizes_and_key_order_are_checked() -> None:
         KvCache(LAYOUT, 0, 0, TorchOps(), torch.device("cpu"))
     with pytest.raises(ValueError, match="operations want"):
         KvCache(LAYOUT, 1, 0, TorchOps(KeyPage.TILED16), torch.device("cpu"))
+
+
+def pairs_of(num_sources: int, num_destinations: int) -> st.SearchStrategy[tuple[BlockCopy, ...]]:
+    pair = st.builds(BlockCopy, st.integers(0, num_sources - 1), st.integers(0, num_destinations - 1))
+    return st.lists(pair, max_size=2, unique_by=lambda pair: pair.destination).map(tuple)
+
+
+CLEARS = st.lists(st.integers(0, 3), max_size=1).map(tuple)
+TRAFFIC = st.builds(BlockCopies, CLEARS, pairs_of(4, 3), pairs_of(3, 4), pairs_of(4, 4))
+TABLE = st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True).map(tuple)
+
+
+def await_tables(cache: KvCache, *tables: tuple[int, ...]) -> None:
+    """Begin a step of sequences that fill these blocks to their end."""
+    parts = []
+    for table in tables:
+        tokens = (0,) * (len(table) * LAYOUT.block_size)
+        parts.append(ScheduledSequence(0, "0", 0, tokens, 0, 0, table, ()))
+    batch = build_batch(SchedulerOutput(0, tuple(parts)), LAYOUT.block_size, cache.device, lambda _: 0)
+    cache.await_copies(batch.attention)
+
+
+def fill(cache: KvCache, table: tuple[int, ...], value: float) -> None:
+    """What a step of one sequence does to its blocks."""
+    await_tables(cache, table)
+    cache.fences._streams.compute.run(lambda: cache.pool.__setitem__(list(table), value))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(TRAFFIC, TABLE), max_size=6), st.booleans())
+def test_swaps_beside_the_computation_move_what_they_move_at_once(
+    steps: list[tuple[BlockCopies, tuple[int, ...]]], computes_at_once: bool
+) -> None:
+    streams = lazy_copies() if computes_at_once else Streams(LazyStream(), LazyStream())
+    beside = KvCache(LAYOUT, 4, 3, TorchOps(), torch.device("cpu"), streams)
+    at_once = KvCache(LAYOUT, 4, 3, TorchOps(), torch.device("cpu"))
+    for cache in (beside, at_once):
+        cache.pool[:], cache.host_pool[:] = -1, -2
+    for number, (traffic, table) in enumerate(steps):
+        for cache in (beside, at_once):
+            cache.apply(traffic)
+            fill(cache, table, number)
+    for stream in (streams.compute, streams.copies):
+        if isinstance(stream, LazyStream):
+            stream.finish()
+    assert contents(beside.pool) == contents(at_once.pool)
+    assert contents(beside.host_pool) == contents(at_once.host_pool)
+
+
+def test_only_a_step_that_touches_a_swapped_block_waits() -> None:
+    streams = lazy_copies()
+    assert isinstance(streams.copies, LazyStream)
+    cache = KvCache(LAYOUT, 8, 3, TorchOps(), torch.device("cpu"), streams)
+    cache.pool.fill_(math.nan)
+    cache.apply(BlockCopies(swap_outs=copies((5, 0))))
+    cache.apply(BlockCopies(swap_outs=copies((6, 1), (0, 2))))
+    await_tables(cache, (3, 7), (2,))
+    # Block 0, which pads the shorter table, is not read there.
+    assert (cache.fences.fenced, streams.copies.num_done) == ([0, 5, 6], 0)
+    fill(cache, (5,), 1)
+    assert cache.fences.fenced == [0, 6]
+    fill(cache, (6,), 1)
+    assert (cache.fences.fenced, cache.fences.num_events) == ([], 0)
+    assert torch.equal(cache.host_pool[:2].isnan(), torch.ones_like(cache.host_pool[:2], dtype=torch.bool))

@@ -176,7 +176,15 @@ class TestSources:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("source", ""), ("dtype", "float16"), ("forward", "fast"), ("num_threads", 0), ("max_position", 0)],
+    [
+        ("source", ""),
+        ("dtype", "float8"),
+        ("device", "gpu"),
+        ("device", "cuda:"),
+        ("forward", "fast"),
+        ("num_threads", 0),
+        ("max_position", 0),
+    ],
 )
 def test_options_name_what_is_wrong(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"model.{key}"):
