@@ -1,0 +1,97 @@
+"""Operations on a device, for tests whose tensors are on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from pageturner.kernels.checks import BATCH_TENSORS
+from pageturner.kernels.layout import AttentionBatch, KeyPage
+from pageturner.kernels.ops import AttentionSpec, PagedOps
+
+
+class OnDevice:
+    """`PagedOps` that moves what it is given to `device`, strides and all, and what comes of it back.
+
+    Where `device` is the CPU, the tensors themselves go through.
+    """
+
+    def __init__(self, ops: PagedOps, device: torch.device) -> None:
+        self._ops = ops
+        self._device = device
+
+    @property
+    def name(self) -> str:
+        return self._ops.name
+
+    @property
+    def key_page(self) -> KeyPage:
+        return self._ops.key_page
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
+    ) -> None:
+        with self._written(kv_layer) as layer:
+            self._ops.write_kv(self._to(key), self._to(value), layer, self._batch(batch))
+
+    def attention(
+        self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
+    ) -> torch.Tensor:
+        spec = replace(spec, sinks=None if spec.sinks is None else self._to(spec.sinks))
+        return self._ops.attention(self._to(query), self._to(kv_layer), self._batch(batch), spec).cpu()
+
+    def rope_and_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_layer: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        rows = map(self._to, (query, key, value, cos, sin))
+        with self._written(kv_layer) as layer:
+            return self._ops.rope_and_write_kv(*rows, layer, self._batch(batch)).cpu()
+
+    def rms_norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        added = None if residual is None else self._to(residual)
+        normed, summed = self._ops.rms_norm(self._to(hidden), self._to(weight), eps, added)
+        return normed.cpu(), summed.cpu()
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._ops.silu_and_mul(self._to(gate_up)).cpu()
+
+    def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        with self._written(pool) as moved:
+            self._ops.copy_blocks(moved, pairs)
+
+    def transfer_blocks(
+        self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Out of the device; into it, from what is there, is the second half of a round trip."""
+        self._ops.transfer_blocks(self._to(source), destination, pairs)
+        torch.cuda.synchronize() if self._device.type == "cuda" else None
+
+    def _to(self, tensor: torch.Tensor) -> torch.Tensor:
+        """With the storage around it, so that offset and strides stay as they are."""
+        if tensor.device == self._device:
+            return tensor
+        flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+        return flat.to(self._device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def _batch(self, batch: AttentionBatch) -> AttentionBatch:
+        if batch.seq_lens.device == self._device:
+            return batch
+        return replace(batch, **{name: self._to(getattr(batch, name)) for name in BATCH_TENSORS})  # type: ignore[arg-type]  # tensors all
+
+    @contextmanager
+    def _written(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        moved = self._to(tensor)
+        yield moved
+        if moved is not tensor:
+            tensor.copy_(moved)
