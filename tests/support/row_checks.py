@@ -28,7 +28,7 @@ to 0.002."""
 BELOW_FLOAT32 = 1e-30
 """silu(x) is -0 in float32 where e^-x is infinite there: for x < -88.7, of which it is some 1e-37."""
 
-Rows = Literal["contiguous", "merged", "unaligned"]
+Rows = Literal["contiguous", "merged", "unaligned", "transposed"]
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -42,9 +42,12 @@ def noise(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def lay_out(parts: Sequence[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
-    """[T, heads, head_dim] each, as a merged projection hands them over, or in rows of odd length."""
+    """[T, heads, head_dim] each: as a merged projection hands them over, in rows of odd length, or head by
+    head."""
     if rows == "contiguous":
         return list(parts)
+    if rows == "transposed":
+        return [part.transpose(0, 1).contiguous().transpose(0, 1) for part in parts]
     num_rows, _, head_dim = parts[0].shape
     spare = 3 if rows == "unaligned" else 0
     width = sum(part.shape[1] for part in parts) * head_dim

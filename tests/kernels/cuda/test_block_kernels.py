@@ -89,11 +89,11 @@ def test_an_id_outside_the_pool_stops_the_kernel(in_order: Launcher, block: int)
 
 
 def test_addresses_of_more_than_32_bits(in_order: Launcher, tmp_path: Path) -> None:
-    """The last block of a pool of more than 4 GiB, of which only the pages that are touched exist."""
-    num_blocks, elements = 70_000, 2**15
+    """The last block of a pool of more than 2^31 columns, of which only the pages that are touched exist."""
+    num_blocks, elements = 70_000, 2**18
     pool = far_memory(tmp_path / "pool", num_blocks * elements, torch.int16).view(num_blocks, elements)
     last, first = num_blocks - 1, 0
-    pool[last, :] = torch.arange(-(2**14), 2**14)
+    pool[last, :] = torch.arange(elements)
     row_kernels.copy_blocks(in_order, pool, [(last, 3)])
     assert torch.equal(pool[3], pool[last])
     packed = row_kernels.gather_blocks(in_order, pool, [first, last])
