@@ -88,30 +88,31 @@ __device__ __forceinline__ int row_of_lane(int half) { return threadIdx.x % kWar
 // The first of the two columns, of a product's 8, that a lane holds.
 __device__ __forceinline__ int column_of_lane() { return threadIdx.x % 4 * 2; }
 
-// scores = Q K^T of `kKeys` keys. load_query(fragments, step) gives columns 16 * step to + 15 of each row tile.
-template <class T, int kHeadDim, int kRowTiles, int kKeys, class LoadQuery>
-__device__ __forceinline__ void compute_scores(float (&scores)[kRowTiles][kKeys / 8][4], const LoadQuery& load_query,
-                                               const T* key_tile) {
+// scores = Q K^T of `kKeys` keys. read_query(fragments, step) gives columns 16 * step and on of each row tile.
+template <class T, int kHeadDim, int kRowTiles, int kKeys, class ReadQuery>
+__device__ __forceinline__ void compute_scores(float (&scores)[kRowTiles][kKeys / 8][4],
+                                               const FragmentReader<T, kHeadDim>& reader,
+                                               const ReadQuery& read_query, const T* keys) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-    for (int keys = 0; keys < kKeys / 8; ++keys) {
+    for (int column = 0; column < kKeys / 8; ++column) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[tile][keys][i] = 0.0f;
+      for (int i = 0; i < 4; ++i) scores[tile][column][i] = 0.0f;
     }
   }
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
     uint32_t query[kRowTiles][4];
-    load_query(query, step);
+    read_query(query, step);
 #pragma unroll
-    for (int keys = 0; keys < kKeys / 16; ++keys) {
+    for (int part = 0; part < kKeys / 16; ++part) {
       uint32_t key[4];
-      load_key_fragment<T, kHeadDim>(key, key_tile + keys * 16 * kHeadDim, step * 2);
+      reader.read_keys(key, keys + part * 16 * kHeadDim, step);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16<T>(scores[tile][2 * keys], query[tile], key[0], key[1]);
-        mma_m16n8k16<T>(scores[tile][2 * keys + 1], query[tile], key[2], key[3]);
+        mma_m16n8k16<T>(scores[tile][2 * part], query[tile], key[0], key[1]);
+        mma_m16n8k16<T>(scores[tile][2 * part + 1], query[tile], key[2], key[3]);
       }
     }
   }
@@ -123,9 +124,9 @@ __device__ __forceinline__ void cap_scores(float (&scores)[kRowTiles][kKeys / 8]
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-    for (int keys = 0; keys < kKeys / 8; ++keys) {
+    for (int column = 0; column < kKeys / 8; ++column) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[tile][keys][i] = scale.capped(scores[tile][keys][i]);
+      for (int i = 0; i < 4; ++i) scores[tile][column][i] = scale.capped(scores[tile][column][i]);
     }
   }
 }
@@ -137,11 +138,11 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeys / 8
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-    for (int keys = 0; keys < kKeys / 8; ++keys) {
+    for (int column = 0; column < kKeys / 8; ++column) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int key = first_key + keys * 8 + column_of_lane() + i % 2;
-        if (!visible[tile][i / 2].contains(key)) scores[tile][keys][i] = kNegativeInfinity;
+        const int key = first_key + column * 8 + column_of_lane() + i % 2;
+        if (!visible[tile][i / 2].contains(key)) scores[tile][column][i] = kNegativeInfinity;
       }
     }
   }
@@ -188,11 +189,10 @@ __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      highest[tile][half] = kNegativeInfinity;
+      highest[tile][half] = scores[tile][0][half * 2];
 #pragma unroll
-      for (int keys = 0; keys < kKeys / 8; ++keys) {
-        const float pair = fmaxf(scores[tile][keys][half * 2], scores[tile][keys][half * 2 + 1]);
-        highest[tile][half] = fmaxf(highest[tile][half], pair);
+      for (int key = 1; key < kKeys / 4; ++key) {
+        highest[tile][half] = fmaxf(highest[tile][half], scores[tile][key / 2][half * 2 + key % 2]);
       }
       is_above |= highest[tile][half] > sums.ceiling[tile][half];
     }
@@ -202,10 +202,10 @@ __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-    for (int keys = 0; keys < kKeys / 8; ++keys) {
+    for (int column = 0; column < kKeys / 8; ++column) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& score = scores[tile][keys][i];
+        float& score = scores[tile][column][i];
         score = exp2_approximate(fmaf(score, unit, -sums.anchor[tile][i / 2]));
         sums.sum[tile][i / 2] += score;
       }
@@ -217,26 +217,27 @@ __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys
 // tiles of it side by side are 16 x 16.
 template <class T, int kHeadDim, int kRowTiles, int kKeys>
 __device__ __forceinline__ void add_values(RowSums<kHeadDim, kRowTiles>& sums,
-                                           const float (&weights)[kRowTiles][kKeys / 8][4], const T* value_tile) {
+                                           const FragmentReader<T, kHeadDim>& reader,
+                                           const float (&weights)[kRowTiles][kKeys / 8][4], const T* values) {
 #pragma unroll
-  for (int keys = 0; keys < kKeys / 16; ++keys) {
+  for (int part = 0; part < kKeys / 16; ++part) {
     uint32_t weight[kRowTiles][4];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float(&pairs)[4] = weights[tile][2 * keys + i / 2];
+        const float(&pairs)[4] = weights[tile][2 * part + i / 2];
         weight[tile][i] = pack<T>(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
       }
     }
 #pragma unroll
-    for (int dims = 0; dims < kHeadDim / 16; ++dims) {
+    for (int step = 0; step < kHeadDim / 16; ++step) {
       uint32_t value[4];
-      load_value_fragment<T, kHeadDim>(value, value_tile + keys * 16 * kHeadDim, dims * 2);
+      reader.read_values(value, values + part * 16 * kHeadDim, step);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        mma_m16n8k16<T>(sums.output[tile][2 * dims], weight[tile], value[0], value[1]);
-        mma_m16n8k16<T>(sums.output[tile][2 * dims + 1], weight[tile], value[2], value[3]);
+        mma_m16n8k16<T>(sums.output[tile][2 * step], weight[tile], value[0], value[1]);
+        mma_m16n8k16<T>(sums.output[tile][2 * step + 1], weight[tile], value[2], value[3]);
       }
     }
   }

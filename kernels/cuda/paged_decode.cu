@@ -18,6 +18,10 @@
 //                      one stage is computed while the other kStages - 1 arrive
 #include "attention_tile.cuh"
 
+// Up to head_dim 128 the queries stay in registers, as fragments. 256 dims of 16 rows take 64 registers a lane beside
+// the output's 128, too many: there each step reads its fragment from shared memory.
+template <int kHeadDim> constexpr bool kQueryInShared = kHeadDim > 128;
+
 // The rings; once all are drained, in their place what the warps merge.
 template <class T, int kHeadDim, int kWarps, int kStages> union DecodeShared {
   T rings[kWarps][kStages][2 * kTileKeys * kHeadDim];
@@ -34,7 +38,7 @@ __device__ __forceinline__ int64_t partial_row(const AttentionArguments& argumen
 
 // The packed rows as operand A, straight from global memory: each is read once. Rows beyond the last are zeros.
 template <class T, int kHeadDim>
-__device__ __forceinline__ void load_packed_query(uint32_t (&query)[kHeadDim / 16][4],
+__device__ __forceinline__ void load_query(uint32_t (&query)[kHeadDim / 16][4],
                                                   const AttentionArguments& arguments, const PackedRows& rows) {
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
@@ -63,20 +67,27 @@ template <class T, int kHeadDim, int kWarps, int kStages, bool kBounded, bool kS
 __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArguments arguments) {
   constexpr int kTileElements = kTileKeys * kHeadDim;
   using Shared = DecodeShared<T, kHeadDim, kWarps, kStages>;
-  DYNAMIC_SHARED(shared_bytes, sizeof(Shared));
+  constexpr int kQueryBytes = kQueryInShared<kHeadDim> ? kMmaRows * kHeadDim * sizeof(T) : 0;
+  DYNAMIC_SHARED(shared_bytes, sizeof(Shared) + kQueryBytes);
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+  T* const query_tile = reinterpret_cast<T*>(shared_bytes + sizeof(Shared));  // where it is in shared memory
 
   if (int(blockIdx.x) >= *arguments.num_decode_items) return;
   const DecodeItem item = arguments.decode_items[blockIdx.x];
   const int kv_head = blockIdx.y;
-  const int warp = threadIdx.x / kWarpSize;
+  const int warp = kept(threadIdx.x / kWarpSize);
   const PackedRows rows(arguments, item.sequence, kv_head);
   const PagedSequence<T, kHeadDim> pages(arguments, item.sequence, kv_head);
   const ScoreScale<kSoftcap> scale(arguments);
   BOUNDS_CHECK(rows.count <= kMmaRows);
 
-  uint32_t query[kHeadDim / 16][4];
-  load_packed_query<T, kHeadDim>(query, arguments, rows);
+  uint32_t query[kHeadDim / 16][4];  // where it is in registers
+  if constexpr (kQueryInShared<kHeadDim>) {
+    start_query_copy<T, kHeadDim, kMmaRows, kWarps * kWarpSize>(query_tile, arguments, rows, 0);
+    cp_async_commit();
+  } else {
+    load_query<T, kHeadDim>(query, arguments, rows);
+  }
 
   // Tiles begin at multiples of 16 whatever the item's first key is; the mask hides what lies before it.
   const KeyRange item_keys = {item.first_key, item.end_key};
@@ -111,12 +122,21 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
   };
 
   RowSums<kHeadDim, 1> sums;
-  const auto load_query = [&](uint32_t (&fragment)[1][4], int step) {
+  const FragmentReader<T, kHeadDim> reader;
+  const auto read_query = [&](uint32_t (&fragment)[1][4], int step) {
+    if constexpr (kQueryInShared<kHeadDim>) {
+      reader.read_queries(fragment[0], query_tile, step);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) fragment[0][i] = query[step][i];
+      for (int i = 0; i < 4; ++i) fragment[0][i] = query[step][i];
+    }
   };
 
   for (int stage = 0; stage < kStages - 1; ++stage) start_copy();
+  if constexpr (kQueryInShared<kHeadDim>) {
+    cp_async_wait<kStages - 1>();  // the oldest group is the query's
+    __syncthreads();               // all threads' parts of it are there
+  }
   int stage = 0;
   for (int key = first_tile; key < item.end_key; key += kWarps * kTileKeys) {
     cp_async_wait<kStages - 2>();
@@ -126,11 +146,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
     stage = stage + 1 == kStages ? 0 : stage + 1;
 
     float scores[1][kTileKeys / 8][4];
-    compute_scores<T, kHeadDim, 1, kTileKeys>(scores, load_query, key_tile);
+    compute_scores<T, kHeadDim, 1, kTileKeys>(scores, reader, read_query, key_tile);
     if (kSoftcap) cap_scores<1, kTileKeys>(scores, scale);
     if (key < unmasked.first || key + kTileKeys > unmasked.end) mask_scores<1, kTileKeys>(scores, visible, key);
     compute_weights<kHeadDim, 1, kTileKeys>(scores, sums, scale.unit);
-    add_values<T, kHeadDim, 1, kTileKeys>(sums, scores, key_tile + kTileElements);
+    add_values<T, kHeadDim, 1, kTileKeys>(sums, reader, scores, key_tile + kTileElements);
   }
   cp_async_wait<0>();
   sums.finish();

@@ -20,21 +20,6 @@
 //                                              `- stage 0                  `- stage 1
 #include "attention_tile.cuh"
 
-// The block's queries, gathered from the batch's tokens and heads. Rows beyond the sequence's become zeros.
-template <class T, int kHeadDim, int kWarps, int kRows>
-__device__ __forceinline__ void start_query_copy(T* query_tile, const AttentionArguments& arguments,
-                                                 const PackedRows& rows, int first_row) {
-  constexpr int kChunks = kHeadDim / kChunkElements;
-  const T* const query = static_cast<const T*>(arguments.query);
-  for (int index = threadIdx.x; index < kRows * kChunks; index += kWarps * kWarpSize) {
-    const int row = index / kChunks;
-    const int chunk = index % kChunks;
-    const bool exists = first_row + row < rows.count;
-    const int64_t offset = exists ? rows.offset<kHeadDim>(first_row + row, arguments.query_stride) : 0;
-    cp_async_16(query_tile + swizzled<kHeadDim>(row, chunk), query + offset + chunk * kChunkElements, exists);
-  }
-}
-
 template <class T, int kHeadDim, int kWarps, int kRowTiles, int kKeys, int kStages, bool kBounded, bool kSoftcap>
 __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArguments arguments) {
   constexpr int kWarpRows = kRowTiles * kMmaRows;
@@ -48,14 +33,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
 
   const PrefillTile tile = arguments.prefill_tiles[blockIdx.x];
   const int kv_head = blockIdx.y;
-  const int warp = threadIdx.x / kWarpSize;
+  const int warp = kept(threadIdx.x / kWarpSize);
   const PackedRows rows(arguments, tile.sequence, kv_head);
   const PagedSequence<T, kHeadDim> pages(arguments, tile.sequence, kv_head);
   const ScoreScale<kSoftcap> scale(arguments);
 
   T* const query_tile = reinterpret_cast<T*>(shared);
   T* const ring = query_tile + kRows * kHeadDim;
-  start_query_copy<T, kHeadDim, kWarps, kRows>(query_tile, arguments, rows, tile.first_row);
+  start_query_copy<T, kHeadDim, kRows, kWarps * kWarpSize>(query_tile, arguments, rows, tile.first_row);
 
   // From the first key that the first row sees to the last that the last row sees; positions rise with the rows.
   const int last_row = min(tile.first_row + kRows, rows.count) - 1;
@@ -112,11 +97,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
   };
 
   RowSums<kHeadDim, kRowTiles> sums;
-  const auto load_query = [&](uint32_t (&fragments)[kRowTiles][4], int step) {
+  const FragmentReader<T, kHeadDim> reader;
+  const auto read_query = [&](uint32_t (&fragments)[kRowTiles][4], int step) {
 #pragma unroll
     for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
       const T* const rows_of_tile = query_tile + (warp_row + row_tile * kMmaRows) * kHeadDim;
-      load_query_fragment<T, kHeadDim>(fragments[row_tile], rows_of_tile, step * 2);
+      reader.read_queries(fragments[row_tile], rows_of_tile, step);
     }
   };
 
@@ -130,11 +116,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
     stage = stage + 1 == kStages ? 0 : stage + 1;
 
     float scores[kRowTiles][kKeys / 8][4];
-    compute_scores<T, kHeadDim, kRowTiles, kKeys>(scores, load_query, key_tile);
+    compute_scores<T, kHeadDim, kRowTiles, kKeys>(scores, reader, read_query, key_tile);
     if (kSoftcap) cap_scores<kRowTiles, kKeys>(scores, scale);
     if (key < unmasked.first || key + kKeys > unmasked.end) mask_scores<kRowTiles, kKeys>(scores, visible, key);
     compute_weights<kHeadDim, kRowTiles, kKeys>(scores, sums, scale.unit);
-    add_values<T, kHeadDim, kRowTiles, kKeys>(sums, scores, key_tile + kKeys * kHeadDim);
+    add_values<T, kHeadDim, kRowTiles, kKeys>(sums, reader, scores, key_tile + kKeys * kHeadDim);
   }
   sums.finish();
 

@@ -29,7 +29,9 @@ struct float16 { uint16_t bits; };
 #else
 
 // Shared memory of the size given at launch. `bytes` is what the kernel uses of it: the emulator checks that.
-#define DYNAMIC_SHARED(name, bytes) extern __shared__ __align__(128) unsigned char name[]
+#define DYNAMIC_SHARED(name, bytes) \
+  extern __shared__ __align__(128) unsigned char name[]; \
+  static_assert((bytes) > 0, "what the kernel uses of " #name)
 
 // Compiled in by the debug build only: a kernel that is about to leave its arrays stops instead.
 #ifdef PAGETURNER_BOUNDS_CHECK
@@ -59,6 +61,25 @@ template <> __device__ __forceinline__ float16 from_float<float16>(float value) 
   float16 narrow;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
   return narrow;
+}
+
+// In one instruction. The compiler finds it only where it sees both widenings beside the product.
+__device__ __forceinline__ int64_t wide_product(int32_t left, int32_t right) {
+  int64_t product;
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(left), "r"(right));
+  return product;
+}
+
+// The same value, of which the compiler no longer knows how it came about: it keeps it in a register, where it would
+// otherwise compute it anew at each use to save one. For addresses that a loop only adds constants to.
+__device__ __forceinline__ int32_t kept(int32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+template <class T> __device__ __forceinline__ T* kept(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
 }
 
 // Two values in one register, `low` in the lower half, as a row of a fragment holds them.

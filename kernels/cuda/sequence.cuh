@@ -68,8 +68,8 @@ template <class T, int kHeadDim> struct PagedSequence {
   int32_t num_blocks, table_width;  // for bounds checks
 
   __device__ __forceinline__ PagedSequence(const AttentionArguments& arguments, int sequence, int kv_head)
-      : keys(static_cast<const T*>(arguments.kv.keys) + kv_head * arguments.kv.head_stride),
-        values(static_cast<const T*>(arguments.kv.values) + kv_head * arguments.kv.head_stride),
+      : keys(kept(static_cast<const T*>(arguments.kv.keys) + kv_head * arguments.kv.head_stride)),
+        values(kept(static_cast<const T*>(arguments.kv.values) + kv_head * arguments.kv.head_stride)),
         table(arguments.block_tables + int64_t(sequence) * arguments.table_stride),
         block_stride(int32_t(arguments.kv.block_stride)), block_size_log2(arguments.kv.block_size_log2),
         num_blocks(arguments.kv.num_blocks), table_width(arguments.table_stride) {
@@ -89,6 +89,22 @@ template <class T, int kHeadDim> struct PagedSequence {
   // Of `key` in that block, from `keys` or `values`.
   __device__ __forceinline__ int64_t offset(int block, int key) const {
     const int in_block = key & ((1 << block_size_log2) - 1);
-    return int64_t(block) * block_stride + in_block * kHeadDim;
+    return wide_product(block, block_stride) + in_block * kHeadDim;
   }
 };
+
+// Starts copying packed rows first_row and on, gathered from the batch's tokens and heads, as one swizzled tile.
+// Rows beyond the sequence's become zeros.
+template <class T, int kHeadDim, int kRows, int kThreads>
+__device__ __forceinline__ void start_query_copy(T* shared, const AttentionArguments& arguments,
+                                                 const PackedRows& rows, int first_row) {
+  constexpr int kChunks = kHeadDim / kChunkElements;
+  const T* const query = static_cast<const T*>(arguments.query);
+  for (int index = threadIdx.x; index < kRows * kChunks; index += kThreads) {
+    const int row = index / kChunks;
+    const int chunk = index % kChunks;
+    const bool exists = first_row + row < rows.count;
+    const int64_t offset = exists ? rows.offset<kHeadDim>(first_row + row, arguments.query_stride) : 0;
+    cp_async_16(shared + swizzled<kHeadDim>(row, chunk), query + offset + chunk * kChunkElements, exists);
+  }
+}

@@ -24,9 +24,12 @@ constexpr int kSwizzleRows = 8;  // the pattern's period
 constexpr int kMmaRows = 16;     // rows of A, of mma.m16n8k16
 constexpr int kTileKeys = 16;    // its k: keys that one product of weights and values takes; divides every block size
 
+// So many adjacent chunks change places among themselves.
+template <int kHeadDim> constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4;
+
 // Where chunk `chunk` of row `row` begins, in elements from the tile's first.
 template <int kHeadDim> __device__ __forceinline__ constexpr int swizzled(int row, int chunk) {
-  const int turn = kHeadDim % 64 == 0 ? row & 7 : row >> 1 & 3;
+  const int turn = (kSwizzleChunks<kHeadDim> == 8 ? row : row / 2) % kSwizzleChunks<kHeadDim>;
   return row * kHeadDim + (chunk ^ turn) * kChunkElements;
 }
 
@@ -45,7 +48,7 @@ template <int kHeadDim> __device__ constexpr bool is_conflict_free() {
 // How one warp copies tiles of 16 rows that are adjacent in global memory, as the tokens of a block are.
 //
 // Copy i of a lane is chunk 32 * i + lane of the tile, so that a warp reads 512 adjacent bytes at a time. head_dim /
-// 32 copies are 8 rows, the swizzle's period: a lane remembers so many places and adds constants for the rest.
+// 32 copies are 8 rows, the swizzle's period: a lane keeps so many places and adds constants for the rest.
 template <class T, int kHeadDim> struct TileCopy {
   static constexpr int kChunks = kHeadDim / kChunkElements;
   static constexpr int kPeriod = kSwizzleRows * kChunks / kWarpSize;
@@ -55,11 +58,11 @@ template <class T, int kHeadDim> struct TileCopy {
   int lane;
   int places[kPeriod];
 
-  __device__ __forceinline__ TileCopy() : lane(threadIdx.x % kWarpSize) {
+  __device__ __forceinline__ TileCopy() : lane(kept(threadIdx.x % kWarpSize)) {
 #pragma unroll
     for (int copy = 0; copy < kPeriod; ++copy) {
       const int index = copy * kWarpSize + lane;
-      places[copy] = swizzled<kHeadDim>(index / kChunks, index % kChunks);
+      places[copy] = kept(swizzled<kHeadDim>(index / kChunks, index % kChunks));
     }
   }
 
@@ -67,40 +70,57 @@ template <class T, int kHeadDim> struct TileCopy {
   // such a slot may hold NaN, which a weight of 0 would not silence.
   __device__ __forceinline__ void start(T* shared, const T* global, int num_rows) const {
     const int num_chunks = num_rows * kChunks - lane;
+    const T* const source = global + lane * kChunkElements;
 #pragma unroll
     for (int rows = 0; rows < kTileKeys; rows += kSwizzleRows) {
 #pragma unroll
       for (int copy = 0; copy < kPeriod; ++copy) {
         const int index = rows * kChunks + copy * kWarpSize;
-        cp_async_16(shared + rows * kHeadDim + places[copy],
-                    global + (index + lane) * kChunkElements,
-                    index < num_chunks);
+        cp_async_16(shared + rows * kHeadDim + places[copy], source + index * kChunkElements, index < num_chunks);
       }
     }
   }
 };
 
-// Fragments of 16 rows x 16 columns (two chunks from `chunk` on) of a tile, for mma_m16n8k16. The four 8 x 8
-// matrices come in the order in which the registers of an operand want them:
+// How one warp reads 16 x 16 fragments of tiles, for mma_m16n8k16: 16 rows down, two chunks across, as four 8 x 8
+// matrices. Which of them lands in which register is the order in which the lanes name rows; a B operand wants its
+// two matrices in neighbouring registers:
 //
-//   queries, as A       keys, as B (two of 8 keys)      values, as B (two of 8 dims), transposed
-//     | 0 2 |             | 0 1 |  b0 b1 of keys 0-7       | 0 2 |   b0 of dims 0-7, 8-15
-//     | 1 3 |             | 2 3 |  b0 b1 of keys 8-15      | 1 3 |   b1 of the same
-//   16 rows down, two chunks across
-template <class T, int kHeadDim>
-__device__ __forceinline__ void load_query_fragment(uint32_t (&registers)[4], const T* tile, int chunk) {
-  const int lane = threadIdx.x % kWarpSize;
-  ldmatrix_x4(registers, tile + swizzled<kHeadDim>(lane % 16, chunk + lane / 16));
-}
+//             queries, as A      keys, as B: b0 b1             values, as B, transposed: b0 b1
+//                c   c + 1          c   c + 1                     c   c + 1
+//   rows 0-7   | 0 |   2   |      | 0 |   1   |  keys 0-7       | 0 |   2   |   b0    0 1 of dims of chunk c
+//   rows 8-15  | 1 |   3   |      | 2 |   3   |  keys 8-15      | 1 |   3   |   b1    2 3 of the next
+template <class T, int kHeadDim> struct FragmentReader {
+  // Steps of two chunks after which the swizzle repeats: a lane keeps so many places and adds constants for the rest.
+  static constexpr int kPeriod = kSwizzleChunks<kHeadDim> / 2;
 
-template <class T, int kHeadDim>
-__device__ __forceinline__ void load_key_fragment(uint32_t (&registers)[4], const T* tile, int chunk) {
-  const int lane = threadIdx.x % kWarpSize;
-  ldmatrix_x4(registers, tile + swizzled<kHeadDim>(lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
-}
+  int rows_first[kPeriod];   // matrices 0 and 1 above each other
+  int chunks_first[kPeriod]; // beside each other
 
-template <class T, int kHeadDim>
-__device__ __forceinline__ void load_value_fragment(uint32_t (&registers)[4], const T* tile, int chunk) {
-  const int lane = threadIdx.x % kWarpSize;
-  ldmatrix_x4_transposed(registers, tile + swizzled<kHeadDim>(lane % 16, chunk + lane / 16));
-}
+  __device__ __forceinline__ FragmentReader() {
+    const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+    for (int step = 0; step < kPeriod; ++step) {
+      rows_first[step] = kept(swizzled<kHeadDim>(lane % 16, step * 2 + lane / 16));
+      chunks_first[step] = kept(swizzled<kHeadDim>(lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2));
+    }
+  }
+
+  // Columns 16 * step and on of 16 rows.
+  __device__ __forceinline__ void read_queries(uint32_t (&registers)[4], const T* tile, int step) const {
+    ldmatrix_x4(registers, tile + rows_first[step % kPeriod] + constant_part(step));
+  }
+
+  __device__ __forceinline__ void read_keys(uint32_t (&registers)[4], const T* tile, int step) const {
+    ldmatrix_x4(registers, tile + chunks_first[step % kPeriod] + constant_part(step));
+  }
+
+  __device__ __forceinline__ void read_values(uint32_t (&registers)[4], const T* tile, int step) const {
+    ldmatrix_x4_transposed(registers, tile + rows_first[step % kPeriod] + constant_part(step));
+  }
+
+ private:
+  __device__ __forceinline__ static constexpr int constant_part(int step) {
+    return step / kPeriod * kSwizzleChunks<kHeadDim> * kChunkElements;
+  }
+};

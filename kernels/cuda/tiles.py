@@ -34,10 +34,12 @@ class DecodeTiles:
 
     @property
     def shared_bytes(self) -> int:
-        """The rings; afterwards the same memory holds what the warps merge: outputs, maxima and sums."""
+        """The rings; afterwards the same memory holds what the warps merge: outputs, maxima and sums. Behind
+        them the queries, for a head_dim whose queries and outputs the registers cannot both hold."""
         rings = self.warps * self.stages * 2 * DECODE_KEYS * self.head_dim * ELEMENT_BYTES
         merge = self.warps * MMA_ROWS * (self.head_dim + 2) * _FLOAT_BYTES
-        return max(rings, merge)
+        query = MMA_ROWS * self.head_dim * ELEMENT_BYTES if self.head_dim > 128 else 0
+        return max(rings, merge) + query
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ template <> inline float16 from_float<float16>(float value) {
   return {uint16_t(bits | sign)};
 }
 
+inline int64_t wide_product(int32_t left, int32_t right) { return int64_t(left) * right; }
+
 template <class T> inline T kept(T value) { return value; }
 
 template <class T> inline uint32_t pack(float low, float high) {
