@@ -8,16 +8,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pageturner.kernels.checks import BATCH_TENSORS
 from pageturner.kernels.cpu.ops import CpuOps
+from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, KeyPage, KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
+from support.emulation import emulated_launcher
 from support.ops import BACKENDS, cpu_library
 from support.paged import PagedCase, assert_same, make_case
 
-ALL = {"reference": ReferenceOps, **BACKENDS}
+ALL = {"reference": ReferenceOps, **BACKENDS, "cuda-emulated": lambda: CudaOps(emulated_launcher())}
 SPEC = AttentionSpec(scale=1.0)
+DIM = 64
 
 
 @pytest.fixture(params=ALL)
@@ -26,9 +30,21 @@ def ops(request: pytest.FixtureRequest) -> PagedOps:
 
 
 @pytest.fixture
-def case(ops: PagedOps) -> PagedCase:
-    """A decode row and a chunk of three, on 2 kv heads of 16; 7 blocks, 3 of them nobody's."""
-    layout = KvLayout(2, 2, 16, 16, torch.float32, ops.key_page)
+def dtype(ops: PagedOps) -> torch.dtype:
+    """One that the backend takes."""
+    return torch.bfloat16 if ops.name.startswith("cuda") else torch.float32
+
+
+@pytest.fixture
+def other(ops: PagedOps) -> torch.dtype:
+    """Another one that it takes."""
+    return torch.float16 if ops.name.startswith("cuda") else torch.bfloat16
+
+
+@pytest.fixture
+def case(ops: PagedOps, dtype: torch.dtype) -> PagedCase:
+    """A decode row and a chunk of three, on 2 kv heads of 64; 7 blocks, 3 of them nobody's."""
+    layout = KvLayout(2, 2, DIM, 16, dtype, ops.key_page)
     return make_case([(1, 20), (3, 30)], layout=layout, num_heads=4, layer=1)
 
 
@@ -53,10 +69,10 @@ BAD_BATCHES: dict[str, tuple[str, Callable[[AttentionBatch], AttentionBatch]]] =
 
 
 @pytest.mark.parametrize("bad", BAD_BATCHES)
-def test_bad_batches(ops: PagedOps, case: PagedCase, bad: str) -> None:
+def test_bad_batches(ops: PagedOps, case: PagedCase, dtype: torch.dtype, bad: str) -> None:
     argument, spoil = BAD_BATCHES[bad]
     batch, before = spoil(case.batch), case.kv_layer.clone()
-    rows = torch.zeros(4, 2, 16)
+    rows = torch.zeros(4, 2, DIM, dtype=dtype)
     with pytest.raises(KernelArgumentError) as attention:
         ops.attention(case.query, case.kv_layer, batch, SPEC)
     with pytest.raises(KernelArgumentError) as write:
@@ -66,20 +82,18 @@ def test_bad_batches(ops: PagedOps, case: PagedCase, bad: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "query",
-    [
-        torch.zeros(3, 4, 16),
-        torch.zeros(4, 3, 16),
-        torch.zeros(4, 0, 16),
-        torch.zeros(4, 4, 32),
-        torch.zeros(4, 64),
-        torch.zeros(4, 4, 16, dtype=torch.bfloat16),
-    ],
-    ids=["rows", "heads", "no heads", "head_dim", "flat", "dtype"],
+    "shape",
+    [(3, 4, DIM), (4, 3, DIM), (4, 0, DIM), (4, 4, 2 * DIM), (4, 4 * DIM)],
+    ids=["rows", "heads", "no heads", "head_dim", "flat"],
 )
-def test_bad_queries(ops: PagedOps, case: PagedCase, query: torch.Tensor) -> None:
+def test_bad_queries(ops: PagedOps, case: PagedCase, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     with pytest.raises(KernelArgumentError, match="query is"):
-        ops.attention(query, case.kv_layer, case.batch, SPEC)
+        ops.attention(torch.zeros(shape, dtype=dtype), case.kv_layer, case.batch, SPEC)
+
+
+def test_queries_of_another_dtype(ops: PagedOps, case: PagedCase, other: torch.dtype) -> None:
+    with pytest.raises(KernelArgumentError, match="query is"):
+        ops.attention(case.query.to(other), case.kv_layer, case.batch, SPEC)
 
 
 def test_bad_pages(ops: PagedOps, case: PagedCase) -> None:
@@ -101,39 +115,40 @@ def test_bad_sinks(ops: PagedOps, case: PagedCase) -> None:
             ops.attention(case.query, case.kv_layer, case.batch, replace(SPEC, sinks=sinks))
 
 
-def test_bad_keys_and_tables(ops: PagedOps, case: PagedCase) -> None:
-    rows, table, before = torch.zeros(4, 2, 16), torch.zeros(4, 16), case.kv_layer.clone()
+def test_bad_keys_and_tables(ops: PagedOps, case: PagedCase, dtype: torch.dtype, other: torch.dtype) -> None:
+    rows, table = torch.zeros(4, 2, DIM, dtype=dtype), torch.zeros(4, DIM)
+    before = case.kv_layer.clone()
     for key, value, cos, sin in (
         (rows[:3], rows, table, table),
         (rows, rows[:, :1], table, table),
-        (rows, rows.bfloat16(), table, table),
+        (rows, rows.to(other), table, table),
         (rows, rows, table[:3], table),
         (rows, rows, table, table[:, :8]),
         (rows, rows, table.bfloat16(), table),
-        (rows, rows, table.half(), table.half()),
+        (rows, rows, table.double(), table.double()),
     ):
         with pytest.raises(KernelArgumentError):
             ops.rope_and_write_kv(case.query, key, value, cos, sin, case.kv_layer, case.batch)
     assert_same(case.kv_layer, before)
 
 
-def test_bad_rows(ops: PagedOps) -> None:
-    hidden = torch.zeros(2, 8)
+def test_bad_rows(ops: PagedOps, dtype: torch.dtype, other: torch.dtype) -> None:
+    hidden, weights = torch.zeros(2, 8, dtype=dtype), torch.zeros(8, dtype=dtype)
     for weight, residual in (
-        (torch.zeros(7), None),
-        (torch.zeros(8), torch.zeros(1, 8)),
-        (torch.zeros(8), hidden.bfloat16()),
-        (torch.zeros(8).bfloat16(), None),
+        (weights[:7], None),
+        (weights, hidden[:1]),
+        (weights, hidden.to(other)),
+        (weights.to(other), None),
     ):
         with pytest.raises(KernelArgumentError):
             ops.rms_norm(hidden, weight, 1e-5, residual)
-    for gate_up in (torch.zeros(2, 7), torch.zeros(8), torch.zeros(2, 8).double()):
+    for gate_up in (hidden[:, :7], hidden[0], hidden.double()):
         with pytest.raises(KernelArgumentError, match="gate_up is"):
             ops.silu_and_mul(gate_up)
 
 
 def test_bad_copies(ops: PagedOps) -> None:
-    pool, host = torch.arange(12.0).view(4, 3), torch.zeros(2, 3)
+    pool, host = torch.arange(16.0).view(4, 4), torch.zeros(2, 4)
     before = pool.clone()
     for pairs in ([(0, 4)], [(-1, 0)], [(0, 1), (2, 1)]):
         with pytest.raises(KernelArgumentError, match="pairs is"):
@@ -175,3 +190,125 @@ def test_tensors_elsewhere_are_refused(case: PagedCase) -> None:
 def test_specs_that_mean_nothing(field: str, bound: float) -> None:
     with pytest.raises(KernelArgumentError, match="above 0"):
         replace(SPEC, **{field: bound})  # type: ignore[arg-type]  # the field is not known here
+
+
+@pytest.fixture
+def cuda() -> CudaOps:
+    return CudaOps(emulated_launcher())
+
+
+@pytest.fixture
+def cuda_case() -> PagedCase:
+    return make_case([(1, 20), (3, 30)], layout=KvLayout(2, 2, DIM, 16, torch.bfloat16), num_heads=4)
+
+
+def refused(cuda: CudaOps, case: PagedCase, kv_layer: torch.Tensor, message: str) -> None:
+    """By attention and by writes, which then have written nothing."""
+    before = kv_layer.clone()
+    rows = torch.zeros(4, 2, kv_layer.shape[-1], dtype=kv_layer.dtype)
+    with pytest.raises(KernelArgumentError, match=message):
+        cuda.attention(rows.repeat(1, 2, 1), kv_layer, case.batch, SPEC)
+    with pytest.raises(KernelArgumentError, match=message):
+        cuda.write_kv(rows, rows, kv_layer, case.batch)
+    assert_same(kv_layer, before)
+
+
+def test_cuda_names_the_dtypes_that_it_takes(cuda: CudaOps, cuda_case: PagedCase) -> None:
+    refused(
+        cuda, cuda_case, cuda_case.kv_layer.float(), r"kv_layer is float32\[.*\]; needed: bfloat16 or float16"
+    )
+    rows = torch.zeros(2, 8)
+    with pytest.raises(KernelArgumentError, match=r"hidden is float32\[2, 8\]; needed: bfloat16 or float16"):
+        cuda.rms_norm(rows, rows[0], 1e-5)
+    with pytest.raises(KernelArgumentError, match=r"gate_up is float32\[2, 8\]; needed: bfloat16 or float16"):
+        cuda.silu_and_mul(rows)
+
+
+def test_cuda_refuses_tensors_elsewhere(cuda: CudaOps, cuda_case: PagedCase) -> None:
+    """Each one by its name, its device and the one that is needed."""
+    case, meta = cuda_case, torch.device("meta")
+    rows, table = torch.zeros(4, 2, DIM, dtype=torch.bfloat16), torch.zeros(4, DIM)
+    hidden, weight = rows[:, 0], rows[0, 0]
+    sinks = replace(SPEC, sinks=torch.zeros(4, device=meta))
+    batch = replace(case.batch, **{name: getattr(case.batch, name).to(meta) for name in BATCH_TENSORS})  # type: ignore[arg-type]  # tensors all
+    calls: dict[str, Callable[[], object]] = {
+        "query": lambda: cuda.attention(case.query.to(meta), case.kv_layer, case.batch, SPEC),
+        "kv_layer": lambda: cuda.attention(case.query, case.kv_layer.to(meta), case.batch, SPEC),
+        "sinks": lambda: cuda.attention(case.query, case.kv_layer, case.batch, sinks),
+        "query_start_loc": lambda: cuda.attention(case.query, case.kv_layer, batch, SPEC),
+        "key": lambda: cuda.write_kv(rows.to(meta), rows, case.kv_layer, case.batch),
+        "value": lambda: cuda.write_kv(rows, rows.to(meta), case.kv_layer, case.batch),
+        "cos": lambda: cuda.rope_and_write_kv(
+            case.query, rows, rows, table.to(meta), table, case.kv_layer, case.batch
+        ),
+        "hidden": lambda: cuda.rms_norm(hidden.to(meta), weight, 1e-5),
+        "weight": lambda: cuda.rms_norm(hidden, weight.to(meta), 1e-5),
+        "residual": lambda: cuda.rms_norm(hidden, weight, 1e-5, hidden.to(meta)),
+        "gate_up": lambda: cuda.silu_and_mul(hidden.to(meta)),
+        "pool": lambda: cuda.copy_blocks(case.kv_layer.to(meta), [(0, 1)]),
+    }
+    before = case.kv_layer.clone()
+    for name, call in calls.items():
+        with pytest.raises(KernelArgumentError, match=f"{name} is on meta; needed: on cpu"):
+            call()
+    assert_same(case.kv_layer, before)
+
+
+def test_cuda_refuses_pools_that_kernels_cannot_address(cuda: CudaOps, cuda_case: PagedCase) -> None:
+    """A copy would not do: the pool is written."""
+    layer = cuda_case.kv_layer
+    padded = torch.zeros(*layer.shape[:2], 2 * 16 * DIM + 4, dtype=layer.dtype)
+    odd_strides = padded[..., :-4].view(layer.shape)
+    shifted = torch.zeros(layer.numel() + 4, dtype=layer.dtype)[4:].view(layer.shape)
+    for wrong in (odd_strides, shifted):
+        refused(cuda, cuda_case, wrong, "kv_layer is strided .* multiples of 16 bytes")
+    for block_size in (8, 48):
+        resized = torch.zeros(9, 2, 2, block_size, DIM, dtype=layer.dtype)
+        refused(
+            cuda,
+            cuda_case,
+            resized,
+            f"kv_layer is of block_size {block_size}; needed: a power of two from 16",
+        )
+    narrow = torch.zeros(9, 2, 2, 16, 20, dtype=layer.dtype)
+    refused(cuda, cuda_case, narrow, "kv_layer is of head_dim 20; needed: a multiple of 8")
+    wide = layer.new_empty(1).as_strided((1, 2, 2, 16, DIM), (2**31, 2048, 1024, DIM, 1))
+    with pytest.raises(KernelArgumentError, match="of blocks 2147483648 elements apart; needed: below 2"):
+        cuda.attention(cuda_case.query, wide, cuda_case.batch, SPEC)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80, 512])
+def test_cuda_attention_is_for_some_head_dims(cuda: CudaOps, head_dim: int) -> None:
+    case = make_case([(1, 20)], layout=KvLayout(1, 1, head_dim, 16, torch.float16), num_heads=2)
+    with pytest.raises(
+        KernelArgumentError, match=rf"query is of head_dim {head_dim}; needed: one of \(64, 96"
+    ):
+        cuda.attention(case.query, case.kv_layer, case.batch, SPEC)
+
+
+def test_cuda_rotates_whole_vectors(cuda: CudaOps) -> None:
+    case = make_case([(1, 20)], layout=KvLayout(1, 1, 24, 16, torch.float16), num_heads=1)
+    before, table = case.kv_layer.clone(), torch.zeros(1, 24)
+    with pytest.raises(KernelArgumentError, match="needed: head_dim a multiple of 16"):
+        cuda.rope_and_write_kv(case.query, case.query, case.query, table, table, case.kv_layer, case.batch)
+    assert_same(case.kv_layer, before)
+
+
+def test_cuda_copies_whole_vectors_of_adjacent_blocks(cuda: CudaOps) -> None:
+    for pool in (torch.zeros(4, 3), torch.zeros(4, 8)[:, :4], torch.zeros(20)[1:17].view(4, 4)):
+        with pytest.raises(
+            KernelArgumentError, match="pool is strided .* needed: contiguous, aligned blocks"
+        ):
+            cuda.copy_blocks(pool, [(0, 1)])
+
+
+def test_a_refused_batch_is_refused_again(cuda: CudaOps, cuda_case: PagedCase) -> None:
+    """It is checked once: when it was found right."""
+    case = cuda_case
+    elsewhere = replace(case.batch, positions=case.batch.positions.to("meta"))
+    for _ in range(2):
+        with pytest.raises(KernelArgumentError, match="positions is on meta"):
+            cuda.attention(case.query, case.kv_layer, elsewhere, SPEC)
+    cuda.attention(case.query, case.kv_layer, case.batch, SPEC)
+    with pytest.raises(KernelArgumentError, match="block_tables is"):
+        cuda.attention(case.query, case.kv_layer[:1], case.batch, SPEC)

@@ -52,9 +52,10 @@ class OnDevice:
         kv_layer: torch.Tensor,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        rows = map(self._to, (query, key, value, cos, sin))
+        query, key, value, cos, sin = map(self._to, (query, key, value, cos, sin))
         with self._written(kv_layer) as layer:
-            return self._ops.rope_and_write_kv(*rows, layer, self._batch(batch)).cpu()
+            rotated = self._ops.rope_and_write_kv(query, key, value, cos, sin, layer, self._batch(batch))
+            return rotated.cpu()
 
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
@@ -73,9 +74,10 @@ class OnDevice:
     def transfer_blocks(
         self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
     ) -> None:
-        """Out of the device; into it, from what is there, is the second half of a round trip."""
+        """Out of the device and, when it is there, awaited."""
         self._ops.transfer_blocks(self._to(source), destination, pairs)
-        torch.cuda.synchronize() if self._device.type == "cuda" else None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _to(self, tensor: torch.Tensor) -> torch.Tensor:
         """With the storage around it, so that offset and strides stay as they are."""
