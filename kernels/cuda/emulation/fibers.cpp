@@ -20,7 +20,7 @@ constexpr size_t kStackBytes = 256 << 10;  // its frames are several times as la
 constexpr size_t kStackBytes = 64 << 10;
 #endif
 constexpr size_t kGuardBytes = 64 << 10;
-constexpr size_t kCanaryBytes = 64;
+constexpr size_t kCanaryBytes = 4 << 10;
 constexpr unsigned char kCanary = 0xa5;
 
 std::mutex mutex;

@@ -24,7 +24,7 @@ struct Fiber {
 };
 
 // A stack that grows down towards a canary and, below that, pages that nobody may touch: a small overflow is
-// found at the next switch, a large one ends the process, and neither goes unseen.
+// found when the fiber is done, a large one ends the process, and neither reaches another's memory.
 class Stack {
  public:
   // Stacks outlive a launch: mapping them anew each time would cost more than most kernels.

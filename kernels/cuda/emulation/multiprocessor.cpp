@@ -80,6 +80,7 @@ void Multiprocessor::thread_main() {
 
 // Whoever has exited is no longer waited for.
 void Multiprocessor::exit_thread() {
+  if (stacks_[running_->position.rank].overflowed()) fault(Site::here(), "the stack of a thread overflowed");
   running_->exited = true;
   --live_;
   if (barrier_.arrived > 0 && barrier_.arrived == live_) barrier_.open();
@@ -95,8 +96,6 @@ void Multiprocessor::exit_thread() {
 // Switch to the thread whose turn it is among those that can run; to run_block if there is none.
 void Multiprocessor::run_next() {
   Thread* const from = running_;
-  if (from != nullptr && stacks_[from->position.rank].overflowed())
-    fault(from->wait.site, "the stack of a thread overflowed");
   const auto count = unsigned(turns_.size());
   const unsigned first = launch_.greedy ? first_candidate_ : from == nullptr ? 0 : turn_of_[from->position.rank] + 1;
   for (unsigned i = 0; i < count; ++i) {
