@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "policies": "pageturner.service.commands.policies",
     "plan": "pageturner.service.commands.plan",
     "bench": "pageturner.service.commands.bench",
+    "kernels": "pageturner.service.commands.kernels",
     "simulate": "pageturner.service.commands.simulate",
     "calibrate": "pageturner.service.commands.calibrate",
     "study": "pageturner.service.commands.study",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,8 @@ OPTIONS = ("-std=c++17", "--ptxas-options=-v")
 INSTALL = 'pip install "pageturner[cuda13]"'
 UPGRADE = "pip install --upgrade nvidia-cuda-nvrtc"
 _LOG_LINES = 12
+_DURATION = re.compile(r"^.*Compile time = .*\n", re.MULTILINE)
+"""The only words of a log that differ from one compilation to the next."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -95,6 +98,11 @@ class Compiler:
         self._sources = sources
         self._options = (*OPTIONS, "-DPAGETURNER_BOUNDS_CHECK") if bounds_check else OPTIONS
 
+    @property
+    def version(self) -> str:
+        """NVRTC's, such as "13.5"."""
+        return ".".join(map(str, self._nvrtc.getVersion()))
+
     def compile(self, source: str, expressions: Sequence[str], arch: str) -> Compiled:
         """The kernels that `expressions` name in the file `source`, for `arch` such as "sm_90".
 
@@ -116,7 +124,7 @@ class Compiler:
         self, text: str, headers: Mapping[bytes, bytes], options: Sequence[str], expressions: Sequence[str]
     ) -> str:
         parts = [text.encode(), *(part for header in headers.items() for part in header)]
-        parts += [word.encode() for word in (*options, str(self._nvrtc.getVersion()), *expressions)]
+        parts += [word.encode() for word in (*options, self.version, *expressions)]
         digest = hashlib.sha256()
         for part in parts:
             digest.update(len(part).to_bytes(8, "little") + part)
@@ -126,9 +134,7 @@ class Compiler:
         known = tuple(f"sm_{number}" for number in self._nvrtc.getSupportedArchs())
         if arch not in known:
             version = ".".join(map(str, self._nvrtc.getVersion()))
-            raise KernelsUnavailable(
-                f"NVRTC {version} knows no {arch}, only {', '.join(known)}; {INSTALL} -U"
-            )
+            raise KernelsUnavailable(f"NVRTC {version} knows no {arch}, only {', '.join(known)}; {UPGRADE}")
 
     def _compile(
         self,
@@ -154,7 +160,7 @@ class Compiler:
             return Compiled(
                 nvrtc.getCUBIN(program) + b"\0",
                 {expression: nvrtc.getLoweredName(program, expression) for expression in expressions},
-                nvrtc.getProgramLog(program),
+                _DURATION.sub("", nvrtc.getProgramLog(program)),
             )
         finally:
             nvrtc.destroyProgram(program)

@@ -21,7 +21,7 @@ INSTALL = 'pip install "pageturner[kernel-tools]"'
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.([\w$.]+)")
 _OTHER_SECTION = re.compile(r"\s*\.section\s")
-_LABEL = re.compile(r"(\.L_x?_?\w+):")
+_LABEL = re.compile(r"(\.L_\w+):")
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@(!?\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
 
