@@ -21,15 +21,24 @@ template <class T> __device__ __forceinline__ uint4 pack_octet(const float (&ele
           pack<T>(elements[4], elements[5]), pack<T>(elements[6], elements[7])};
 }
 
+// The octet at an address that is known to be a multiple of 16: of the pool, or of a tensor of our own.
+template <class T> __device__ __forceinline__ uint4& octet_at(T* address) {
+  return *reinterpret_cast<uint4*>(address);
+}
+template <class T> __device__ __forceinline__ const uint4& octet_at(const T* address) {
+  return *reinterpret_cast<const uint4*>(address);
+}
+
 // Whether one access can move an octet here. Rows of an odd size or stride come element by element: slower,
 // but right, and with the same bits.
 __device__ __forceinline__ bool is_octet(const void* address, int count) {
   return count >= kOctet && uint64_t(address) % 16 == 0;
 }
 
-// The first `count` elements at `from`, where it is less than eight; the rest are zero.
+// The first `count` elements at `from`, where that is less than eight; the rest are zero. None where it is
+// negative.
 template <class T> __device__ __forceinline__ uint4 load_octet(const T* from, int count = kOctet) {
-  if (is_octet(from, count)) return *reinterpret_cast<const uint4*>(from);
+  if (is_octet(from, count)) return octet_at(from);
   uint32_t words[4] = {};
   for (int i = 0; i < kOctet; i++)
     if (i < count) words[i / 2] |= uint32_t(from[i].bits) << i % 2 * 16;
@@ -38,7 +47,7 @@ template <class T> __device__ __forceinline__ uint4 load_octet(const T* from, in
 
 template <class T> __device__ __forceinline__ void store_octet(T* to, uint4 octet, int count = kOctet) {
   if (is_octet(to, count)) {
-    *reinterpret_cast<uint4*>(to) = octet;
+    octet_at(to) = octet;
     return;
   }
   const uint32_t words[4] = {octet.x, octet.y, octet.z, octet.w};

@@ -2,12 +2,13 @@
 //
 //   grid       (rows, parts of a row)                      block   128 threads, no barrier
 //   work       of a thread: two octets (16-byte accesses), below; no loop, no shared memory
-//   registers  write_kv 32, rope_and_write_kv 48: a full SM holds 1280 threads or more
-//   access     neighbouring threads hold neighbouring octets of a head, so a warp reads and writes whole
-//              runs of head_dim (half of it for rope) elements, at least 32 bytes: full sectors
+//   registers  write_kv 32, rope_and_write_kv 56: an SM holds 1152 threads or more
+//   access     neighbouring threads hold neighbouring octets: a warp reads and writes runs of a head, or with
+//              rope of half a head, which from head_dim 32 on is a full 32-byte sector
 //
-// A grid row reads only its own row of the inputs: no index is divided by more than a head's octets.
-// Slots of a batch are distinct, so that no two threads write the same place.
+// A slot is asked for first and looked at last, so that its load and those of the row are on their way together.
+// Slots of a batch are distinct: no two threads write the same place. Inputs may lie anywhere; the pool, the
+// table and the rotated query at multiples of 16 bytes.
 #include "arguments.cuh"
 #include "octet.cuh"
 
@@ -27,15 +28,15 @@ template <class T> __global__ void __launch_bounds__(kRowThreads) write_kv(const
   const int head = item / octets;
   const int dim = item % octets * kOctet;
   if (head >= args.num_kv_heads) return;
-  const int64_t slot = args.slot_mapping[row];
-  if (slot < 0) return;  // padding, or a token whose key is in the pool already
 
+  const int64_t slot = args.slot_mapping[row];
   const int64_t in_row = head * args.head_dim + dim;
   const uint4 key = load_octet(static_cast<const T*>(args.key) + row * args.key_stride + in_row);
   const uint4 value = load_octet(static_cast<const T*>(args.value) + row * args.value_stride + in_row);
+  if (slot < 0) return;  // padding, or a token whose key is in the pool already
   const int64_t in_pool = head_in_slot(args.kv, slot, head, args.head_dim) + dim;
-  store_octet(static_cast<T*>(args.kv.keys) + in_pool, key);
-  store_octet(static_cast<T*>(args.kv.values) + in_pool, value);
+  octet_at(static_cast<T*>(args.kv.keys) + in_pool) = key;
+  octet_at(static_cast<T*>(args.kv.values) + in_pool) = value;
 }
 
 // The type that products and sums are rounded to: the wider of the rows' and the table's.
@@ -46,14 +47,14 @@ template <class Wide> __device__ __forceinline__ float rounded_to(float value) {
 template <> __device__ __forceinline__ float rounded_to<float>(float value) { return value; }
 
 __device__ __forceinline__ void load_table(float (&to)[kOctet], const float* from) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0];
-  const float4 high = reinterpret_cast<const float4*>(from)[1];
-  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+  for (int i = 0; i < kOctet; i += 4) {
+    const float4 entries = *reinterpret_cast<const float4*>(from + i);
+    to[i] = entries.x, to[i + 1] = entries.y, to[i + 2] = entries.z, to[i + 3] = entries.w;
+  }
 }
 
 template <class T> __device__ __forceinline__ void load_table(float (&to)[kOctet], const T* from) {
-  unpack_octet<T>(to, *reinterpret_cast<const uint4*>(from));
+  unpack_octet<T>(to, octet_at(from));
 }
 
 // Turns a head's dims (d, d + half) for eight neighbouring d, in place; cos and sin point to entry d.
@@ -105,22 +106,14 @@ __global__ void __launch_bounds__(kRowThreads) rope_and_write_kv(const KvWriteAr
   const int value_head = key_head - args.num_kv_heads;
   if (value_head >= args.num_kv_heads) return;
 
+  const int64_t slot = args.slot_mapping[row];
   const T* from;
-  T* to;
-  if (key_head < 0) {
+  if (key_head < 0)
     from = static_cast<const T*>(args.query) + row * args.query_stride + head * args.head_dim;
-    to = static_cast<T*>(args.rotated_query) + (int64_t(row) * args.num_heads + head) * args.head_dim;
-  } else {
-    const int64_t slot = args.slot_mapping[row];
-    if (slot < 0) return;
-    if (value_head < 0) {
-      from = static_cast<const T*>(args.key) + row * args.key_stride + key_head * args.head_dim;
-      to = static_cast<T*>(args.kv.keys) + head_in_slot(args.kv, slot, key_head, args.head_dim);
-    } else {
-      from = static_cast<const T*>(args.value) + row * args.value_stride + value_head * args.head_dim;
-      to = static_cast<T*>(args.kv.values) + head_in_slot(args.kv, slot, value_head, args.head_dim);
-    }
-  }
+  else if (value_head < 0)
+    from = static_cast<const T*>(args.key) + row * args.key_stride + key_head * args.head_dim;
+  else
+    from = static_cast<const T*>(args.value) + row * args.value_stride + value_head * args.head_dim;
 
   uint4 low = load_octet(from + dim);
   uint4 high = load_octet(from + half + dim);
@@ -129,6 +122,16 @@ __global__ void __launch_bounds__(kRowThreads) rope_and_write_kv(const KvWriteAr
     rotate<T>(low, high, static_cast<const Table*>(args.cos) + in_table,
               static_cast<const Table*>(args.sin) + in_table, half);
   }
-  store_octet(to + dim, low);
-  store_octet(to + half + dim, high);
+
+  T* to;
+  if (key_head < 0) {
+    to = static_cast<T*>(args.rotated_query) + (int64_t(row) * args.num_heads + head) * args.head_dim;
+  } else {
+    if (slot < 0) return;
+    to = value_head < 0
+             ? static_cast<T*>(args.kv.keys) + head_in_slot(args.kv, slot, key_head, args.head_dim)
+             : static_cast<T*>(args.kv.values) + head_in_slot(args.kv, slot, value_head, args.head_dim);
+  }
+  octet_at(to + dim) = low;
+  octet_at(to + half + dim) = high;
 }
