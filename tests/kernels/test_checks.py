@@ -19,7 +19,11 @@ from support.emulation import emulated_launcher
 from support.ops import BACKENDS, cpu_library
 from support.paged import PagedCase, assert_same, make_case
 
-ALL = {"reference": ReferenceOps, **BACKENDS, "cuda-emulated": lambda: CudaOps(emulated_launcher())}
+ALL: dict[str, Callable[[], PagedOps]] = {
+    "reference": ReferenceOps,
+    **BACKENDS,
+    "cuda-emulated": lambda: CudaOps(emulated_launcher()),
+}
 SPEC = AttentionSpec(scale=1.0)
 DIM = 64
 
@@ -230,7 +234,7 @@ def test_cuda_refuses_tensors_elsewhere(cuda: CudaOps, cuda_case: PagedCase) -> 
     rows, table = torch.zeros(4, 2, DIM, dtype=torch.bfloat16), torch.zeros(4, DIM)
     hidden, weight = rows[:, 0], rows[0, 0]
     sinks = replace(SPEC, sinks=torch.zeros(4, device=meta))
-    batch = replace(case.batch, **{name: getattr(case.batch, name).to(meta) for name in BATCH_TENSORS})  # type: ignore[arg-type]  # tensors all
+    batch = replace(case.batch, **{name: getattr(case.batch, name).to(meta) for name in BATCH_TENSORS})
     calls: dict[str, Callable[[], object]] = {
         "query": lambda: cuda.attention(case.query.to(meta), case.kv_layer, case.batch, SPEC),
         "kv_layer": lambda: cuda.attention(case.query, case.kv_layer.to(meta), case.batch, SPEC),
@@ -261,18 +265,14 @@ def test_cuda_refuses_pools_that_kernels_cannot_address(cuda: CudaOps, cuda_case
     odd_strides = padded[..., :-4].view(layer.shape)
     shifted = torch.zeros(layer.numel() + 4, dtype=layer.dtype)[4:].view(layer.shape)
     for wrong in (odd_strides, shifted):
-        refused(cuda, cuda_case, wrong, "kv_layer is strided .* multiples of 16 bytes")
+        refused(cuda, cuda_case, wrong, r"kv_layer is strided .* multiples of 16 bytes")
     for block_size in (8, 48):
         resized = torch.zeros(9, 2, 2, block_size, DIM, dtype=layer.dtype)
-        refused(
-            cuda,
-            cuda_case,
-            resized,
-            f"kv_layer is of block_size {block_size}; needed: a power of two from 16",
-        )
+        message = f"kv_layer is of block_size {block_size}; needed: a power of two from 16"
+        refused(cuda, cuda_case, resized, message)
     narrow = torch.zeros(9, 2, 2, 16, 20, dtype=layer.dtype)
     refused(cuda, cuda_case, narrow, "kv_layer is of head_dim 20; needed: a multiple of 8")
-    wide = layer.new_empty(1).as_strided((1, 2, 2, 16, DIM), (2**31, 2048, 1024, DIM, 1))
+    wide = layer.new_empty(4096).as_strided((1, 2, 2, 16, DIM), (2**31, 2048, 1024, DIM, 1))
     with pytest.raises(KernelArgumentError, match="of blocks 2147483648 elements apart; needed: below 2"):
         cuda.attention(cuda_case.query, wide, cuda_case.batch, SPEC)
 
@@ -280,9 +280,7 @@ def test_cuda_refuses_pools_that_kernels_cannot_address(cuda: CudaOps, cuda_case
 @pytest.mark.parametrize("head_dim", [16, 80, 512])
 def test_cuda_attention_is_for_some_head_dims(cuda: CudaOps, head_dim: int) -> None:
     case = make_case([(1, 20)], layout=KvLayout(1, 1, head_dim, 16, torch.float16), num_heads=2)
-    with pytest.raises(
-        KernelArgumentError, match=rf"query is of head_dim {head_dim}; needed: one of \(64, 96"
-    ):
+    with pytest.raises(KernelArgumentError, match=f"query is of head_dim {head_dim}; needed: one of"):
         cuda.attention(case.query, case.kv_layer, case.batch, SPEC)
 
 
@@ -296,9 +294,7 @@ def test_cuda_rotates_whole_vectors(cuda: CudaOps) -> None:
 
 def test_cuda_copies_whole_vectors_of_adjacent_blocks(cuda: CudaOps) -> None:
     for pool in (torch.zeros(4, 3), torch.zeros(4, 8)[:, :4], torch.zeros(20)[1:17].view(4, 4)):
-        with pytest.raises(
-            KernelArgumentError, match="pool is strided .* needed: contiguous, aligned blocks"
-        ):
+        with pytest.raises(KernelArgumentError, match="needed: contiguous, aligned blocks"):
             cuda.copy_blocks(pool, [(0, 1)])
 
 
