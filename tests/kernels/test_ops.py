@@ -13,9 +13,16 @@ from pageturner.kernels.checks import BATCH_TENSORS
 from pageturner.kernels.layout import AttentionBatch, KeyPage
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
-from support.kernel_checks import check_attention, check_copies, check_rope, layout_for
+from support.kernel_checks import (
+    check_attention,
+    check_copies,
+    check_non_finite_token,
+    check_rope,
+    check_shared_blocks,
+    layout_for,
+)
 from support.ops import BACKENDS
-from support.paged import assert_near, assert_same, make_batch, make_case
+from support.paged import assert_near, assert_same, make_case
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -156,30 +163,11 @@ def test_a_batch_without_written_rows(ops: PagedOps) -> None:
 def test_a_non_finite_token_is_seen_by_its_owner_and_by_nobody_else(
     ops: PagedOps, part: int, poison: float, spec: AttentionSpec
 ) -> None:
-    """An owner whose numbers went wrong must be found out; its neighbours must not notice."""
-    case = make_case([(1, 40), (1, 30), (5, 20)], layout=layout_for(ops, 1, 16, 16), num_heads=3)
-    clean = ops.attention(case.query, case.kv_layer, case.batch, spec)
-    block = int(case.batch.block_tables[1, 0])
-    case.kv_layer[block, part] = poison
-    result = ops.attention(case.query, case.kv_layer, case.batch, spec)
-    assert not torch.isfinite(result[1]).any()
-    assert_same(result[0], clean[0])
-    assert_same(result[2:], clean[2:])
+    check_non_finite_token(ops, layout_for(ops, 1, 16, 16), part, poison, spec)
 
 
 def test_sequences_may_share_blocks(ops: PagedOps) -> None:
-    """As after a fork or a prefix hit: a table is only read."""
-    case = make_case([(1, 40)], layout=layout_for(ops, 1, 16, 16), num_heads=2)
-    alone = ops.attention(case.query, case.kv_layer, case.batch, AttentionSpec(scale=0.2))
-    table = case.batch.block_tables[0].tolist()
-    batch = make_batch([(1, 40), (1, 40), (1, 17)], [table, table, table[:2]], 16)
-    together = ops.attention(case.query.expand(3, -1, -1), case.kv_layer, batch, AttentionSpec(scale=0.2))
-    assert_near(together[:2], alone.expand(2, -1, -1))
-    shorter = replace(case.batch, seq_lens=case.batch.seq_lens - 23, max_seq_len=17)
-    expected = ReferenceOps(ops.key_page).attention(
-        case.query, case.kv_layer, shorter, AttentionSpec(scale=0.2)
-    )
-    assert_near(together[2:], expected)
+    check_shared_blocks(ops, layout_for(ops, 1, 16, 16))
 
 
 def test_a_step_without_rows(ops: PagedOps) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -10,7 +11,7 @@ from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
 
-from support.paged import assert_near, assert_same, make_case
+from support.paged import assert_near, assert_same, make_batch, make_case
 
 
 def layout_for(
@@ -32,6 +33,32 @@ def check_attention(
     result = ops.attention(case.query, case.kv_layer, case.batch, spec)
     expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, case.batch, spec)
     assert_near(result, expected)
+
+
+def check_non_finite_token(
+    ops: PagedOps, layout: KvLayout, part: int, poison: float, spec: AttentionSpec
+) -> None:
+    """An owner whose numbers went wrong must be found out; its neighbours must not notice."""
+    case = make_case([(1, 40), (1, 30), (5, 20)], layout=layout, num_heads=3)
+    clean = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    case.kv_layer[int(case.batch.block_tables[1, 0]), part] = poison
+    result = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    assert not torch.isfinite(result[1]).any()
+    assert_same(result[0], clean[0])
+    assert_same(result[2:], clean[2:])
+
+
+def check_shared_blocks(ops: PagedOps, layout: KvLayout) -> None:
+    """As after a fork or a prefix hit: a table is only read."""
+    case, spec = make_case([(1, 40)], layout=layout, num_heads=2), AttentionSpec(scale=0.2)
+    alone = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    table = case.batch.block_tables[0].tolist()
+    batch = make_batch([(1, 40), (1, 40), (1, 17)], [table, table, table[:2]], 16)
+    together = ops.attention(case.query.expand(3, -1, -1), case.kv_layer, batch, spec)
+    assert_near(together[:2], alone.expand(2, -1, -1))
+    shorter = replace(case.batch, seq_lens=case.batch.seq_lens - 23, max_seq_len=17)
+    expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, shorter, spec)
+    assert_near(together[2:], expected)
 
 
 def check_chunking(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -36,7 +37,13 @@ from support.cuda_cases import (
     describe,
 )
 from support.emulation import emulated_launcher
-from support.kernel_checks import check_company, check_copies, check_rope
+from support.kernel_checks import (
+    check_company,
+    check_copies,
+    check_non_finite_token,
+    check_rope,
+    check_shared_blocks,
+)
 from support.paged import PagedCase, assert_near, assert_same, make_case
 
 LAYOUT = KvLayout(2, 2, 64, 16, BF16)
@@ -95,7 +102,9 @@ def attention_cases(draw: st.DrawFn) -> AttentionCase:
         split=draw(st.none() | st.integers(1, 5).map(lambda length: 16 * length)),
         **drawn,
     )
-    bounds: dict[str, Any] = {name: draw(st.integers(1, 100)) for name in ("window", "chunk") if getattr(case, name)}
+    bounds: dict[str, Any] = {
+        name: draw(st.integers(1, 100)) for name in ("window", "chunk") if getattr(case, name)
+    }
     sequences = draw(st.lists(lengths, min_size=1, max_size=3))
     return replace(case, sequences=tuple(sequences), **bounds)
 
@@ -223,6 +232,19 @@ def test_arguments_that_kernels_cannot_read_as_they_lie(launcher: Launcher, case
         ops.attention(row, case.kv_layer, case.batch, spec),
         ops.attention(row.contiguous(), case.kv_layer, case.batch, spec),
     )
+
+
+@pytest.mark.parametrize("spec", [PLAIN, replace(PLAIN, logit_softcap=3.0)], ids=["plain", "capped"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("part", [0, 1], ids=["key", "value"])
+def test_a_non_finite_token_is_seen_by_its_owner_and_by_nobody_else(
+    launcher: Launcher, part: int, poison: float, spec: AttentionSpec
+) -> None:
+    check_non_finite_token(cuda_ops(launcher), replace(LAYOUT, num_kv_heads=1), part, poison, spec)
+
+
+def test_sequences_may_share_blocks(launcher: Launcher) -> None:
+    check_shared_blocks(cuda_ops(launcher, split=16), LAYOUT)
 
 
 def test_a_batch_is_planned_once_for_each_mask(emulated: CudaOps, case: PagedCase) -> None:
