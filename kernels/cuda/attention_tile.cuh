@@ -6,10 +6,10 @@
 //   weight(key) = 2^(unit * score(key) - anchor)     sum = total of weights     output = total of weight * value
 //
 // An anchor near the highest score keeps the weights in range; the result, output / sum, is the same for any. It
-// begins as the highest score of the first tile and follows only scores that rise far above it, for then all sums
-// must be multiplied: with a slack of 2^8 that is soon over, and a step costs one vote instead of four shuffles
-// and head_dim / 2 multiplications a row tile. Each row decides for itself, so that its result does not depend on
-// the rows beside it.
+// begins as the highest score of the first tile that the row sees and follows only scores that rise far above it,
+// for then all sums must be multiplied: with a slack of 2^8 that is soon over, and a step costs one vote instead of
+// four shuffles and head_dim / 2 multiplications a row tile. Each row decides for itself, so that its result does
+// not depend on the rows beside it.
 //
 // A row tile is 16 rows, one mma.m16n8k16. Lane l holds of each 16 x 8 product the columns l % 4 * 2 and the next of
 // two rows, l / 4 (half 0) and l / 4 + 8 (half 1):
@@ -24,6 +24,9 @@
 #include "sequence.cuh"
 
 constexpr int kHalves = 2;  // rows of a 16 x 8 product that a lane holds
+
+// The score of a key that a row does not see: minus infinity itself, so that its weight is 0 whatever the anchor.
+__device__ __forceinline__ float masked_score() { return __uint_as_float(0xff800000u); }
 
 // Powers of two that a score may exceed the anchor by. 2^8 times a weight is far from float16's end, 2^16, and sums
 // of a million of them from float32's.
@@ -48,9 +51,8 @@ template <bool kSoftcap> struct ScoreScale {
 // This lane's part of a warp's rows.
 template <int kHeadDim, int kRowTiles> struct RowSums {
   float output[kRowTiles][kHeadDim / 8][4];
-  float sum[kRowTiles][kHalves];      // of this lane's columns only, until `finish`
-  float anchor[kRowTiles][kHalves];
-  float ceiling[kRowTiles][kHalves];  // a score above it moves the anchor
+  float sum[kRowTiles][kHalves];     // of this lane's columns only, until `finish`
+  float anchor[kRowTiles][kHalves];  // kNegativeInfinity before the row has seen a key
 
   __device__ __forceinline__ RowSums() {
 #pragma unroll
@@ -63,8 +65,7 @@ template <int kHeadDim, int kRowTiles> struct RowSums {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         sum[tile][half] = 0.0f;
-        anchor[tile][half] = 0.0f;
-        ceiling[tile][half] = kNegativeInfinity;
+        anchor[tile][half] = kNegativeInfinity;
       }
     }
   }
@@ -131,25 +132,31 @@ __device__ __forceinline__ void cap_scores(float (&scores)[kRowTiles][kKeys / 8]
   }
 }
 
-// Selects away the scores of keys that a row does not see. first_key: of the tile.
-template <int kRowTiles, int kKeys>
-__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeys / 8][4],
-                                            const KeyRange (&visible)[kRowTiles][kHalves], int first_key) {
+// Selects away the scores of keys that a row does not see. first_key: of the tile. visible(row tile, half): what the
+// lane's row sees.
+template <int kRowTiles, int kKeys, class Visible>
+__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeys / 8][4], int first_key,
+                                            const Visible& visible) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-    for (int column = 0; column < kKeys / 8; ++column) {
+    for (int half = 0; half < kHalves; ++half) {
+      const KeyRange range = visible(tile, half);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = first_key + column * 8 + column_of_lane() + i % 2;
-        if (!visible[tile][i / 2].contains(key)) scores[tile][column][i] = kNegativeInfinity;
+      for (int i = 0; i < kKeys / 4; ++i) {
+        const int column = i / 2 * 8 + column_of_lane() + i % 2;
+        if (!range.contains(first_key + column)) scores[tile][i / 2][half * 2 + i % 2] = masked_score();
       }
     }
   }
 }
 
-// Moves the anchor of each row in which some score is above the ceiling to the row's highest, and brings what the
-// row has summed up to it. All lanes of the warp come here together.
+__device__ __forceinline__ bool is_above(float score, float unit, float anchor) {
+  return fmaf(score, unit, -anchor) > kAnchorSlack;
+}
+
+// Moves the anchor of each row with a score above it to the row's highest, and brings what the row has summed up
+// to it; before the first anchor, that is 0, and so is the factor. All lanes of the warp come here together.
 template <int kHeadDim, int kRowTiles>
 __device__ __forceinline__ void move_anchors(RowSums<kHeadDim, kRowTiles>& sums,
                                              const float (&highest_of_lane)[kRowTiles][kHalves], float unit) {
@@ -160,15 +167,10 @@ __device__ __forceinline__ void move_anchors(RowSums<kHeadDim, kRowTiles>& sums,
       float highest = highest_of_lane[tile][half];
       highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 1));
       highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
-      float factor = 1.0f;
-      if (highest > sums.ceiling[tile][half]) {
-        const float anchor = highest * unit;
-        // The first anchor finds sums of 0; the power, of the distance to no anchor, might be infinite.
-        const bool is_first = sums.ceiling[tile][half] == kNegativeInfinity;
-        factor = is_first ? 0.0f : exp2_approximate(sums.anchor[tile][half] - anchor);
-        sums.anchor[tile][half] = anchor;
-        sums.ceiling[tile][half] = highest + kAnchorSlack / unit;
-      }
+      const float anchor = sums.anchor[tile][half];
+      const float moved = is_above(highest, unit, anchor) ? highest * unit : anchor;
+      const float factor = exp2_approximate(anchor - moved);
+      sums.anchor[tile][half] = moved;
       sums.sum[tile][half] *= factor;
 #pragma unroll
       for (int dims = 0; dims < kHeadDim / 8; ++dims) {
@@ -179,12 +181,12 @@ __device__ __forceinline__ void move_anchors(RowSums<kHeadDim, kRowTiles>& sums,
   }
 }
 
-// scores -> weights, in place, and their sums. A masked score has weight 0: 2^(-1e30 * unit - anchor).
+// scores -> weights, in place, and their sums.
 template <int kHeadDim, int kRowTiles, int kKeys>
 __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys / 8][4],
                                                 RowSums<kHeadDim, kRowTiles>& sums, float unit) {
   float highest[kRowTiles][kHalves];
-  bool is_above = false;
+  bool any_above = false;
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
@@ -194,10 +196,10 @@ __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys
       for (int key = 1; key < kKeys / 4; ++key) {
         highest[tile][half] = fmaxf(highest[tile][half], scores[tile][key / 2][half * 2 + key % 2]);
       }
-      is_above |= highest[tile][half] > sums.ceiling[tile][half];
+      any_above |= is_above(highest[tile][half], unit, sums.anchor[tile][half]);
     }
   }
-  if (__any_sync(kFullWarp, is_above)) move_anchors(sums, highest, unit);
+  if (__any_sync(kFullWarp, any_above)) move_anchors(sums, highest, unit);
 
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {

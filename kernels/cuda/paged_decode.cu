@@ -89,19 +89,21 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
     load_query<T, kHeadDim>(query, arguments, rows);
   }
 
-  // Tiles begin at multiples of 16 whatever the item's first key is; the mask hides what lies before it.
-  const KeyRange item_keys = {item.first_key, item.end_key};
-  const int first_tile = item.first_key / kTileKeys * kTileKeys + warp * kTileKeys;
-  KeyRange visible[1][kHalves];
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    visible[0][half] = visible_keys<kBounded>(arguments, rows, row_of_lane(half), item_keys);
-  }
-  // What every row sees: tiles inside need no mask.
-  const KeyRange unmasked = {visible_keys<kBounded>(arguments, rows, rows.count - 1, item_keys).first,
-                             visible_keys<kBounded>(arguments, rows, 0, item_keys).end};
+  // Hidden from the compiler, which would else carry the rows' ranges through the loop: few tiles need them.
+  const auto visible = [&](int, int half) {
+    const KeyRange range = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, kept(row_of_lane(half))));
+    return KeyRange{max(range.first, item.first_key), min(range.end, item.end_key)};
+  };
+  // What every row sees: a tile inside needs no mask.
+  const KeyRange of_first = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, 0));
+  const KeyRange of_last = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, rows.count - 1));
+  const KeyRange unmasked = {max(of_last.first, item.first_key), min(of_first.end, item.end_key)};
 
+  const T* const keys = kept(pages.keys);
+  const T* const values = kept(pages.values);
   const TileCopy<T, kHeadDim> copy;
+  // Tiles begin at multiples of 16 whatever the item's first key is; the mask hides what lies before it.
+  const int first_tile = item.first_key / kTileKeys * kTileKeys + warp * kTileKeys;
   int copy_key = first_tile;
   int copy_stage = 0;
   int copy_block = copy_key < item.end_key ? pages.block_of(copy_key) : 0;
@@ -112,8 +114,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
     if (copy_key < item.end_key) {
       T* const stage = shared.rings[warp][copy_stage];
       const int64_t offset = pages.offset(copy_block, copy_key);
-      copy.start(stage, pages.keys + offset, item.end_key - copy_key);
-      copy.start(stage + kTileElements, pages.values + offset, item.end_key - copy_key);
+      copy.start(stage, keys + offset, item.end_key - copy_key);
+      copy.start(stage + kTileElements, values + offset, item.end_key - copy_key);
       copy_key += kWarps * kTileKeys;
       copy_stage = copy_stage + 1 == kStages ? 0 : copy_stage + 1;
       if (copy_key < item.end_key) copy_block = pages.block_of(copy_key);
@@ -148,7 +150,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
     float scores[1][kTileKeys / 8][4];
     compute_scores<T, kHeadDim, 1, kTileKeys>(scores, reader, read_query, key_tile);
     if (kSoftcap) cap_scores<1, kTileKeys>(scores, scale);
-    if (key < unmasked.first || key + kTileKeys > unmasked.end) mask_scores<1, kTileKeys>(scores, visible, key);
+    if (key < unmasked.first || key + kTileKeys > unmasked.end) mask_scores<1, kTileKeys>(scores, key, visible);
     compute_weights<kHeadDim, 1, kTileKeys>(scores, sums, scale.unit);
     add_values<T, kHeadDim, 1, kTileKeys>(sums, reader, scores, key_tile + kTileElements);
   }
@@ -166,9 +168,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
         pair[0] = sums.output[0][dims][half * 2];
         pair[1] = sums.output[0][dims][half * 2 + 1];
       }
-      const bool saw_key = sums.sum[0][half] > 0.0f;
-      const float anchor = saw_key ? sums.anchor[0][half] : kNegativeInfinity;
-      if (column_of_lane() == 0) shared.merge.sums[warp][row] = make_float2(anchor, sums.sum[0][half]);
+      if (column_of_lane() == 0) {
+        shared.merge.sums[warp][row] = make_float2(sums.anchor[0][half], sums.sum[0][half]);
+      }
     }
   }
   __syncthreads();  // every warp's part is there

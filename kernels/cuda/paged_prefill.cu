@@ -44,24 +44,22 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
 
   // From the first key that the first row sees to the last that the last row sees; positions rise with the rows.
   const int last_row = min(tile.first_row + kRows, rows.count) - 1;
-  const KeyRange all = {0, arguments.seq_lens[tile.sequence]};
-  const KeyRange of_first = visible_keys<kBounded>(arguments, rows, tile.first_row, all);
-  const KeyRange of_last = visible_keys<kBounded>(arguments, rows, last_row, all);
+  const KeyRange of_first = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, tile.first_row));
+  const KeyRange of_last = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, last_row));
   // Steps begin at multiples of kKeys: however a prompt is cut into chunks, a row's result has the same bits.
   const int first_key = of_first.first / kKeys * kKeys;
   const int end_key = of_last.end;
   const KeyRange unmasked = {of_last.first, of_first.end};  // every row sees these
 
   const int warp_row = warp * kWarpRows;
-  KeyRange visible[kRowTiles][kHalves];
-#pragma unroll
-  for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int row = tile.first_row + warp_row + row_tile * kMmaRows + row_of_lane(half);
-      visible[row_tile][half] = visible_keys<kBounded>(arguments, rows, row, all);
-    }
-  }
+  // The packed row that a lane holds. Hidden from the compiler, which would else carry what follows from it, such as
+  // its position, through the loop, in registers that it needs there.
+  const auto row_of = [&](int row_tile, int half) {
+    return kept(tile.first_row + warp_row + row_tile * kMmaRows + row_of_lane(half));
+  };
+  const auto visible = [&](int row_tile, int half) {
+    return visible_keys<kBounded>(arguments, end_of_visible_keys(rows, row_of(row_tile, half)));
+  };
 
   const TileCopy<T, kHeadDim> copy;
   int copy_key = first_key;
@@ -72,9 +70,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
     const int key = key_of_part(part);
     return key < end_key ? pages.block_of(key) : 0;
   };
+  const T* copy_sources[kWarpParts];
   int copy_blocks[kWarpParts];
 #pragma unroll
-  for (int part = 0; part < kWarpParts; ++part) copy_blocks[part] = block_of_part(part);
+  for (int part = 0; part < kWarpParts; ++part) {
+    const bool is_keys = (warp * kWarpParts + part) % 2 == 0;
+    copy_sources[part] = kept(is_keys ? pages.keys : pages.values);
+    copy_blocks[part] = block_of_part(part);
+  }
 
   // Starts this warp's copies of the next step as one group, an empty one after the last step: groups are counted.
   // The blocks are known since the step before, so that no copy waits for the table.
@@ -85,8 +88,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
       for (int part = 0; part < kWarpParts; ++part) {
         const int index = warp * kWarpParts + part;
         const int key = key_of_part(part);
-        const T* const source = (index % 2 == 0 ? pages.keys : pages.values) + pages.offset(copy_blocks[part], key);
-        copy.start(stage + (index % 2 * kKeys + index / 2 * kTileKeys) * kHeadDim, source, end_key - key);
+        T* const part_of_stage = stage + (index % 2 * kKeys + index / 2 * kTileKeys) * kHeadDim;
+        copy.start(part_of_stage, copy_sources[part] + pages.offset(copy_blocks[part], key), end_key - key);
       }
       copy_key += kKeys;
       copy_stage = copy_stage + 1 == kStages ? 0 : copy_stage + 1;
@@ -118,7 +121,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
     float scores[kRowTiles][kKeys / 8][4];
     compute_scores<T, kHeadDim, kRowTiles, kKeys>(scores, reader, read_query, key_tile);
     if (kSoftcap) cap_scores<kRowTiles, kKeys>(scores, scale);
-    if (key < unmasked.first || key + kKeys > unmasked.end) mask_scores<kRowTiles, kKeys>(scores, visible, key);
+    if (key < unmasked.first || key + kKeys > unmasked.end) mask_scores<kRowTiles, kKeys>(scores, key, visible);
     compute_weights<kHeadDim, kRowTiles, kKeys>(scores, sums, scale.unit);
     add_values<T, kHeadDim, kRowTiles, kKeys>(sums, reader, scores, key_tile + kKeys * kHeadDim);
   }
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArgu
   for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int row = tile.first_row + warp_row + row_tile * kMmaRows + row_of_lane(half);
+      const int row = row_of(row_tile, half);
       if (row < rows.count) {
         const float factor = normalization(sums.anchor[row_tile][half], sums.sum[row_tile][half], arguments.sinks,
                                            rows.head(row));

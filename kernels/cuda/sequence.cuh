@@ -47,14 +47,15 @@ struct KeyRange {
   __device__ __forceinline__ bool contains(int key) const { return first <= key && key < end; }
 };
 
-// What the row sees of `limits`: nothing if it is beyond the sequence's rows.
+// The end of what the row sees: its own key is the last. 0 for a row beyond the sequence's.
+__device__ __forceinline__ int end_of_visible_keys(const PackedRows& rows, int row) {
+  return row < rows.count ? rows.position(row) + 1 : 0;
+}
+
+// What a row sees, by the end of it.
 template <bool kBounded>
-__device__ __forceinline__ KeyRange visible_keys(const AttentionArguments& arguments, const PackedRows& rows, int row,
-                                                 KeyRange limits) {
-  if (row >= rows.count) return {0, 0};
-  const int position = rows.position(row);
-  const int first = kBounded ? first_visible_key(position, arguments.window, arguments.chunk) : 0;
-  return {max(first, limits.first), min(position + 1, limits.end)};
+__device__ __forceinline__ KeyRange visible_keys(const AttentionArguments& arguments, int end) {
+  return {kBounded ? first_visible_key(end - 1, arguments.window, arguments.chunk) : 0, end};
 }
 
 // The pages of one sequence and kv head. A tile of 16 keys lies in one block, so its 16 * head_dim elements are
@@ -68,8 +69,8 @@ template <class T, int kHeadDim> struct PagedSequence {
   int32_t num_blocks, table_width;  // for bounds checks
 
   __device__ __forceinline__ PagedSequence(const AttentionArguments& arguments, int sequence, int kv_head)
-      : keys(kept(static_cast<const T*>(arguments.kv.keys) + kv_head * arguments.kv.head_stride)),
-        values(kept(static_cast<const T*>(arguments.kv.values) + kv_head * arguments.kv.head_stride)),
+      : keys(static_cast<const T*>(arguments.kv.keys) + kv_head * arguments.kv.head_stride),
+        values(static_cast<const T*>(arguments.kv.values) + kv_head * arguments.kv.head_stride),
         table(arguments.block_tables + int64_t(sequence) * arguments.table_stride),
         block_stride(int32_t(arguments.kv.block_stride)), block_size_log2(arguments.kv.block_size_log2),
         num_blocks(arguments.kv.num_blocks), table_width(arguments.table_stride) {
