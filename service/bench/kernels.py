@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from pageturner.kernels.cpu.build import load_library
@@ -39,30 +38,34 @@ class Timing:
         return self.torch_ms / self.cpu_ms
 
 
-def run(cache_dir: Path, *, as_json: bool = False) -> None:
-    """Print a table, or JSON. Raises CompilerUnavailable where there is nothing to compare."""
-    timings = [
-        _time_shape(dtype, cache_dir, *shape) for dtype in (torch.float32, torch.bfloat16) for shape in SHAPES
-    ]
-    if as_json:
-        report = {"num_threads": torch.get_num_threads(), "timings": [asdict(timing) for timing in timings]}
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
-        return
-    sys.stdout.write(
+def measure_cpu_kernels(cache_dir: Path, shapes: Sequence[tuple[int, int, int]]) -> list[Timing]:
+    """Each shape in float32 and bfloat16. Raises CompilerUnavailable where there is nothing to compare."""
+    ops = CpuOps(load_library(cache_dir))
+    return [_time_shape(dtype, ops, *shape) for dtype in (torch.float32, torch.bfloat16) for shape in shapes]
+
+
+def cpu_document(timings: Sequence[Timing]) -> dict[str, Any]:
+    return {"num_threads": torch.get_num_threads(), "timings": [asdict(timing) for timing in timings]}
+
+
+def cpu_lines(timings: Sequence[Timing]) -> Iterator[str]:
+    yield (
         f"one layer, {NUM_HEADS} query and {NUM_KV_HEADS} kv heads of {HEAD_DIM}, "
-        f"blocks of {BLOCK_SIZE}, {torch.get_num_threads()} threads, ms\n"
+        f"blocks of {BLOCK_SIZE}, {torch.get_num_threads()} threads of this CPU, ms"
+    )
+    yield (
         f"{'dtype':>9} {'seqs':>5} {'rows':>5} {'keys':>5} "
-        f"{'torch':>9} {'determ.':>9} {'C++':>9} {'ratio':>7}\n"
+        f"{'torch':>9} {'determ.':>9} {'C++':>9} {'ratio':>7}"
     )
     for t in timings:
-        sys.stdout.write(
+        yield (
             f"{t.dtype:>9} {t.num_sequences:5} {t.num_rows:5} {t.num_keys:5} {t.torch_ms:9.3f} "
-            f"{t.torch_deterministic_ms:9.3f} {t.cpu_ms:9.3f} {t.ratio:6.1f}x\n"
+            f"{t.torch_deterministic_ms:9.3f} {t.cpu_ms:9.3f} {t.ratio:6.1f}x"
         )
 
 
 def _time_shape(
-    dtype: torch.dtype, cache_dir: Path, num_sequences: int, num_rows: int, num_keys: int
+    dtype: torch.dtype, cpu_ops: CpuOps, num_sequences: int, num_rows: int, num_keys: int
 ) -> Timing:
     width = -(-num_keys // BLOCK_SIZE)
     tables = torch.randperm(num_sequences * width, dtype=torch.int32).view(num_sequences, width)
@@ -90,7 +93,7 @@ def _time_shape(
         num_keys,
         torch_ms=milliseconds(TorchOps()),
         torch_deterministic_ms=milliseconds(TorchOps(deterministic=True)),
-        cpu_ms=milliseconds(CpuOps(load_library(cache_dir))),
+        cpu_ms=milliseconds(cpu_ops),
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 
+from pageturner.service.commands import bench_kernels
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.config import cache_directory
@@ -85,6 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     scheduler.add_argument("--json", action="store_true", help="the figures as JSON")
     scheduler.set_defaults(measure=_scheduler)
+    bench_kernels.add_arguments(
+        benches.add_parser(
+            "kernels",
+            help="attention beside torch's and what the GPU can do; without a GPU, on paper and on the CPU",
+            epilog=f"example: {bench_kernels.EXAMPLE}",
+        )
+    )
     for bench in (startup, throughput, preemption, fidelity):
         bench.add_argument("--json", action="store_true", help="the figures as JSON")
         add_config_flags(bench)

@@ -1,0 +1,153 @@
+"""What attention can reach at best, from the paper: bytes moved, instructions issued, products computed.
+
+Each call is bound by the slowest of three: memory that moves its bytes, schedulers that issue its
+instructions (one a cycle each), tensor cores that compute its products, masked ones and padding included. A
+real call also starts, ends and waits, which this does not know: no figure here was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from pageturner.kernels.cuda import tiles, variants
+from pageturner.kernels.cuda.budgets import budget_of
+from pageturner.kernels.cuda.compiler import Compiler
+from pageturner.kernels.cuda.report import inspect_kernels
+from pageturner.kernels.cuda.sass import find_nvdisasm
+from pageturner.kernels.cuda.variants import Variant
+from pageturner.kernels.errors import KernelsUnavailable
+from pageturner.service.bench.attention_cases import Case, Heads
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A model's figures by its maker.
+
+    bandwidth: bytes/s of HBM. tensor_flops: dense bfloat16, FLOP/s. clock: Hz, boosted. mma_share: of
+    tensor_flops that mma.sync reaches, where other instructions are faster.
+    """
+
+    name: str
+    arch: str
+    multiprocessors: int
+    bandwidth: float
+    clock: float
+    tensor_flops: float
+    mma_share: float
+    schedulers: int = 4
+
+    @property
+    def issue_rate(self) -> float:
+        """Instructions/s of warps."""
+        return self.multiprocessors * self.schedulers * self.clock
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("A100", "sm_80", 108, 2.039e12, 1.41e9, 312e12, 1.0),
+        # On Hopper only wgmma reaches the peak; mma.sync was measured at 62-65 % of it (arXiv:2402.13499).
+        Gpu("H100", "sm_90", 132, 3.35e12, 1.98e9, 989e12, 0.63),
+        Gpu("H200", "sm_90", 132, 4.8e12, 1.98e9, 989e12, 0.63),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TileInstructions:
+    """Of a warp, for one tile of the main loop. source: where the figures are from."""
+
+    by_expression: Mapping[str, int]
+    source: str
+
+    def of(self, variant: Variant) -> int:
+        return self.by_expression[variant.expression]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Lower bounds of one call's seconds, by what bounds it. warp_tiles: turns of the main loop of a warp."""
+
+    case: Case
+    warp_tiles: int
+    memory: float
+    issue: float
+    products: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory, self.issue, self.products)
+
+    @property
+    def bound(self) -> str:
+        bounds = {"memory": self.memory, "issue": self.issue, "tensor cores": self.products}
+        return max(bounds, key=bounds.__getitem__)
+
+
+def kernels_of(models: Iterable[Heads]) -> tuple[Variant, ...]:
+    """The attention kernels that the cases of these models run."""
+    make = (variants.paged_decode, variants.paged_prefill)
+    return tuple(
+        variant(torch.bfloat16, head_dim, bounded=False, softcap=False)
+        for head_dim in sorted({heads.head_dim for heads in models})
+        for variant in make
+    )
+
+
+def estimate(case: Case, gpu: Gpu, instructions: TileInstructions) -> Estimate:
+    heads = case.heads
+    if case.kind == "decode":
+        variant = variants.paged_decode(torch.bfloat16, heads.head_dim, bounded=False, softcap=False)
+        warp_tiles = case.batch * heads.num_kv_heads * -(-case.context // tiles.DECODE_KEYS)
+        rows, keys = tiles.MMA_ROWS, tiles.DECODE_KEYS
+    else:
+        variant = variants.paged_prefill(torch.bfloat16, heads.head_dim, bounded=False, softcap=False)
+        shape = tiles.PREFILL[heads.head_dim]
+        warp_tiles = case.batch * heads.num_kv_heads * shape.warps * _key_tiles(case, shape)
+        rows, keys = shape.row_tiles * tiles.MMA_ROWS, shape.keys
+    # Scores and outputs: rows x keys x head_dim each.
+    flops = warp_tiles * 2 * (2 * rows * keys * heads.head_dim)
+    return Estimate(
+        case,
+        warp_tiles,
+        memory=case.bytes_moved / gpu.bandwidth,
+        issue=warp_tiles * instructions.of(variant) / gpu.issue_rate,
+        products=flops / (gpu.tensor_flops * gpu.mma_share),
+    )
+
+
+def _key_tiles(case: Case, shape: tiles.PrefillTiles) -> int:
+    """Of all the row tiles of one sequence and kv head: each looks at the keys up to its last row."""
+    group = case.heads.num_heads // case.heads.num_kv_heads
+    packed = case.context * group
+    last_rows = np.minimum(np.arange(shape.rows, packed + shape.rows, shape.rows), packed) - 1
+    return int((-(-(last_rows // group + 1) // shape.keys)).sum())
+
+
+def count_instructions(
+    wanted: Iterable[Variant], arch: str, inspect: Callable[[tuple[Variant, ...], str], Mapping[str, int]]
+) -> TileInstructions:
+    """Read from the machine code where that can be made here, else what the budgets allow.
+
+    inspect: (variants, arch) -> instructions of a tile by expression; raises KernelsUnavailable.
+    """
+    kernels = tuple(wanted)
+    try:
+        return TileInstructions(inspect(kernels, arch), f"counted in the machine code for {arch}")
+    except KernelsUnavailable as reason:
+        allowed = {variant.expression: budget_of(variant).instructions for variant in kernels}
+        return TileInstructions(allowed, f"the most that the budgets allow, since {reason}")
+
+
+def read_machine_code(cache_dir: Path) -> Callable[[tuple[Variant, ...], str], Mapping[str, int]]:
+    """The `inspect` of this machine: NVRTC compiles, nvdisasm takes apart, neither needs a GPU."""
+
+    def inspect(wanted: tuple[Variant, ...], arch: str) -> Mapping[str, int]:
+        rows = inspect_kernels(Compiler(cache_dir), find_nvdisasm(), wanted, (arch,))
+        return {row.expression: row.instructions for row in rows if row.instructions is not None}
+
+    return inspect

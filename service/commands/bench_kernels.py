@@ -1,0 +1,273 @@
+"""`pageturner bench kernels`: attention on this GPU; without one, on paper, and on this CPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pageturner.service.commands.output import note, write
+from pageturner.service.config import cache_directory
+from pageturner.service.errors import ConfigError, PageturnerError
+
+if TYPE_CHECKING:
+    import torch
+    from pageturner.kernels.ops import PagedOps
+    from pageturner.service.bench.attention_cases import Case
+    from pageturner.service.bench.kernel_plot import Series
+    from pageturner.service.bench.kernel_report import Estimated, Measured
+    from pageturner.service.bench.stopwatch import Stopwatch
+
+EXAMPLE = "pageturner bench kernels --batches 1,16,256 --contexts 512,8192 --json --output kernels.json"
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAtHand:
+    """A GPU to measure. free_bytes: of its memory, asked before each case. capability: such as (9, 0)."""
+
+    name: str
+    driver: str
+    capability: tuple[int, int]
+    device: torch.device
+    ops: PagedOps
+    stopwatch: Stopwatch
+    free_bytes: Callable[[], int]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="cuda measures there; cpu prints the paper estimate for --gpu and times the CPU's kernels "
+        "(default: cuda where there is one)",
+    )
+    parser.add_argument("--gpu", default="H200", metavar="NAME", help="of the estimate (default %(default)s)")
+    for name, doc in (("batches", "sequences of the decode cases"), ("contexts", "tokens of each")):
+        parser.add_argument(
+            f"--{name}", type=_numbers, metavar="N,...", help=f"{doc} (default: powers of two)"
+        )
+    parser.add_argument("--json", action="store_true", help="the figures as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (.png, .svg, .pdf)")
+    parser.set_defaults(measure=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.attention_cases import BATCHES, CONTEXTS, MODELS, cases
+
+    chosen = tuple(cases(MODELS, arguments.batches or BATCHES, arguments.contexts or CONTEXTS))
+    gpu = None if arguments.device == "cpu" else find_gpu(wanted=arguments.device == "cuda")
+    if gpu is None:
+        document, lines, panels = _on_paper(chosen, arguments.gpu)
+        label = f"TFLOP/s and TB/s that a {arguments.gpu} could reach at best, on paper"
+    else:
+        document, lines, panels = _measured(chosen, gpu)
+        label = "fraction of what the machine can do"
+    if arguments.output is not None:
+        _save(arguments.output, json.dumps(document, indent=2) + "\n")
+    if arguments.plot is not None:
+        from pageturner.service.bench.kernel_plot import write_plot
+
+        write_plot(panels, label, arguments.plot)
+        note(f"wrote {arguments.plot}")
+    write(json.dumps(document, indent=2) if arguments.json else "\n".join(lines))
+    return 0
+
+
+def find_gpu(*, wanted: bool) -> GpuAtHand | None:
+    """torch's current GPU; None where there is none. wanted: ConfigError instead, with the reason."""
+    import torch
+    from pageturner.service.model.backend import gpu_trouble
+
+    trouble = gpu_trouble(0)
+    if trouble is not None:
+        if wanted:
+            raise ConfigError("--device", f"cuda cannot be used: {trouble}")
+        return None
+    return describe_gpu(torch.device("cuda", 0), torch.cuda, make_ops)
+
+
+def make_ops(device: torch.device) -> PagedOps:
+    """The CUDA kernels; a case's are compiled when it comes. Raises PageturnerError if they can't be."""
+    import torch
+    from pageturner.kernels.cuda.selection import make_cuda_ops
+    from pageturner.kernels.errors import KernelsUnavailable
+
+    try:
+        return make_cuda_ops(device, torch.bfloat16, 64, cache_directory() / "kernels", debug=False)
+    except KernelsUnavailable as error:
+        raise PageturnerError(str(error)) from error
+
+
+def describe_gpu(
+    device: torch.device,
+    cuda: Any,
+    make: Callable[[torch.device], PagedOps],
+    driver_file: Path = _DRIVER,
+) -> GpuAtHand:
+    """cuda: torch.cuda, or what stands for it."""
+    from pageturner.service.bench.stopwatch import CudaStopwatch
+
+    def free_bytes() -> int:
+        cuda.empty_cache()
+        return int(cuda.mem_get_info(device)[0])
+
+    try:
+        driver = driver_file.read_text().partition("\n")[0].strip()
+    except OSError:
+        driver = "unknown"
+    return GpuAtHand(
+        name=cuda.get_device_name(device),
+        driver=driver,
+        capability=cuda.get_device_capability(device),
+        device=device,
+        ops=make(device),
+        stopwatch=CudaStopwatch(device, cuda),
+        free_bytes=free_bytes,
+    )
+
+
+Found = tuple[dict[str, Any], "list[str]", "dict[str, Series]"]
+"""The document, the lines of text, and the panels of a plot."""
+
+
+def _measured(chosen: Sequence[Case], gpu: GpuAtHand) -> Found:
+    from pageturner.service.bench.kernel_report import Origin
+
+    found = measure(chosen, gpu)
+    origin = Origin(gpu.name, gpu.driver, _versions(), *_when())
+    return (
+        {"origin": asdict(origin), "measured": True} | found.document(),
+        [f"{gpu.name}, {gpu.driver}", *found.lines()],
+        _measured_panels(found),
+    )
+
+
+def measure(chosen: Sequence[Case], gpu: GpuAtHand) -> Measured:
+    """All cases, with a remark after each."""
+    from pageturner.service.bench import cuda_kernels
+    from pageturner.service.bench.attention_contenders import contenders
+    from pageturner.service.bench.kernel_report import Measured
+    from pageturner.service.bench.kernel_targets import verdicts
+
+    device, stopwatch = gpu.device, gpu.stopwatch
+    sizes = cuda_kernels.COPY_BYTES, cuda_kernels.MATMUL_SIZE
+    machine = cuda_kernels.measure_machine(device, stopwatch, *sizes)
+    results = []
+    everybody = contenders(gpu.ops)
+    for result in cuda_kernels.measure_cases(chosen, everybody, device, stopwatch, gpu.free_bytes):
+        results.append(result)
+        note(f"{len(results)}/{len(chosen)} {result.case}: {result.skipped or 'done'}")
+    return Measured(machine, results, verdicts(results, machine, gpu.capability))
+
+
+def _on_paper(chosen: Sequence[Case], name: str) -> Found:
+    from pageturner.kernels.errors import CompilerUnavailable
+    from pageturner.service.bench import kernels
+    from pageturner.service.bench.kernel_report import Origin
+
+    found = estimate_cases(chosen, name)
+    origin = Origin(platform.processor() or platform.machine(), "none", _versions(), *_when())
+    document = {"origin": asdict(origin)} | found.document()
+    lines = [*found.lines(), "", "MEASURED on this machine's CPU:"]
+    try:
+        timings = kernels.measure_cpu_kernels(cache_directory(), kernels.SHAPES)
+    except CompilerUnavailable as reason:
+        return document | {"cpu": None}, [*lines, f"nothing: {reason}"], _paper_panels(found)
+    document |= {"cpu": kernels.cpu_document(timings)}
+    return document, [*lines, *kernels.cpu_lines(timings)], _paper_panels(found)
+
+
+def estimate_cases(chosen: Sequence[Case], name: str) -> Estimated:
+    """For the GPU of this name. Raises ConfigError for one whose figures are not known."""
+    from pageturner.service.bench.kernel_report import Estimated
+    from pageturner.service.bench.paper_estimate import (
+        GPUS,
+        count_instructions,
+        estimate,
+        kernels_of,
+        read_machine_code,
+    )
+
+    if name not in GPUS:
+        raise ConfigError("--gpu", f"{name!r} is none of {', '.join(GPUS)}")
+    gpu = GPUS[name]
+    kernels = kernels_of(case.heads for case in chosen)
+    instructions = count_instructions(kernels, gpu.arch, read_machine_code(cache_directory() / "kernels"))
+    return Estimated(gpu, instructions, [estimate(case, gpu, instructions) for case in chosen])
+
+
+def _measured_panels(found: Measured) -> dict[str, Series]:
+    """A line a contender: of decodes, those of the largest batch."""
+    from pageturner.service.bench.kernel_plot import panel_of
+
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for result in found.results:
+        for timing in result.timings:
+            fraction = result.fraction(timing, found.machine)
+            if fraction is not None and result.case.batch == _largest_batch(found, result.case):
+                line = panels.setdefault(panel_of(result.case), {}).setdefault(timing.contender, [])
+                line.append((result.case.context, fraction))
+    return dict(panels)
+
+
+def _largest_batch(found: Measured, like: Case) -> int:
+    """Measured for that kind, model and context."""
+    return max(
+        result.case.batch
+        for result in found.results
+        if result.timings
+        and (result.case.kind, result.case.heads, result.case.context)
+        == (like.kind, like.heads, like.context)
+    )
+
+
+def _paper_panels(found: Estimated) -> dict[str, Series]:
+    from pageturner.service.bench.kernel_plot import panel_of
+
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for estimate in found.estimates:
+        case = estimate.case
+        rate = (case.bytes_moved if case.kind == "decode" else case.flops) / estimate.seconds / 1e12
+        line = panels.setdefault(panel_of(case), {}).setdefault(f"batch {case.batch}", [])
+        line.append((case.context, rate))
+    return dict(panels)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    from pageturner.service import __version__
+
+    return {"pageturner": __version__, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+
+
+def _when() -> Iterator[str]:
+    """The date, and the command."""
+    yield datetime.now(UTC).isoformat(timespec="seconds")
+    yield shlex.join(["pageturner", *sys.argv[1:]])
+
+
+def _save(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PageturnerError(str(error)) from error
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = (0,)
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers above 0")
+    return numbers
