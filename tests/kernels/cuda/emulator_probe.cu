@@ -188,3 +188,7 @@ __global__ void beyond_shared(EmulatorArguments arguments) {
   ldmatrix_x4(registers, memory + threadIdx.x % 32 * 32);  // at: beyond shared
   arguments.output[threadIdx.x] = float(registers[0]);
 }
+
+__global__ void reads_ahead(EmulatorArguments arguments) {
+  arguments.output[threadIdx.x] = arguments.input[threadIdx.x + arguments.count];  // at: ahead
+}

@@ -20,61 +20,15 @@ from pageturner.kernels.cuda.emulation.schedule import (
     SHUFFLED,
     Schedule,
 )
-from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelFault, KernelsUnavailable
+from support.emulator_probe import SOURCE, SOURCES, THREADS, EmulatorArguments, line, run
 from support.ops import cpu_cache_dir
 
-HERE = Path(__file__).parent
-SOURCE = "emulator_probe.cu"
 UCONTEXT = ("-DSIMT_UCONTEXT",)
-THREADS = 128
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 both_switches = pytest.mark.parametrize("flags", [(), UCONTEXT], ids=["own-switch", "ucontext"])
-
-
-class EmulatorArguments(ctypes.Structure):
-    """The struct of emulator_probe.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("output", "input", "counter")),
-        ("count", ctypes.c_int32),
-    )
-
-
-def run(
-    expression: str,
-    given: torch.Tensor | None = None,
-    *,
-    count: int = 0,
-    schedule: Schedule = IN_ORDER,
-    blocks: int = 1,
-    shared_bytes: int = 1024,
-    num_outputs: int = 256,
-    flags: tuple[str, ...] = (),
-    os_threads: int = 1,
-    threads: int = THREADS,
-) -> torch.Tensor:
-    """The output of the kernel, which is -1 where nothing was written."""
-    output = torch.full((num_outputs,), -1.0)
-    counter = torch.zeros(1, dtype=torch.int32)
-    runtime = EmulatedRuntime(Builder(cpu_cache_dir(), HERE, flags), schedule=schedule, os_threads=os_threads)
-    variant = Variant(SOURCE, expression, threads, shared_bytes, EmulatorArguments)
-    pointer = None if given is None else given.data_ptr()
-    arguments = EmulatorArguments(output.data_ptr(), pointer, counter.data_ptr(), count)
-    Launcher(runtime).launch(variant, (blocks, 1, 1), arguments)
-    return output
-
-
-def line(mark: str) -> str:
-    """`file:line` of the comment `// at: mark`."""
-    (number,) = (
-        number
-        for number, text in enumerate((HERE / SOURCE).read_text().splitlines(), start=1)
-        if text.endswith(f"// at: {mark}")
-    )
-    return f"{SOURCE}:{number}"
 
 
 def fault(*parts: str) -> pytest.RaisesExc[KernelFault]:
@@ -273,7 +227,7 @@ def test_blocks_on_two_os_threads_have_their_own_shared_memory() -> None:
 
 
 def test_a_launch_after_a_fault_is_a_fresh_one() -> None:
-    runtime = EmulatedRuntime(Builder(cpu_cache_dir(), HERE), schedule=GREEDY_EAGER)
+    runtime = EmulatedRuntime(Builder(cpu_cache_dir(), SOURCES), schedule=GREEDY_EAGER)
     assert runtime.device == torch.device("cpu")
     with fault("bounds check"):
         run("out_of_bounds", count=0, schedule=GREEDY_EAGER)
@@ -281,13 +235,13 @@ def test_a_launch_after_a_fault_is_a_fresh_one() -> None:
 
 
 def test_what_cannot_be_compiled_is_told(tmp_path: Path) -> None:
-    shutil.copy(HERE / SOURCE, tmp_path)
+    shutil.copy(SOURCES / SOURCE, tmp_path)
     variant = Variant(SOURCE, "rotate<3, 4>", THREADS, 0, EmulatorArguments)
     with pytest.raises(KernelsUnavailable, match=r"(?s)g\+\+ failed.*emulator_probe.cu.*error"):
         EmulatedRuntime(Builder(tmp_path / "cache", tmp_path)).load([variant])
     assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".so"]
     with pytest.raises(KernelsUnavailable, match="no such-compiler on the path"):
-        EmulatedRuntime(Builder(tmp_path, HERE, compiler="such-compiler")).load([variant])
+        EmulatedRuntime(Builder(tmp_path, SOURCES, compiler="such-compiler")).load([variant])
     with pytest.raises(KernelsUnavailable, match=r"absent\.cu"):
         Builder(tmp_path).build([Variant("absent.cu", "absent", 1, 0, EmulatorArguments)])
     (tmp_path / "file").touch()
@@ -298,7 +252,7 @@ def test_what_cannot_be_compiled_is_told(tmp_path: Path) -> None:
 def test_a_library_is_compiled_once_for_each_source(tmp_path: Path) -> None:
     sources, cache = tmp_path / "sources", tmp_path / "cache"
     sources.mkdir()
-    shutil.copy(HERE / SOURCE, sources)
+    shutil.copy(SOURCES / SOURCE, sources)
     variant = Variant(SOURCE, "traps", THREADS, 0, EmulatorArguments)
     builder = Builder(cache, sources)
     (first,) = builder.build([variant])
@@ -313,6 +267,6 @@ def test_arguments_have_the_size_that_the_kernel_takes() -> None:
     class Shorter(ctypes.Structure):
         _fields_ = (("output", ctypes.c_void_p),)
 
-    runtime = EmulatedRuntime(Builder(cpu_cache_dir(), HERE))
+    runtime = EmulatedRuntime(Builder(cpu_cache_dir(), SOURCES))
     with pytest.raises(AssertionError, match="takes 32 bytes"):
         runtime.load([Variant(SOURCE, "traps", THREADS, 0, Shorter)])
