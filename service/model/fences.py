@@ -69,7 +69,7 @@ class Fences:
             # Work that failed half-way may have enqueued some of its copies, which run all the same.
             self._unsettled.append(copies.record_event())
             self._num_copies += 1
-            self._last_copy[np.asarray(blocks)] = self._num_copies
+            self._last_copy[np.asarray(blocks, dtype=np.int64)] = self._num_copies
             self._settle_finished()
 
     def touch(self, blocks: BlockIds) -> None:

@@ -4,6 +4,10 @@ For each row, in this order: logit bias, penalties, bans (on float32 logits), te
 top_p (each on what the one before left), then one uniform number by inverse CDF in the order of the
 vocabulary. Ties go to the lowest id, in greedy choice and at every cut.
 
+On a GPU each transfer to the host waits for all that was enqueued before it, so there are few: one for the
+greedy choices of a step, and for every 64 rows one for those that are drawn, one for those with edited
+logits, one for those with logprobs. A step of greedy choices waits once, one of drawn ones twice.
+
 A row's token is bitwise independent of the rows beside it: every reduction used here (softmax, cumsum,
 sort, topk over the last axis) works row by row; sums that torch might split over threads are avoided.
 """
@@ -25,9 +29,16 @@ from pageturner.service.core.outputs import (
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits, PageturnerError
 from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
+from pageturner.service.model.upload import Array, upload
 
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
-_CHUNK_ROWS = 16
+_CPU_CHUNK_ROWS = 16
+"""Few enough rows at a time that their temporaries stay in the cache: half the time of all at once."""
+_GPU_CHUNK_ROWS = 64
+"""Few enough that their temporaries are a small part of the memory: 5 MB a row of 152,000 tokens."""
+
+_WITHHELD, _INFINITE = -1, -2
+"""In the place of a token id: no token is left, or no maximum is."""
 
 _Outcome = int | PageturnerError
 """A token id, or why there is none."""
@@ -55,23 +66,24 @@ class Sampler:
         outcomes: list[_Outcome] = []
         slow: list[int] = []
         best, best_ids = row_maxima(logits)
-        is_finite, greedy_ids = torch.isfinite(best).tolist(), best_ids.tolist()
+        greedy_ids = torch.where(torch.isfinite(best), best_ids, _INFINITE).tolist()
         for place, (row, sample) in enumerate(zip(rows, samples, strict=True)):
-            if not is_finite[row]:
+            if greedy_ids[row] == _INFINITE:
                 outcomes.append(NonFiniteLogits("the model produced NaN or infinite logits"))
             else:
                 outcomes.append(greedy_ids[row])
                 if not sample.params.is_greedy or _edits(sample):
                     slow.append(place)
-        for places in _chunks(slow):
-            chosen = _choose(logits[[rows[i] for i in places]].float(), [samples[i] for i in places])
+        chunk_rows = _CPU_CHUNK_ROWS if logits.device.type == "cpu" else _GPU_CHUNK_ROWS
+        for places in batched(slow, chunk_rows):
+            chosen = _choose(_rows(logits, [rows[i] for i in places]).float(), [samples[i] for i in places])
             for i, outcome in zip(places, chosen, strict=True):
                 outcomes[i] = outcome
 
         tokens = {i: SampledToken(token) for i, token in enumerate(outcomes) if isinstance(token, int)}
-        for places in _chunks([i for i in tokens if samples[i].params.logprobs is not None]):
+        for places in batched([i for i in tokens if samples[i].params.logprobs is not None], chunk_rows):
             with_logprobs = _logprobs(
-                logits[[rows[i] for i in places]].float(),
+                _rows(logits, [rows[i] for i in places]).float(),
                 [tokens[i].token_id for i in places],
                 [samples[i].params.logprobs or 0 for i in places],
             )
@@ -84,36 +96,49 @@ class Sampler:
         )
 
 
-def _chunks(places: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Few enough rows at a time that their temporaries stay in the cache: half the time of all at once."""
-    return (places[first : first + _CHUNK_ROWS] for first in range(0, len(places), _CHUNK_ROWS))
+def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (places[first : first + size] for first in range(0, len(places), size))
+
+
+def _rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """A copy of these rows."""
+    (ids,) = upload((np.array(rows, dtype=np.int64),), values.device)
+    return values.index_select(0, ids)
 
 
 def _choose(edited: torch.Tensor, samples: Sequence[SampleRow]) -> list[_Outcome]:
-    """Edit, scale, truncate and draw. `edited`: float32 [R, V], a copy of the samples' rows to work in."""
-    for row, sample in zip(edited, samples, strict=True):
-        if _edits(sample):
-            _edit(row, sample)
+    """Edit, scale, truncate and draw. `edited`: float32 [R, V], a copy of the samples' rows to work in.
+
+    The rows are finite before they are edited.
+    """
+    with_edits = [(row, sample) for row, sample in zip(edited, samples, strict=True) if _edits(sample)]
+    for row, sample in with_edits:
+        _edit(row, sample)
     best, best_ids = row_maxima(edited)
-    outcomes: list[_Outcome] = []
-    drawn: list[int] = []
-    for i, (value, token_id) in enumerate(zip(best.tolist(), best_ids.tolist(), strict=True)):
-        if value == -math.inf:
-            reason = "every token that the model allows is withheld as a stop"
-            outcomes.append(InvalidArgument("min_tokens", reason))
-        elif not math.isfinite(value):
-            outcomes.append(NonFiniteLogits("bias and penalties made the logits infinite"))
-        else:
-            outcomes.append(token_id)
-            if not samples[i].params.is_greedy:
-                drawn.append(i)
+    outcomes: list[_Outcome] = [0] * len(samples)
+    if with_edits:
+        codes = torch.where(best == -math.inf, _WITHHELD, _INFINITE)
+        outcomes = [_outcome(i) for i in torch.where(torch.isfinite(best), best_ids, codes).tolist()]
+    drawn = [
+        i
+        for i, (outcome, sample) in enumerate(zip(outcomes, samples, strict=True))
+        if isinstance(outcome, int) and not sample.params.is_greedy
+    ]
     if drawn:
         if len(drawn) < len(samples):
-            edited, best = edited[drawn], best[drawn]
+            edited, best = _rows(edited, drawn), _rows(best, drawn)
         ids = _draw(edited, best, [samples[i] for i in drawn])
         for i, token_id in zip(drawn, ids, strict=True):
             outcomes[i] = token_id
     return outcomes
+
+
+def _outcome(token_id: int) -> _Outcome:
+    if token_id == _WITHHELD:
+        return InvalidArgument("min_tokens", "every token that the model allows is withheld as a stop")
+    if token_id == _INFINITE:
+        return NonFiniteLogits("bias and penalties made the logits infinite")
+    return token_id
 
 
 def inverse_cdf(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
@@ -160,63 +185,75 @@ def _edits(sample: SampleRow) -> bool:
 def _edit(row: torch.Tensor, sample: SampleRow) -> None:
     """Apply bias, penalties and bans to one float32 row, in place."""
     params = sample.params
+
+    def sent(ids: Sequence[int] | Array, values: Sequence[float] | Array = ()) -> list[torch.Tensor]:
+        return upload((np.asarray(ids, dtype=np.int64), np.asarray(values, dtype=np.float32)), row.device)
+
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
-        row.index_add_(0, _ids(ids, row), torch.tensor(biases, dtype=row.dtype, device=row.device))
+        row.index_add_(0, *sent(ids, biases))
     if params.repetition_penalty != 1.0:
-        seen = _ids(np.unique(sample.prompt_token_ids + sample.output_token_ids), row)
+        seen, _ = sent(np.unique(sample.prompt_token_ids + sample.output_token_ids))
         values = row[seen]
         penalty = params.repetition_penalty
         row[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if sample.output_token_ids and (params.presence_penalty or params.frequency_penalty):
         distinct, counts = np.unique(np.array(sample.output_token_ids), return_counts=True)
         penalties = params.presence_penalty + params.frequency_penalty * counts
-        row[_ids(distinct, row)] -= torch.from_numpy(penalties).to(row)
+        distinct_ids, subtracted = sent(distinct, penalties)
+        row[distinct_ids] -= subtracted
     if sample.banned_token_ids:
-        row[_ids(sample.banned_token_ids, row)] = -math.inf
-
-
-def _ids(
-    ids: Sequence[int] | np.ndarray[tuple[int, ...], np.dtype[np.int64]], row: torch.Tensor
-) -> torch.Tensor:
-    return torch.as_tensor(ids, dtype=torch.int64, device=row.device)
+        banned, _ = sent(sample.banned_token_ids)
+        row.index_fill_(0, banned, -math.inf)
 
 
 def _draw(edited: torch.Tensor, best: torch.Tensor, samples: Sequence[SampleRow]) -> list[int]:
     """One token id for each row of float32 logits [R, V] whose finite maxima are `best` [R]."""
     params = [sample.params for sample in samples]
-    temperatures = [max(p.temperature, _SMALLEST_TEMPERATURE) for p in params]
-    # The maximum goes first, so that a tiny temperature can only underflow: 0 / t stays 0.
-    scaled = (edited - best.unsqueeze(-1)).div_(
-        torch.tensor(temperatures, dtype=torch.float32, device=edited.device).unsqueeze(-1)
+    temperatures, min_p, top_k, top_p, draws = upload(
+        (
+            np.array([max(p.temperature, _SMALLEST_TEMPERATURE) for p in params], dtype=np.float32),
+            np.array([p.min_p for p in params], dtype=np.float32),
+            np.array([p.top_k for p in params], dtype=np.int64),
+            np.array([p.top_p for p in params], dtype=np.float64),
+            uniforms([s.seed for s in samples], [s.index for s in samples], [s.position for s in samples]),
+        ),
+        edited.device,
     )
-    weights = torch.softmax(scaled, -1)
+    # The maximum goes first, so that a tiny temperature can only underflow: 0 / t stays 0.
+    weights = torch.softmax((edited - best.unsqueeze(-1)).div_(temperatures.unsqueeze(-1)), -1)
     cut = [i for i, p in enumerate(params) if p.min_p > 0 or p.top_k > 0 or p.top_p < 1]
-    if cut:
-        min_p = torch.tensor([params[i].min_p for i in cut], dtype=torch.float32, device=edited.device)
-        top_k = torch.tensor([params[i].top_k for i in cut], dtype=torch.int64, device=edited.device)
-        top_p = torch.tensor([params[i].top_p for i in cut], dtype=torch.float64, device=edited.device)
-        part = weights if len(cut) == len(samples) else weights[cut]
-        truncate_(part, min_p, top_k, top_p)
-        if part is not weights:
-            weights[cut] = part
-    draws = uniforms([s.seed for s in samples], [s.index for s in samples], [s.position for s in samples])
-    ids: list[int] = inverse_cdf(weights, torch.from_numpy(draws).to(edited.device)).tolist()
+    if len(cut) == len(samples):
+        truncate_(weights, min_p, top_k, top_p)
+    elif cut:
+        (cut_rows,) = upload((np.array(cut, dtype=np.int64),), edited.device)
+        part = weights[cut_rows]
+        truncate_(part, min_p[cut_rows], top_k[cut_rows], top_p[cut_rows])
+        weights[cut_rows] = part
+    ids: list[int] = inverse_cdf(weights, draws).tolist()
     return ids
 
 
 def _logprobs(logits: torch.Tensor, token_ids: list[int], counts: list[int]) -> Iterator[SampledToken]:
     """Each row's token with its logprob and that of the `count` likeliest; logits: float32 [R, V]."""
     logprobs = torch.log_softmax(logits, -1)
-    own = logprobs.gather(-1, torch.tensor(token_ids, device=logits.device).unsqueeze(-1)).squeeze(-1)
+    (own_ids,) = upload((np.array(token_ids, dtype=np.int64),), logits.device)
+    own = logprobs.gather(-1, own_ids.unsqueeze(-1))
     values, ids = _largest(logprobs, min(max(counts), logits.shape[-1]))
-    for row, (token_id, logprob, count) in enumerate(zip(token_ids, own.tolist(), counts, strict=True)):
-        top = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
-        yield SampledToken(token_id, logprob, tuple(TokenLogprob(*pair) for pair in top))
+    # float64 holds the logprobs and the ids exactly, in one transfer.
+    table = torch.cat((own.double(), values.double(), ids.double()), dim=-1).tolist()
+    width = values.shape[-1]
+    for token_id, (logprob, *top), count in zip(token_ids, table, counts, strict=True):
+        likeliest = zip(top[:width][:count], top[width:][:count], strict=True)
+        yield SampledToken(token_id, logprob, tuple(TokenLogprob(int(i), value) for value, i in likeliest))
 
 
 def _largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, ids) [R, count] of the largest of each row [R, V], by value, then by lowest id."""
+    if values.device.type != "cpu":
+        # Slower than topk, but nothing has to be looked at on the host.
+        ranked, ids = values.sort(stable=True, dim=-1, descending=True)
+        return ranked[:, :count], ids[:, :count]
     width = min(count + 1, values.shape[-1])
     top = values.topk(width, sorted=False)
     ids, order = top.indices.sort(-1)

@@ -24,6 +24,7 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.runner import Runner
+from pageturner.service.model.streams import Streams
 
 
 @dataclass
@@ -42,12 +43,19 @@ class PagedSession:
     """A model, its operations, and a pool that starts as nothing but NaN."""
 
     def __init__(
-        self, model: CausalModel, ops: PagedOps, *, block_size: int = 4, num_blocks: int = 96, seed: int = 0
+        self,
+        model: CausalModel,
+        ops: PagedOps,
+        *,
+        block_size: int = 4,
+        num_blocks: int = 96,
+        seed: int = 0,
+        streams: Streams | None = None,
     ) -> None:
         layout = KvLayout(
             model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_page
         )
-        self.kv_cache = KvCache(layout, num_blocks, num_blocks, ops, torch.device("cpu"))
+        self.kv_cache = KvCache(layout, num_blocks, num_blocks, ops, model.device, streams)
         self.kv_cache.pool.fill_(math.nan)
         self.kv_cache.host_pool.fill_(math.nan)
         self.runner = Runner(model, self.kv_cache)
@@ -116,23 +124,28 @@ class PagedSession:
         """To the host; the device blocks it leaves go back and are poisoned."""
         sequence.host_blocks = [self._free_host.pop() for _ in sequence.blocks]
         self._copy(swap_outs=_copies(sequence.blocks, sequence.host_blocks))
-        self.kv_cache.pool[sequence.blocks] = math.nan
+        self._poison(sequence.blocks)
         self._free[:0] = sequence.blocks
         sequence.blocks = []
 
     def swap_in(self, sequence: PagedSequence) -> None:
         sequence.blocks = [self._free.pop() for _ in sequence.host_blocks]
         self._copy(swap_ins=_copies(sequence.host_blocks, sequence.blocks))
-        self.kv_cache.host_pool[sequence.host_blocks] = math.nan
+        host_pool, host_blocks = self.kv_cache.host_pool, sequence.host_blocks
+        self.kv_cache.fences.copy([], lambda: host_pool.__setitem__(host_blocks, math.nan))
         self._free_host[:0] = sequence.host_blocks
         sequence.host_blocks = []
 
     def drop(self, sequence: PagedSequence) -> None:
         """Preempted for recompute: its own blocks go back, poisoned."""
         own = sequence.blocks[sequence.shared // self._block_size :]
-        self.kv_cache.pool[own] = math.nan
+        self._poison(own)
         self._free[:0] = own
         sequence.blocks, sequence.num_computed, sequence.shared = [], 0, 0
+
+    def _poison(self, blocks: Sequence[int]) -> None:
+        pool = self.kv_cache.pool
+        self.kv_cache.fences.compute(blocks, lambda: pool.__setitem__(list(blocks), math.nan))
 
     def _copy(self, swap_outs: tuple[BlockCopy, ...] = (), swap_ins: tuple[BlockCopy, ...] = ()) -> None:
         self.kv_cache.apply(BlockCopies(swap_outs=swap_outs, swap_ins=swap_ins))
