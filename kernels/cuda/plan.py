@@ -97,9 +97,9 @@ def block_cost(head_dim: int) -> int:
 def longest_item(key_tiles: Ints, num_kv_heads: int, cost: int, slots: int) -> int:
     """Into how many key tiles at most contexts of `key_tiles` tiles are cut, for `slots` blocks at a time.
 
-    The candidate with the least bound on its time. Blocks that all run at once take as long as the
-    longest; else, in whatever order a machine takes them up, no longer than an even share of all plus
-    the longest (Graham 1966, list scheduling). A block takes its tiles and `cost`; so does a merge. Hence
+    The candidate with the least bound on its time, whatever the order in which a machine takes up blocks:
+    the rounds it takes times the longest block, or an even share of all plus the longest (Graham 1966,
+    list scheduling). A block takes its tiles and `cost`; so does the merge of what was cut. Hence
     time <= (1 + min(SHARES)) * share + (LEAST_ITEM + 2 + 1 / min(SHARES)) * cost + 2, where
     share = (all tiles + cost a block uncut) / slots, which no plan can beat.
     """
@@ -114,7 +114,7 @@ def longest_item(key_tiles: Ints, num_kv_heads: int, cost: int, slots: int) -> i
     longest_pieces = np.ceil(key_tiles / pieces).max(axis=1) + cost
     blocks = pieces.sum(axis=1) * num_kv_heads
     shares = (work + blocks * cost) / slots
-    times = np.where(blocks <= slots, longest_pieces, shares + longest_pieces)
+    times = np.minimum(np.ceil(blocks / slots) * longest_pieces, shares + longest_pieces)
     times += np.where(blocks > len(key_tiles) * num_kv_heads, cost, 0)
     return int(lengths[times.argmin()])
 

@@ -51,7 +51,11 @@ BATCHES: dict[str, tuple[tuple[int, int], ...]] = {
     "speculative": ((3, 80), (1, 33), (2, 2)),
 }
 """(rows, seq_len) each. Of the speculative rows, those of large groups are prefilled."""
-MASKS: dict[str, dict[str, Any]] = {"window": {"window": 21}, "chunk": {"chunk": 24}, "both": {"window": 37, "chunk": 64}}
+MASKS: dict[str, dict[str, Any]] = {
+    "window": {"window": 21},
+    "chunk": {"chunk": 24},
+    "both": {"window": 37, "chunk": 64},
+}
 
 INSTANCES = tuple(
     (dtype, head_dim, bool(dtype is FP16) ^ bool(index % 2), bool(dtype is FP16) ^ bool(index // 2))

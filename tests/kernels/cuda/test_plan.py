@@ -169,7 +169,7 @@ BUGS: dict[str, tuple[str, str, PlanCase]] = {
     "nothing is cut": ("return int(lengths[times.argmin()])", "return longest", LONELY),
     "cut without end": (".clip(least, longest)", ".clip(1, longest)", PlanCase([(1, 500)], SHAPE, 132)),
     "two rounds where the second is nearly empty": (
-        "np.where(blocks <= slots, longest_pieces, shares + longest_pieces)", "shares", EVEN,
+        "np.minimum(np.ceil(blocks / slots) * longest_pieces, shares + longest_pieces)", "shares", EVEN,
     ),
 }  # fmt: skip
 
