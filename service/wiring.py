@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
-from typing import TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import torch
 from pageturner.kernels.errors import KernelsUnavailable
@@ -52,6 +52,9 @@ from pageturner.service.sizing import (
     size_gpu_cache,
 )
 from structlog.typing import FilteringBoundLogger
+
+if TYPE_CHECKING:
+    from pageturner.service.model.graphs import DecodeGraphs
 
 _Step = TypeVar("_Step")
 
@@ -112,7 +115,8 @@ def build_service(
         )
         cache = size_gpu_cache(config.cache, layout.block_bytes, memory, machine_memory())
     kv_cache = KvCache(layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams)
-    runner = Runner(model, kv_cache)
+    graphs = _decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
+    runner = Runner(model, kv_cache, graphs)
     on_gpu = backend.device.type == "cuda"
     rates = measure_rates(
         Machine(
@@ -226,6 +230,37 @@ def choose_backend(config: ServiceConfig, cache_dir: Path, logger: FilteringBoun
             raise ConfigError("model.device", f"{device}: {reason}; {advice}") from reason
 
     return backend_of(device, choose_ops)
+
+
+def _decode_graphs(
+    model: CausalModel,
+    kv_cache: KvCache,
+    ops: PagedOps,
+    backend: Backend,
+    options: ModelOptions,
+    limits: SchedulerOptions,
+    logger: FilteringBoundLogger,
+) -> DecodeGraphs | None:
+    """Captured, where the backend captures and the operations have static plans."""
+    if backend.graphs is None or not options.cuda_graphs:
+        return None
+    # Here, not above: serving on the CPU has no use for them.
+    from pageturner.kernels.cuda.ops import CudaOps
+    from pageturner.service.model.graphs import DecodeGraphs, graph_sizes
+
+    if not isinstance(ops, CudaOps):
+        logger.info("no_cuda_graphs", reason=f"the operations are {ops.name}'s")
+        return None
+    sizes = graph_sizes(min(options.cuda_graphs, limits.max_num_seqs))
+    max_blocks = -(-limits.max_model_len // kv_cache.layout.block_size)
+    graphs = DecodeGraphs(model, kv_cache, ops, backend.graphs, sizes, max_blocks)
+    begin = time.perf_counter()
+    if (reason := graphs.capture()) is not None:
+        logger.warning("no_cuda_graphs", reason=reason)
+        return None
+    seconds = round(time.perf_counter() - begin, 2)
+    logger.info("cuda_graphs", largest=sizes[-1], sizes=len(sizes), seconds=seconds)
+    return graphs
 
 
 def _finished(step: Callable[[_Step], object], backend: Backend) -> Callable[[_Step], None]:

@@ -13,6 +13,7 @@ from pageturner.service.model.streams import Streams, streams_of
 
 if TYPE_CHECKING:
     from pageturner.kernels.ops import PagedOps
+    from pageturner.service.model.graphs import GraphBackend
     from pageturner.service.model.options import ModelOptions
 
 
@@ -38,7 +39,7 @@ class Backend:
 
     choose_ops: the operations for a shape of heads in a dtype. streams: its queues. synchronize: returns
     when all that was enqueued on the device is done. meter: of the device's own memory, None where that is
-    the machine's.
+    the machine's. graphs: what captures decode steps, if anything does.
     """
 
     device: torch.device
@@ -46,18 +47,23 @@ class Backend:
     streams: Streams
     synchronize: Callable[[], None] = field(default=_nothing_to_wait_for)
     meter: MemoryMeter | None = None
+    graphs: GraphBackend | None = None
 
 
 def backend_of(device: torch.device, choose_ops: ChooseOps) -> Backend:
     """The backend of a device as torch has it."""
     if device.type != "cuda":
         return Backend(device, choose_ops, streams_of(device))
+    # Here, not above: serving on the CPU has no use for it.
+    from pageturner.service.model.graphs import TorchGraphs
+
     return Backend(
         device,
         choose_ops,
         streams_of(device),
         synchronize=lambda: torch.cuda.synchronize(device),
         meter=CudaMemoryMeter(device),
+        graphs=TorchGraphs(device),
     )
 
 

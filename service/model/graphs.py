@@ -7,7 +7,6 @@ sequences than the largest size) run as they would without.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,23 +115,20 @@ class DecodeGraphs:
         return tuple(sorted(self._graphs))
 
     @torch.inference_mode()
-    def capture(self, report: Callable[[str], None]) -> None:
-        """Capture all sizes, or none: `report` gets one line on what came of it.
+    def capture(self) -> str | None:
+        """Capture all sizes, or none and say why in one line. The cache is not written to.
 
         A model that can't be captured, for whatever reason (it reads results on the host, allocates in a
-        way of its own, its attention has no static plan), runs eagerly. The cache is not written to.
+        way of its own, its attention has no static plan), goes on running eagerly.
         """
-        begin = time.perf_counter()
         prepared: list[StaticBatch] = []
         try:
             self._graphs = {graph.batch.size: graph for graph in self._captured(prepared)}
         except Exception as error:  # a model's code and a driver may raise anything
             for static in prepared:
                 self._ops.forget(static.attention)
-            report(f"decode runs without CUDA graphs: {type(error).__name__}: {_first_line(error)}")
-        else:
-            seconds = time.perf_counter() - begin
-            report(f"captured CUDA graphs for up to {self.sizes[-1]} sequences in {seconds:.1f} s")
+            return f"{type(error).__name__}: {_first_line(error)}"
+        return None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
@@ -187,12 +183,11 @@ class DecodeGraphs:
         return lambda: self._model.forward(batch, self._kv_cache)
 
     def _attention_shapes(self) -> tuple[AttentionShape, ...]:
-        """Found by a forward of padding alone."""
+        """Found by a forward of padding alone. (On the current stream: the operations keep room from it.)"""
         padding = StaticBatch(
             1, 1, self._kv_cache.layout.block_size, (), self._ops.planner, self._kv_cache.device
         )
-        forward = self._forward_of(padding)
-        self._backend.warm_up(forward)
+        self._forward_of(padding)()
         return self._ops.attention_shapes
 
 

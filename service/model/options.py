@@ -23,6 +23,7 @@ class ModelOptions:
     allow_fallback: serve slower rather than not at all: on the CPU where the GPU that was asked for cannot
     be used, and by torch's operations where the CUDA kernels cannot be had.
     debug_kernels: CUDA kernels check every block id and slot they are given; slower.
+    cuda_graphs: decode steps of up to so many sequences are replayed as CUDA graphs; 0: none.
     dtype: `auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16; `float16` is
     for GPUs.
     deterministic: a row's logits have the same bits whatever it is batched with.
@@ -36,6 +37,7 @@ class ModelOptions:
     device: str = "auto"
     allow_fallback: bool = False
     debug_kernels: bool = False
+    cuda_graphs: int = 256
     dtype: Dtype = "auto"
     deterministic: bool = False
     forward: Forward = "auto"
@@ -51,6 +53,8 @@ class ModelOptions:
             raise ConfigError("model.dtype", f"{self.dtype!r} is none of {', '.join(get_args(Dtype))}")
         if self.forward not in get_args(Forward):
             raise ConfigError("model.forward", f"{self.forward!r} is none of {', '.join(get_args(Forward))}")
+        if self.cuda_graphs < 0:
+            raise ConfigError("model.cuda_graphs", f"{self.cuda_graphs} is below 0")
         for name in ("num_threads", "max_position"):
             value = getattr(self, name)
             if value is not None and value < 1:
