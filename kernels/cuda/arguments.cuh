@@ -46,15 +46,15 @@ struct AttentionArguments {
   const MergeItem* merge_items;
   const int32_t* num_merge_items;   // the same
   const PrefillTile* prefill_tiles;
-  float* partial_outputs;          // [partials, num_kv_heads, 16, head_dim]
-  float2* partial_sums;            // [partials, num_kv_heads, 16]: maximum (in powers of two) and sum
+  float* partial_outputs;          // [partials, num_kv_heads, 16, head_dim], not yet divided by the sum
+  float2* partial_sums;            // [partials, num_kv_heads, 16]: anchor (see attention_tile.cuh) and sum
   int64_t query_stride;            // elements
   int32_t table_stride;
   int32_t num_kv_heads;
   int32_t group;                   // query heads a kv head
   int32_t window;                  // keys that a row sees, its own included; 0: all
   int32_t chunk;                   // a row sees only keys of its own chunk of so many positions; 0: all
-  float scale;
+  float scale;                     // of scores; above 0, unless they are capped
   float softcap;                   // scores become softcap * tanh(score / softcap), where compiled in
 };
 

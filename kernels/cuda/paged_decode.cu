@@ -38,8 +38,8 @@ __device__ __forceinline__ int64_t partial_row(const AttentionArguments& argumen
 
 // The packed rows as operand A, straight from global memory: each is read once. Rows beyond the last are zeros.
 template <class T, int kHeadDim>
-__device__ __forceinline__ void load_query(uint32_t (&query)[kHeadDim / 16][4],
-                                                  const AttentionArguments& arguments, const PackedRows& rows) {
+__device__ __forceinline__ void load_query(uint32_t (&query)[kHeadDim / 16][4], const AttentionArguments& arguments,
+                                           const PackedRows& rows) {
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
     const int row = row_of_lane(half);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_output(const AttentionArguments& arguments
 }
 
 template <class T, int kHeadDim, int kWarps, int kStages, bool kBounded, bool kSoftcap>
-__global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArguments arguments) {
+__global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArguments arguments) {
   constexpr int kTileElements = kTileKeys * kHeadDim;
   using Shared = DecodeShared<T, kHeadDim, kWarps, kStages>;
   constexpr int kQueryBytes = kQueryInShared<kHeadDim> ? kMmaRows * kHeadDim * sizeof(T) : 0;
@@ -77,33 +77,18 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
   const int kv_head = blockIdx.y;
   const int warp = kept(threadIdx.x / kWarpSize);
   const PackedRows rows(arguments, item.sequence, kv_head);
-  const PagedSequence<T, kHeadDim> pages(arguments, item.sequence, kv_head);
-  const ScoreScale<kSoftcap> scale(arguments);
   BOUNDS_CHECK(rows.count <= kMmaRows);
-
-  uint32_t query[kHeadDim / 16][4];  // where it is in registers
   if constexpr (kQueryInShared<kHeadDim>) {
     start_query_copy<T, kHeadDim, kMmaRows, kWarps * kWarpSize>(query_tile, arguments, rows, 0);
     cp_async_commit();
-  } else {
-    load_query<T, kHeadDim>(query, arguments, rows);
   }
 
-  // Hidden from the compiler, which would else carry the rows' ranges through the loop: few tiles need them.
-  const auto visible = [&](int, int half) {
-    const KeyRange range = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, kept(row_of_lane(half))));
-    return KeyRange{max(range.first, item.first_key), min(range.end, item.end_key)};
-  };
-  // What every row sees: a tile inside needs no mask.
-  const KeyRange of_first = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, 0));
-  const KeyRange of_last = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, rows.count - 1));
-  const KeyRange unmasked = {max(of_last.first, item.first_key), min(of_first.end, item.end_key)};
-
+  // Tiles begin at multiples of 16 whatever the item's first key is; the mask hides what lies before it.
+  const int first_tile = item.first_key / kTileKeys * kTileKeys + warp * kTileKeys;
+  const PagedSequence<T, kHeadDim> pages(arguments, item.sequence, kv_head);
   const T* const keys = kept(pages.keys);
   const T* const values = kept(pages.values);
   const TileCopy<T, kHeadDim> copy;
-  // Tiles begin at multiples of 16 whatever the item's first key is; the mask hides what lies before it.
-  const int first_tile = item.first_key / kTileKeys * kTileKeys + warp * kTileKeys;
   int copy_key = first_tile;
   int copy_stage = 0;
   int copy_block = copy_key < item.end_key ? pages.block_of(copy_key) : 0;
@@ -122,9 +107,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
     }
     cp_async_commit();
   };
+  for (int stage = 0; stage < kStages - 1; ++stage) start_copy();
 
-  RowSums<kHeadDim, 1> sums;
+  // While the first tiles arrive: the queries, the scale and the masks.
   const FragmentReader<T, kHeadDim> reader;
+  uint32_t query[kHeadDim / 16][4];  // where it is in registers
+  if constexpr (kQueryInShared<kHeadDim>) {
+    cp_async_wait<kStages - 1>();  // the oldest group is the query's
+    __syncthreads();               // all threads' parts of it are there
+  } else {
+    load_query<T, kHeadDim>(query, arguments, rows);
+  }
   const auto read_query = [&](uint32_t (&fragment)[1][4], int step) {
     if constexpr (kQueryInShared<kHeadDim>) {
       reader.read_queries(fragment[0], query_tile, step);
@@ -133,12 +126,18 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) paged_decode(AttentionArgum
       for (int i = 0; i < 4; ++i) fragment[0][i] = query[step][i];
     }
   };
+  const ScoreScale<kSoftcap> scale(arguments);
+  // Hidden from the compiler, which would else carry the rows' ranges through the loop: few tiles need them.
+  const auto visible = [&](int, int half) {
+    const KeyRange range = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, kept(row_of_lane(half))));
+    return KeyRange{max(range.first, item.first_key), min(range.end, item.end_key)};
+  };
+  // What every row sees: a tile inside needs no mask.
+  const KeyRange of_first = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, 0));
+  const KeyRange of_last = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, rows.count - 1));
+  const KeyRange unmasked = {max(of_last.first, item.first_key), min(of_first.end, item.end_key)};
 
-  for (int stage = 0; stage < kStages - 1; ++stage) start_copy();
-  if constexpr (kQueryInShared<kHeadDim>) {
-    cp_async_wait<kStages - 1>();  // the oldest group is the query's
-    __syncthreads();               // all threads' parts of it are there
-  }
+  RowSums<kHeadDim, 1> sums;
   int stage = 0;
   for (int key = first_tile; key < item.end_key; key += kWarps * kTileKeys) {
     cp_async_wait<kStages - 2>();

@@ -21,7 +21,7 @@
 #include "attention_tile.cuh"
 
 template <class T, int kHeadDim, int kWarps, int kRowTiles, int kKeys, int kStages, bool kBounded, bool kSoftcap>
-__global__ void __launch_bounds__(kWarps* kWarpSize) paged_prefill(AttentionArguments arguments) {
+__global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArguments arguments) {
   constexpr int kWarpRows = kRowTiles * kMmaRows;
   constexpr int kRows = kWarps * kWarpRows;
   constexpr int kStageElements = 2 * kKeys * kHeadDim;  // keys, then values

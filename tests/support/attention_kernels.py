@@ -1,12 +1,15 @@
-"""Launches the attention kernels on a paged case, after a plain plan made here: every split is the test's choice."""
+"""Launches the attention kernels on a paged case, after a plain plan: every split is the test's choice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from pageturner.kernels.cuda import arguments, tiles, variants
+from pageturner.kernels.cuda.plan import Int32Array
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import AttentionSpec
@@ -129,7 +132,7 @@ def run_attention(
 
 def _plan(
     case: PagedCase, group: int, head_dim: int, spec: AttentionSpec, split: int | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+) -> tuple[Int32Array, Int32Array, Int32Array, int]:
     """Items from the first key that a sequence's rows see, in pieces of `split` keys."""
     items: list[tuple[int, int, int, int]] = []
     merges: list[tuple[int, int, int, int]] = []
@@ -151,8 +154,11 @@ def _plan(
             items.append((sequence, first, seq_len, -1))
             continue
         merges.append((sequence, num_partials, len(cuts) - 1, 0))
-        for first_key, end_key in zip(cuts, cuts[1:], strict=False):
+        for first_key, end_key in pairwise(cuts):
             items.append((sequence, first_key, end_key, num_partials))
             num_partials += 1
-    as_array = [np.array(rows, np.int32).reshape(-1, width) for rows, width in ((items, 4), (merges, 4))]
-    return *as_array, np.array(prefills, np.int32).reshape(-1, 2), num_partials
+    return _int32(items, 4), _int32(merges, 4), _int32(prefills, 2), num_partials
+
+
+def _int32(rows: Sequence[tuple[int, ...]], width: int) -> Int32Array:
+    return np.array(rows, np.int32).reshape(-1, width)
