@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,34 +17,18 @@ from pageturner.kernels.cuda.arguments import (
     SiluAndMulArguments,
 )
 from pageturner.kernels.cuda.block_moves import chains_of
-from pageturner.kernels.cuda.device_plan import DevicePlan, make_partials, to_device
+from pageturner.kernels.cuda.device_plan import DevicePlan, to_device
 from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.cuda.steps import Step, Steps
 from pageturner.kernels.cuda.variants import DTYPES
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import AttentionBatch, HostBatch, KeyPage
+from pageturner.kernels.layout import AttentionBatch, KeyPage
 from pageturner.kernels.ops import AttentionSpec
 
 LEAST_BLOCK_SIZE = tiles.DECODE_KEYS
 OCTET = row_grids.OCTET
-
-
-@dataclass(slots=True)
-class _Step:
-    """A batch as the kernels read it, and its plans. host: None where the plans are not ours to make."""
-
-    batch: AttentionBatch
-    host: HostBatch | None
-    plans: dict[AttentionShape, DevicePlan] = field(default_factory=dict)
-    query_start_loc: torch.Tensor = field(init=False)
-    seq_lens: torch.Tensor = field(init=False)
-    block_tables: torch.Tensor = field(init=False)
-    slot_mapping: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name in checks.HOST_ARRAYS:
-            setattr(self, name, getattr(self.batch, name).contiguous())
 
 
 class CudaOps:
@@ -66,11 +49,7 @@ class CudaOps:
         # A tensor's device has its index, which a runtime's may leave out.
         self.device = torch.empty(0, device=launcher.runtime.device).device
         self.planner = Planner(launcher.runtime.num_multiprocessors, split)
-        self._checked_batch = checks.CheckedBatch()
-        self._step: _Step | None = None
-        self._registered: dict[int, _Step] = {}
-        self._shapes: dict[AttentionShape, None] = {}
-        self._partials: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._steps = Steps(self.device, self.planner)
 
     @property
     def name(self) -> str:
@@ -80,7 +59,7 @@ class CudaOps:
     @property
     def attention_shapes(self) -> tuple[AttentionShape, ...]:
         """Those that `attention` was asked for so far: after one forward, all of a model's."""
-        return tuple(self._shapes)
+        return tuple(self._steps.shapes)
 
     def register(self, batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
         """Attend to `batch` by `plans`, which whoever captures it in a graph fills before each replay.
@@ -88,15 +67,11 @@ class CudaOps:
         What its tensors and plans hold by then is not looked at: it is for who fills them to check
         (`checks.check_addresses`). Raises KernelArgumentError for tensors that are elsewhere or strided.
         """
-        self._check_batch_device(batch)
-        for name in checks.HOST_ARRAYS:
-            if not getattr(batch, name).is_contiguous():
-                raise KernelArgumentError(name, "strided", "contiguous, in a batch with a plan of its own")
-        self._registered[id(batch)] = _Step(batch, None, dict(plans))
+        self._steps.register(batch, plans)
 
     def forget(self, batch: AttentionBatch) -> None:
         """Undo `register`."""
-        del self._registered[id(batch)]
+        self._steps.forget(batch)
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
@@ -130,7 +105,7 @@ class CudaOps:
             raise KernelArgumentError("query", f"of head_dim {head_dim}", f"one of {tiles.HEAD_DIMS}")
         group = query.shape[1] // num_kv_heads
         shape = AttentionShape(num_kv_heads, group, head_dim, spec.sliding_window or 0, spec.chunk or 0)
-        plan = self._plan(step, shape)
+        plan = self._steps.plan(step, shape)
         query = _vector_rows(query)
         sinks = None if spec.sinks is None else spec.sinks.contiguous()
         output = query.new_empty(query.shape)
@@ -276,39 +251,11 @@ class CudaOps:
         checks.check_transfer(source, destination, pairs)
         swap.transfer_blocks(self._launcher, source, destination, pairs)
 
-    def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> _Step:
+    def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> Step:
         checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
         checks.check_device(self.device, kv_layer=kv_layer)
         checks.check_vector_pages(kv_layer, LEAST_BLOCK_SIZE)
-        if step := self._registered.get(id(batch)):
-            return step
-        if self._step is None or self._step.batch is not batch:
-            self._check_batch_device(batch)
-        if self._checked_batch.check(batch, kv_layer) or self._step is None:
-            self._step = _Step(batch, self._checked_batch.host)
-        return self._step
-
-    def _check_batch_device(self, batch: AttentionBatch) -> None:
-        checks.check_device(self.device, **{name: getattr(batch, name) for name in checks.BATCH_TENSORS})
-
-    def _plan(self, step: _Step, shape: AttentionShape) -> DevicePlan:
-        plan = step.plans.get(shape)
-        if plan is not None:
-            return plan
-        if step.host is None:
-            raise KernelArgumentError("batch", f"registered without a plan for {shape}", "one for each shape")
-        self._shapes[shape] = None
-        made = self.planner.plan(step.host.query_start_loc, step.host.seq_lens, shape)
-        partials = self._room_for_partials(made.num_partials, shape)
-        plan = step.plans[shape] = DevicePlan.send(made, partials, self.device)
-        return plan
-
-    def _room_for_partials(self, count: int, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the last call's size at least: layers and steps take turns with one buffer, in stream order."""
-        key = (shape.num_kv_heads, shape.head_dim)
-        if key not in self._partials or self._partials[key][0].shape[0] < count:
-            self._partials[key] = make_partials(count, shape, self.device)
-        return self._partials[key]
+        return self._steps.of(batch, kv_layer)
 
     def _launch_attention(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from pageturner.kernels.cuda import ops as cuda_ops
+from pageturner.kernels.cuda import steps
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.errors import KernelFault
 from pageturner.kernels.layout import KvLayout
@@ -65,9 +66,6 @@ CHECKS = (mixed, chunk, speculative, strided, rope, rows, copies)
 BUGS: dict[str, tuple[str, str, Callable[[PagedOps], None]]] = {
     "values are read where keys are": ("values=keys + half * kv_layer.element_size()", "values=keys", mixed),
     "blocks have 16 tokens": ("kv_layer.shape[3].bit_length() - 1", "4", mixed),
-    "every batch has the plan of the first": (
-        "_step = _Step(batch, self", "_step = self._step or _Step(batch, self", mixed,
-    ),
     "tables are read one entry apart": (
         "table_stride=step.block_tables.shape[1]", "table_stride=step.block_tables.shape[1] - 1", mixed,
     ),
@@ -107,3 +105,10 @@ def test_planted_bugs_are_caught(name: str) -> None:
     planted = plant(cuda_ops, right, wrong)
     with pytest.raises((AssertionError, KernelFault)):
         check(planted.CudaOps(emulated_launcher(), split=SPLIT))
+
+
+def test_a_stale_plan_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = plant(steps, "_current = Step(batch, self", "_current = self._current or Step(batch, self")
+    monkeypatch.setattr(cuda_ops, "Steps", planted.Steps)
+    with pytest.raises((AssertionError, KernelFault)):
+        mixed(CudaOps(emulated_launcher(), split=SPLIT))
