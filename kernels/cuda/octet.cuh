@@ -23,9 +23,11 @@ template <class T> __device__ __forceinline__ uint4 pack_octet(const float (&ele
 
 // The octet at an address that is known to be a multiple of 16: of the pool, or of a tensor of our own.
 template <class T> __device__ __forceinline__ uint4& octet_at(T* address) {
+  BOUNDS_CHECK(uint64_t(address) % 16 == 0);
   return *reinterpret_cast<uint4*>(address);
 }
 template <class T> __device__ __forceinline__ const uint4& octet_at(const T* address) {
+  BOUNDS_CHECK(uint64_t(address) % 16 == 0);
   return *reinterpret_cast<const uint4*>(address);
 }
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
+from pageturner.kernels.cuda.row_grids import OCTET
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.reference import ReferenceOps
@@ -28,7 +29,10 @@ to 0.002."""
 BELOW_FLOAT32 = 1e-30
 """silu(x) is -0 in float32 where e^-x is infinite there: for x < -88.7, of which it is some 1e-37."""
 
-Rows = Literal["contiguous", "merged", "unaligned", "transposed"]
+Rows = Literal["contiguous", "merged", "padded", "unaligned", "odd", "transposed"]
+"""How rows lie in memory: slices of a merged projection; with padding after each row, up to a multiple of 16
+bytes; so, but the first not at one; an odd number of elements apart; head by head, heads an odd number apart.
+"""
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -42,23 +46,32 @@ def noise(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def lay_out(parts: Sequence[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
-    """[T, heads, head_dim] each: as a merged projection hands them over, in rows of odd length, or head by
-    head."""
+    """[T, heads, head_dim] each. All but contiguous rows are surrounded by NaN."""
     if rows == "contiguous":
         return list(parts)
     if rows == "transposed":
-        return [part.transpose(0, 1).contiguous().transpose(0, 1) for part in parts]
+        return [_lay_out_heads(part) for part in parts]
     num_rows, _, head_dim = parts[0].shape
-    spare = 3 if rows == "unaligned" else 0
     width = sum(part.shape[1] for part in parts) * head_dim
-    memory = torch.zeros(num_rows, width + spare, dtype=parts[0].dtype, device=parts[0].device)
-    merged = memory[:, spare // 2 : spare // 2 + width]
+    padded = -(-width // OCTET) * OCTET
+    stride = {"merged": width, "padded": padded, "unaligned": padded + OCTET, "odd": padded + 3}[rows]
+    first = 1 if rows == "unaligned" else 0
+    memory = parts[0].new_full((num_rows, stride), torch.nan)
+    merged = memory[:, first : first + width]
     merged.copy_(torch.cat([part.flatten(1) for part in parts], dim=1))
     starts = torch.tensor([0, *(part.shape[1] * head_dim for part in parts)]).cumsum(0).tolist()
     return [
         merged[:, start : start + part[0].numel()].view(part.shape)
         for start, part in zip(starts, parts, strict=False)
     ]
+
+
+def _lay_out_heads(part: torch.Tensor) -> torch.Tensor:
+    num_rows, num_heads, head_dim = part.shape
+    memory = part.new_full((num_heads, num_rows * head_dim + 3), torch.nan)
+    heads = memory[:, : num_rows * head_dim].view(num_heads, num_rows, head_dim)
+    heads.copy_(part.transpose(0, 1))
+    return heads.transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -157,9 +170,9 @@ def check_rows_of_any_batch(launcher: Launcher, size: int, dtype: torch.dtype) -
     hidden = normal(7, 1, size, dtype=dtype, seed=1).to(launcher.runtime.device)
     weight = normal(size, dtype=dtype, seed=2).to(launcher.runtime.device)
     whole, _ = row_kernels.rms_norm(launcher, hidden, weight, 1e-5)
-    (strided,) = lay_out([hidden], "unaligned")
+    laid_out = [lay_out([hidden], rows)[0] for rows in get_args(Rows)]
     for start, stop in ((0, 1), (2, 5), (6, 7)):
-        for rows in (hidden, strided):
+        for rows in laid_out:
             part, _ = row_kernels.rms_norm(launcher, rows[start:stop], weight, 1e-5)
             assert torch.equal(part, whole[start:stop])
 

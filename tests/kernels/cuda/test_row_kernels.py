@@ -50,7 +50,7 @@ def test_write_kv_under_every_schedule(launcher: Launcher, dtype: torch.dtype) -
     check_write_kv(launcher, SMOL, dtype)
 
 
-@pytest.mark.parametrize("rows", ["contiguous", "merged", "unaligned"])
+@pytest.mark.parametrize("rows", ["contiguous", "merged", "unaligned", "odd"])
 @pytest.mark.parametrize("heads", [SMALLEST, WIDE, ODD], ids=["smallest", "wide", "odd"])
 def test_write_kv(in_order: Launcher, heads: Heads, rows: Rows) -> None:
     check_write_kv(in_order, heads, BF16, rows)
@@ -62,7 +62,7 @@ def test_rope_under_every_schedule(launcher: Launcher, dtype: torch.dtype, table
     check_rope(launcher, SMOL, dtype, torch.float32 if table == "float32" else dtype)
 
 
-@pytest.mark.parametrize("rows", ["contiguous", "merged", "unaligned"])
+@pytest.mark.parametrize("rows", ["contiguous", "merged", "unaligned", "odd"])
 @pytest.mark.parametrize("heads", [SMALLEST, WIDE, ODD], ids=["smallest", "wide", "odd"])
 def test_rope(in_order: Launcher, heads: Heads, rows: Rows) -> None:
     check_rope(in_order, heads, FP16, torch.float32, rows)
@@ -84,7 +84,7 @@ def test_rms_norm_of_any_size(in_order: Launcher, size: int) -> None:
         check_rms_norm(in_order, (3, 1, size), BF16, residual=residual)
 
 
-@pytest.mark.parametrize("rows", ["merged", "unaligned", "transposed"])
+@pytest.mark.parametrize("rows", ["merged", "padded", "unaligned", "odd", "transposed"])
 @pytest.mark.parametrize("shape", [(7, 3, 64), (5, 2, 320), (4, 3, 257)])
 def test_rms_norm_of_strided_heads(in_order: Launcher, shape: tuple[int, int, int], rows: Rows) -> None:
     """As the norms of query and key meet them, slices of a merged projection, and with any other strides."""
