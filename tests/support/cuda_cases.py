@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ FAR = 10**9
 """What AttentionCase writes where no table is read."""
 
 
+@cache
 def gpu_launcher() -> Launcher:
     """Skips the test where the kernels can't run."""
     try:
