@@ -68,7 +68,14 @@ def _print(rows: Sequence[Row], archs: Sequence[str], version: str) -> None:
         console.print(_table(arch, [row for row in rows if row.arch == arch]))
     over = [row for row in rows if row.violations]
     for row in over:
-        console.print(f"{row.arch} {row.expression}: {'; '.join(row.violations)}", style="red", markup=False)
+        reasons = "; ".join(row.violations)
+        console.print(
+            f"{row.arch} {row.expression}: {reasons}",
+            style="red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(
         f"NVRTC {version}: {len(rows) - len(over)} of {len(rows)} kernels are within their budgets."
     )
