@@ -52,14 +52,14 @@ def measure_memory(meter: MemoryMeter, largest_steps: Callable[[], object]) -> D
 
     Raises ConfigError if the largest step does not fit beside the weights.
     """
-    in_use = meter.in_use()
+    weights, in_use = meter.tensors(), meter.in_use()
     try:
         activations = meter.peak_of(largest_steps)
     except MemoryError as error:
         left = about(meter.total() - in_use)
         reason = f"a step of so many tokens does not fit in the {left} that the weights leave of the GPU"
         raise ConfigError("scheduler.max_num_batched_tokens", reason) from error
-    return DeviceMemory(meter.total(), in_use, activations)
+    return DeviceMemory(meter.total(), weights, in_use, activations)
 
 
 def size_gpu_cache(
@@ -77,12 +77,12 @@ def size_gpu_cache(
     size = left if asked is None else asked
     key = "cache.gpu_memory_utilization" if asked is None else _key_of_blocks(config)
     figures = (
-        f"of the GPU's {about(device.total)}, {about(device.in_use)} are in use with the weights and "
-        f"{about(device.activations)} are for activations"
+        f"of the GPU's {about(device.total)}, weights take {about(device.weights)}, others "
+        f"{about(device.in_use - device.weights)}, and activations {about(device.activations)}"
     )
     if size < block_bytes:
         reason = f"{about(max(size, 0))} hold not one block of {about(block_bytes)}"
-        raise ConfigError(key, f"{reason}: {figures}, and the share is {config.gpu_memory_utilization:g}")
+        raise ConfigError(key, f"{reason}: {figures}; the share is {config.gpu_memory_utilization:g}")
     if size > left:
         raise ConfigError(key, f"{about(size)} are more than the {about(max(left, 0))} left: {figures}")
     # Pinned memory can't be paged out: the machine must have it, and something else beside it.

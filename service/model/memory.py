@@ -20,6 +20,10 @@ class MemoryMeter(Protocol):
         """By anybody, what this process keeps for itself included."""
         ...
 
+    def tensors(self) -> int:
+        """By the tensors of this process."""
+        ...
+
     def peak_of(self, work: Callable[[], object]) -> int:
         """What `work` needs at its worst, above what was in use. Raises MemoryError if that is too much."""
         ...
@@ -45,6 +49,9 @@ class CudaMemoryMeter:
         free, total = torch.cuda.mem_get_info(self._device)
         return int(total - free)
 
+    def tensors(self) -> int:
+        return int(torch.cuda.memory_allocated(self._device))
+
     def peak_of(self, work: Callable[[], object]) -> int:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -62,10 +69,11 @@ class CudaMemoryMeter:
 class DeviceMemory:
     """Of one device, in bytes, before the cache is made.
 
-    in_use: weights, what the driver keeps, and other processes. activations: what the largest step needs
-    besides, for as long as it runs.
+    weights: of the model. in_use: those, what the driver keeps, and other processes. activations: what the
+    largest step needs besides, for as long as it runs.
     """
 
     total: int
+    weights: int
     in_use: int
     activations: int

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pageturner.service.config import CacheConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.schema import Bytes
-from pageturner.service.sizing import CPU_CACHE_BYTES, fit_model_len, machine_memory, size_cache
+from pageturner.service.sizing import (
+    CPU_CACHE_BYTES,
+    fit_model_len,
+    machine_memory,
+    measure_memory,
+    size_cache,
+    size_gpu_cache,
+)
 
 BLOCK = 1 << 20
 
@@ -65,3 +74,75 @@ def test_a_container_has_the_memory_of_its_limit(tmp_path: Path) -> None:
     unlimited.write_text("max\n")
     assert machine_memory((unlimited, limit)) == 4 << 20
     assert machine_memory((unlimited, tmp_path / "absent")) > 4 << 20
+
+
+class FakeMeter:
+    """A device of 80 blocks, 25 of them for weights and 5 somebody else's; a step that takes `activations`, or does not fit."""
+
+    def __init__(self, activations: int | None) -> None:
+        self._activations = activations
+        self.num_runs = 0
+
+    def total(self) -> int:
+        return 80 * BLOCK
+
+    def in_use(self) -> int:
+        return 30 * BLOCK
+
+    def tensors(self) -> int:
+        return 25 * BLOCK
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        work()
+        if self._activations is None:
+            raise MemoryError("CUDA out of memory")
+        return self._activations
+
+    def run(self) -> None:
+        self.num_runs += 1
+
+
+def on_gpu(config: CacheConfig, activations: int = 10 * BLOCK, machine: int = 1 << 40) -> CacheOptions:
+    meter = FakeMeter(activations)
+    memory = measure_memory(meter, meter.run)
+    assert meter.num_runs == 1
+    return size_gpu_cache(config, BLOCK, memory, machine)
+
+
+def test_a_gpu_gives_what_its_share_leaves_beside_weights_and_activations() -> None:
+    config = CacheConfig(gpu_memory_utilization=0.75, swap_space=Bytes(3 * BLOCK))
+    assert on_gpu(config) == CacheOptions(20, block_size=16, num_host_blocks=3)
+    assert on_gpu(CacheConfig(gpu_memory_utilization=1.0, swap_space=Bytes(0))).num_blocks == 40
+
+
+@pytest.mark.parametrize("given", [{"num_blocks": 40}, {"kv_cache_memory": Bytes(40 * BLOCK + 5)}])
+def test_what_was_asked_for_may_go_over_the_share_but_not_over_the_gpu(given: dict[str, Any]) -> None:
+    config = CacheConfig(gpu_memory_utilization=0.1, swap_space=Bytes(0), **given)
+    assert on_gpu(config, activations=9 * BLOCK).num_blocks == 40
+    (key,) = given
+    with pytest.raises(
+        ConfigError, match=r"40MiB are more than the 39MiB left: .*80MiB, 30MiB .* 11MiB"
+    ) as e:
+        on_gpu(config, activations=11 * BLOCK)
+    assert e.value.key == f"cache.{key}"
+
+
+def test_a_share_that_leaves_no_block_is_refused_with_the_figures() -> None:
+    with pytest.raises(ConfigError) as caught:
+        on_gpu(CacheConfig(gpu_memory_utilization=0.5))
+    assert str(caught.value) == (
+        "cache.gpu_memory_utilization: 0 bytes hold not one block of 1MiB: of the GPU's 80MiB, weights take "
+        "25MiB, others 5MiB, and activations 10MiB; the share is 0.5"
+    )
+
+
+def test_a_step_that_does_not_fit_beside_the_weights_is_refused_by_its_bound() -> None:
+    with pytest.raises(
+        ConfigError, match=r"scheduler\.max_num_batched_tokens: .* 50MiB that the weights leave"
+    ):
+        measure_memory(FakeMeter(None), lambda: None)
+
+
+def test_swap_space_is_the_machine_s_memory_on_a_gpu_too() -> None:
+    with pytest.raises(ConfigError, match=r"cache\.swap_space: 65MiB are more than the machine's 64MiB"):
+        on_gpu(CacheConfig(swap_space=Bytes(65 * BLOCK)), machine=64 * BLOCK)

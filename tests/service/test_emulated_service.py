@@ -1,0 +1,178 @@
+"""The whole service on the GPU's path, over gRPC: CUDA kernels on CPU fibers, swaps at the last moment.
+
+Held against the service on the CPU's own kernels: the same tokens, however tight the pool. The model is a
+random llama in bfloat16; where two kernels round differently, a token may differ whose rival was as
+likely: there, streams part, and are compared up to that place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from pageturner.kernels.cuda.ops import CudaOps
+from pageturner.service.client import Client, Delta, Options
+from pageturner.service.config import load_config
+from pageturner.service.core.clock import MonotonicClock
+from pageturner.service.core.outputs import SampledToken
+from pageturner.service.model.backend import Backend
+from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.wiring import build_service
+from support.emulation import emulated_launcher
+from support.lazy_streams import LazyStream, lazy_copies
+from support.ops import cpu_cache_dir
+from support.random_models import save, tiny_model
+from support.scripted import recording_logger
+
+TOLERANCE = 0.06
+"""Log-probabilities of two tokens that bfloat16 may turn around: a few times its rounding of logits of 5."""
+
+SHARED = [7 * i % 120 for i in range(35)]
+REQUESTS: Sequence[tuple[list[int], Options]] = [
+    ([*SHARED, 5, 6, 7], {}),
+    ([*SHARED, 90, 91], {}),
+    (list(range(3, 60)), {"n": 3, "temperature": 1.0, "seed": 11}),
+    (list(range(100, 30, -1)), {}),
+    ([1, 2, 3], {}),
+]
+
+
+def emulated_backend() -> Backend:
+    streams = lazy_copies()
+    assert isinstance(streams.copies, LazyStream)
+    return Backend(
+        torch.device("cpu"),
+        lambda heads, dtype: CudaOps(emulated_launcher()),
+        streams,
+        synchronize=streams.copies.finish,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    _, model = tiny_model("llama", 5, head_dim=64)
+    return save(model, tmp_path_factory.mktemp("llama"))
+
+
+@asynccontextmanager
+async def running(folder: Path, backend: Backend | None, **flags: str) -> AsyncIterator[Client]:
+    chosen = {
+        "model.source": str(folder),
+        "model.device": "cpu",
+        "model.dtype": "bfloat16",
+        "model.num_threads": "1",
+        "server.port": "0",
+        "scheduler.max_model_len": "128",
+        "policies.reclaim": "always-swap",
+    }
+    loaded = load_config(None, {}, chosen | flags)
+    clock = MonotonicClock()
+    logger, _ = recording_logger()
+    service = build_service(loaded, cpu_cache_dir(), clock, clock.now(), logger, backend=backend)
+    port = await service.server.start()
+    await service.engine.start()
+    try:
+        async with Client(f"127.0.0.1:{port}") as client:
+            yield client
+    finally:
+        await service.server.stop()
+        await service.engine.aclose()
+
+
+Streams = dict[int, list[SampledToken]]
+"""What one request streamed, by choice."""
+
+
+async def ask_all(client: Client) -> list[Streams]:
+    """The shared prefix is in the cache when the others come, all at once."""
+
+    async def ask(prompt: list[int], options: Options) -> Streams:
+        given: Options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 10}
+        streams: Streams = defaultdict(list)
+        async for item in client.stream(tuple(prompt), **(given | options)):
+            if isinstance(item, Delta):
+                streams[item.index].extend(item.tokens)
+        assert sorted(streams) == list(range(options.get("n", 1)))
+        assert {len(tokens) for tokens in streams.values()} == {24}
+        return streams
+
+    first = await ask(*REQUESTS[0])
+    return [first, *await asyncio.gather(*(ask(*request) for request in REQUESTS[1:]))]
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where two streams part: what either chose, and how far its rival was behind, by the first stream."""
+
+    place: int
+    gap: float
+
+
+def parting(first: Sequence[SampledToken], second: Sequence[SampledToken]) -> Parting | None:
+    for place, (one, other) in enumerate(zip(first, second, strict=True)):
+        if one.token_id != other.token_id:
+            return Parting(place, _logprob_of(one, one.token_id) - _logprob_of(one, other.token_id))
+    return None
+
+
+def _logprob_of(token: SampledToken, token_id: int) -> float:
+    return next((t.logprob for t in token.top_logprobs if t.token_id == token_id), -torch.inf)
+
+
+TIGHT = {
+    "cache.num_blocks": "14",
+    "cache.swap_space": "16MiB",
+    "scheduler.max_num_batched_tokens": "24",
+    "policies.admission": "first-chunk",
+}
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Streams]:
+    async def ask() -> list[Streams]:
+        async with running(folder, None, **{"cache.num_blocks": "256"}) as client:
+            assert (await client.server_info()).kernels != "cuda-emulated"
+            return await ask_all(client)
+
+    return asyncio.run(ask())
+
+
+def check_greedy(expected: Sequence[Streams], found: Sequence[Streams]) -> None:
+    partings = [
+        parting(one[0], other[0])
+        for (_, options), one, other in zip(REQUESTS, expected, found, strict=True)
+        if not options
+    ]
+    parted = [found for found in partings if found is not None]
+    assert all(found.gap < TOLERANCE for found in parted), partings
+    assert len(parted) <= len(partings) / 2, partings
+
+
+async def test_tokens_are_those_of_the_cpu_under_swaps_copies_chunks_and_hits(
+    folder: Path, expected: list[Streams]
+) -> None:
+    async with running(folder, emulated_backend(), **TIGHT) as client:
+        found = await ask_all(client)
+        info, load = await client.server_info(), await client.load()
+    assert (info.kernels, info.device) == ("cuda-emulated", "cpu")
+    assert load.num_swapped_out_blocks_total > 0
+    assert load.num_swapped_in_blocks_total > 0
+    assert load.num_copied_blocks_total > 0
+    assert load.num_prefix_hit_tokens_total >= len(SHARED) // 16 * 16
+    check_greedy(expected, found)
+
+
+async def test_a_step_that_does_not_wait_for_a_swap_would_be_seen(
+    folder: Path, expected: list[Streams], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KvCache, "await_copies", lambda cache, batch: None)
+    async with running(folder, emulated_backend(), **TIGHT) as client:
+        found = await ask_all(client)
+    with pytest.raises(AssertionError):
+        check_greedy(expected, found)
