@@ -39,7 +39,8 @@ class CudaOps:
     belong to that stream, whose order keeps their memory until the kernels have run. Arguments that a kernel
     cannot read as they lie are copied; the pool, which it would have to write back, is refused.
 
-    split: see Planner. Not to be used by two threads, or on two streams, at a time.
+    split: see Planner. Of one thread, and steps of one stream: they take turns with one buffer of partial
+    results. Transfers may be enqueued on another.
     """
 
     key_page = KeyPage.PLAIN
