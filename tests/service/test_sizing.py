@@ -77,7 +77,7 @@ def test_a_container_has_the_memory_of_its_limit(tmp_path: Path) -> None:
 
 
 class FakeMeter:
-    """A device of 80 blocks, 25 of them for weights and 5 somebody else's; a step that takes `activations`, or does not fit."""
+    """Of 80 blocks, 25 hold weights, 5 are somebody else's; a step takes `activations`, or does not fit."""
 
     def __init__(self, activations: int | None) -> None:
         self._activations = activations
@@ -120,9 +120,7 @@ def test_what_was_asked_for_may_go_over_the_share_but_not_over_the_gpu(given: di
     config = CacheConfig(gpu_memory_utilization=0.1, swap_space=Bytes(0), **given)
     assert on_gpu(config, activations=9 * BLOCK).num_blocks == 40
     (key,) = given
-    with pytest.raises(
-        ConfigError, match=r"40MiB are more than the 39MiB left: .*80MiB, 30MiB .* 11MiB"
-    ) as e:
+    with pytest.raises(ConfigError, match=r"40MiB are more than the 39MiB left: .* 11MiB") as e:
         on_gpu(config, activations=11 * BLOCK)
     assert e.value.key == f"cache.{key}"
 
@@ -137,9 +135,7 @@ def test_a_share_that_leaves_no_block_is_refused_with_the_figures() -> None:
 
 
 def test_a_step_that_does_not_fit_beside_the_weights_is_refused_by_its_bound() -> None:
-    with pytest.raises(
-        ConfigError, match=r"scheduler\.max_num_batched_tokens: .* 50MiB that the weights leave"
-    ):
+    with pytest.raises(ConfigError, match=r"scheduler\.max_num_batched_tokens: .* 50MiB that"):
         measure_memory(FakeMeter(None), lambda: None)
 
 
