@@ -1,12 +1,11 @@
-"""Decode graphs over the emulated kernels: a replayed step gives what the eager one does, to the bit."""
+"""Decode graphs: a replayed step gives what the eager one does, to the bit where the kernels are emulated."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,106 +14,37 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pageturner.kernels.cuda import static_batch
-from pageturner.kernels.cuda.device_plan import PlanCapacity, pack
-from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
+from pageturner.kernels.cuda.device_plan import DevicePlan, PlanCapacity, pack
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
 from pageturner.kernels.cuda.planner import Planner
-from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.static_batch import StaticBatch
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import HostBatch
+from pageturner.kernels.layout import AttentionBatch, HostBatch
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.model.batch import ForwardBatch, build_batch
-from pageturner.service.model.decoder import Decoder, load_decoder
-from pageturner.service.model.decoder_config import parse_decoder_config
-from pageturner.service.model.graphs import DecodeGraphs, graph_sizes
+from pageturner.service.model.decoder import Decoder
+from pageturner.service.model.graphs import graph_sizes
 from pageturner.service.model.kv_cache import KvCache
-from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.runner import Runner
-from support.ops import cpu_cache_dir
-from support.paged_sessions import PagedSequence, PagedSession
-from support.random_models import VOCAB_SIZE, save, tiny_model
+from support.cuda_cases import RUNTIMES
+from support.decode_graphs import BLOCK_SIZE, MAX_BLOCKS, SIZES, House, build
+from support.paged_sessions import PagedSequence
+from support.random_models import VOCAB_SIZE
 from support.tape_graphs import TapeGraphs
 
-BLOCK_SIZE = 16
-MAX_BLOCKS = 40
-SIZES = (1, 2, 4, 8)
 
-
-@dataclass
-class House:
-    """One model twice over one pool: by graphs, and without them."""
-
-    session: PagedSession
-    graphs: DecodeGraphs
-    tapes: TapeGraphs
-    model: Decoder
-    ops: CudaOps
-
-    @property
-    def pool(self) -> torch.Tensor:
-        return self.session.kv_cache.pool
-
-    def replayed_and_eager(self, work: Sequence[PagedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of one decode step, and the pool it left, by both; the pool is then the eager one's."""
-        output = self.session.output([(sequence, 1) for sequence in work])
-        before = self.pool.clone()
-        replayed = Runner(self.model, self.session.kv_cache, self.graphs).forward(output).clone()
-        pool_after = self.pool.clone()
-        self.pool.copy_(before)
-        eager = Runner(self.model, self.session.kv_cache).forward(output)
-        assert_same_bits(pool_after, self.pool)
-        return replayed, eager
-
-    @contextmanager
-    def running(self, lengths: Sequence[int], seed: int = 0, ahead: int = 8) -> Iterator[list[PagedSequence]]:
-        """Sequences that have `length` keys in the cache, random ones, and `ahead` tokens to come."""
-        dice = random.Random(seed)
-        noise = torch.Generator().manual_seed(seed)
-        sequences = [self.session.add([dice.randrange(VOCAB_SIZE)] * (length + ahead)) for length in lengths]
-        for sequence, length in zip(sequences, lengths, strict=True):
-            self.session.output([(sequence, length)])  # deals its blocks
-            blocks = self.pool[sequence.blocks]
-            self.pool[sequence.blocks] = torch.randn(blocks.shape, generator=noise).to(blocks.dtype)
-            sequence.tokens = [dice.randrange(VOCAB_SIZE) for _ in sequence.tokens]
-        yield sequences
-        for sequence in sequences:
-            self.session.drop(sequence)
-
-
-def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
-
-
-def build(folder: Path, sizes: Sequence[int] = SIZES, num_blocks: int = 400, **changes: int) -> House:
-    """A decoder of one layer with all keys and one with a window, two query heads on a kv head of 64."""
-    shape = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 40}
-    config, model = tiny_model("qwen2_window", 5, max_position_embeddings=1024, **shape | changes)
-    save(model, folder)
-    tapes = TapeGraphs(EmulatedRuntime.cached(cpu_cache_dir()))
-    assert tapes.runtime is not None
-    ops = CudaOps(Launcher(tapes.runtime))
-    weights = WeightFiles([folder / "model.safetensors"])
-    decoder = load_decoder(
-        parse_decoder_config(config.to_dict() | {"architectures": None}), weights, ops, torch.bfloat16
-    )
-    session = PagedSession(decoder, ops, block_size=BLOCK_SIZE, num_blocks=num_blocks)
-    session.withhold(0)  # the block that padding names
-    graphs = DecodeGraphs(decoder, session.kv_cache, ops, tapes, sizes, MAX_BLOCKS)
-    return House(session, graphs, tapes, decoder, ops)
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    house = build(tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=RUNTIMES)
+def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> House:
+    house = build(tmp_path_factory.mktemp("model"), on_gpu=request.param == "gpu")
     assert house.graphs.capture() is None
     assert house.graphs.captured == SIZES
     return house
 
 
-def test_capture_leaves_the_cache_alone(tmp_path: Path) -> None:
-    house = build(tmp_path, sizes=(2,))
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_capture_leaves_the_cache_alone(tmp_path: Path, runtime: str) -> None:
+    house = build(tmp_path, sizes=(2,), on_gpu=runtime == "gpu")
     assert house.graphs.capture() is None
     assert house.graphs.captured == (2,)
     assert bool(house.pool.isnan().all())
@@ -127,7 +57,7 @@ def test_a_replayed_step_is_the_eager_one(house: House, num_sequences: int) -> N
         for _ in range(3):
             replayed, eager = house.replayed_and_eager(sequences)
             assert not bool(replayed.isnan().any())
-            assert_same_bits(replayed, eager)
+            house.assert_equal(replayed, eager)
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -142,7 +72,7 @@ def test_any_decode_batch(house: House, lengths: list[int], num_steps: int, seed
     with house.running(lengths, seed) as sequences:
         for _ in range(num_steps):
             company = dice.sample(sequences, dice.randint(1, len(sequences)))
-            assert_same_bits(*house.replayed_and_eager(company))
+            house.assert_equal(*house.replayed_and_eager(company))
 
 
 def test_a_replay_runs_no_code_of_the_model(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +84,8 @@ def test_a_replay_runs_no_code_of_the_model(house: House, monkeypatch: pytest.Mo
         monkeypatch.setattr(Decoder, "forward", refuse)
         logits = Runner(house.model, house.session.kv_cache, house.graphs).forward(output)
         assert logits.shape == (2, VOCAB_SIZE)
-        assert all(tape.num_launches > 10 for tape in house.tapes.tapes)
+        if isinstance(house.backend, TapeGraphs):
+            assert all(tape.num_launches > 10 for tape in house.backend.tapes)
 
 
 class TestWhatRunsEagerly:
@@ -203,18 +134,16 @@ def test_only_sequences_that_sample_have_logits(house: House) -> None:
         runner = Runner(house.model, house.session.kv_cache, house.graphs)
         every = runner.forward(output).clone()
         some = runner.forward(SchedulerOutput(0, (output.scheduled[0], quiet, output.scheduled[2])))
-        assert_same_bits(some, every[[0, 2]])
+        house.assert_equal(some, every[[0, 2]])
 
 
 def test_a_token_known_only_to_the_device_is_read_there(house: House) -> None:
     with house.running([20]) as (sequence,):
-        batch = build_batch(
-            house.session.output([(sequence, 1)]), BLOCK_SIZE, torch.device("cpu"), lambda _: 0
-        )
+        batch = build_batch(house.session.output([(sequence, 1)]), BLOCK_SIZE, house.ops.device, lambda _: 0)
         expected = house.graphs.forward(batch, house.session.kv_cache).clone()
         other = replace(batch, token_ids=(batch.token_ids + 1) % VOCAB_SIZE)
         assert not torch.equal(house.graphs.forward(other, house.session.kv_cache), expected)
-        assert_same_bits(house.graphs.forward(batch, house.session.kv_cache), expected)
+        house.assert_equal(house.graphs.forward(batch, house.session.kv_cache), expected)
 
 
 def test_block_0_full_of_nan_and_owned_by_a_stranger_is_neither_read_nor_written(house: House) -> None:
@@ -224,13 +153,13 @@ def test_block_0_full_of_nan_and_owned_by_a_stranger_is_neither_read_nor_written
         replayed, eager = house.replayed_and_eager(sequences)
         assert bool(house.pool[0].isnan().all())
         assert not bool(replayed.isnan().any())
-        assert_same_bits(replayed, eager)
+        house.assert_equal(replayed, eager)
 
 
 def test_a_batch_that_leaves_the_pool_is_refused_before_anything_runs(house: House) -> None:
     with house.running([20, 30]) as sequences:
         output = house.session.output([(sequence, 1) for sequence in sequences])
-        batch = build_batch(output, BLOCK_SIZE, torch.device("cpu"), lambda _: 0)
+        batch = build_batch(output, BLOCK_SIZE, house.ops.device, lambda _: 0)
         host = batch.attention.host
         assert host is not None
         slots = host.slot_mapping.copy()
@@ -239,7 +168,7 @@ def test_a_batch_that_leaves_the_pool_is_refused_before_anything_runs(house: Hou
         before = house.pool.clone()
         with pytest.raises(KernelArgumentError, match="slot_mapping"):
             house.graphs.forward(wrong, house.session.kv_cache)
-        assert_same_bits(house.pool, before)
+        house.assert_equal(house.pool, before)
 
 
 class TestRefusal:
@@ -259,11 +188,11 @@ class TestRefusal:
         assert house.graphs.capture() == ("CaptureRefused: __float__ while capturing")
         assert house.graphs.captured == ()
         with house.running([20, 30]) as sequences:
-            assert_same_bits(*house.replayed_and_eager(sequences))
+            house.assert_equal(*house.replayed_and_eager(sequences))
 
     def test_a_kernel_that_is_loaded_late(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         house = build(tmp_path)
-        monkeypatch.setattr(house.tapes, "warm_up", lambda forward: None)
+        monkeypatch.setattr(house.backend, "warm_up", lambda forward: None)
         monkeypatch.setattr(
             CudaOps, "attention_shapes", (AttentionShape(1, 2, 64), AttentionShape(1, 2, 64, window=40))
         )
@@ -276,17 +205,31 @@ class TestRefusal:
     def test_nothing_is_left_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Sizes captured before the failure go, with what they registered."""
         house = build(tmp_path)
-        plain, captures = house.tapes.capture, iter([True, True, False])
+        plain, captures = house.backend.capture, iter([True, True, False])
+        known, forgotten = list[AttentionBatch](), list[AttentionBatch]()
+        register, forget = house.ops.register, house.ops.forget
+
+        def noted_register(batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
+            known.append(batch)
+            register(batch, plans)
+
+        def noted_forget(batch: AttentionBatch) -> None:
+            forgotten.append(batch)
+            forget(batch)
+
+        monkeypatch.setattr(house.ops, "register", noted_register)
+        monkeypatch.setattr(house.ops, "forget", noted_forget)
 
         def capture(forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
             if not next(captures):
                 raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
             return plain(forward)
 
-        monkeypatch.setattr(house.tapes, "capture", capture)
+        monkeypatch.setattr(house.backend, "capture", capture)
         assert house.graphs.capture() == "OutOfMemoryError: CUDA out of memory."
         assert house.graphs.captured == ()
-        assert not house.ops._registered
+        assert len(known) == 3
+        assert forgotten == known
 
 
 class TestPlantedBugs:
@@ -302,7 +245,7 @@ class TestPlantedBugs:
             for company in (sequences[:1], sequences, sequences[1:], sequences[:1]):
                 try:
                     replayed, eager = house.replayed_and_eager(company)
-                    assert_same_bits(replayed, eager)
+                    house.assert_equal(replayed, eager)
                 except (AssertionError, KernelArgumentError):
                     return True
         return False
