@@ -6,7 +6,8 @@
 // grid            (decode items or more, num_kv_heads); an item is a range of one sequence's keys
 // block           kWarps warps
 // shared memory   kWarps private rings; once they are drained, the outputs and sums that the warps merge
-// registers       see `pageturner kernels`; head_dim / 4 hold the query, head_dim / 2 the output
+// registers       some 112, 128, 167 and 245 at head_dim 64, 96, 128 and 256, of which head_dim / 4 hold the query and
+//                 head_dim / 2 the output; an SM's registers and rings allow 4, 3, 2 and 2 blocks (sm_90)
 //
 // The 16 rows of mma.m16n8k16 are the query heads of one kv head, times the new tokens: keys are read once for all.
 // A warp takes every kWarps-th tile of 16 keys and needs none of the others until the end:
@@ -22,13 +23,21 @@
 // the output's 128, too many: there each step reads its fragment from shared memory.
 template <int kHeadDim> constexpr bool kQueryInShared = kHeadDim > 128;
 
-// The rings; once all are drained, in their place what the warps merge.
+// Floats behind each row of what the warps merge. A warp stores 32 bytes of 8 rows at once; rows of a multiple of 128
+// bytes would all begin in the same bank, and these begin in the next eighth of the banks each.
+constexpr int kMergePadding = 8;
+
+// What the warps leave to be merged: their parts of each row's output, anchor and sum. A warp that saw no key leaves
+// kNegativeInfinity and 0.
+template <int kHeadDim, int kWarps> struct WarpResults {
+  float outputs[kWarps][kMmaRows][kHeadDim + kMergePadding];
+  float2 sums[kWarps][kMmaRows];
+};
+
+// The rings; once all are drained, in their place the results.
 template <class T, int kHeadDim, int kWarps, int kStages> union DecodeShared {
   T rings[kWarps][kStages][2 * kTileKeys * kHeadDim];
-  struct {
-    float outputs[kWarps][kMmaRows][kHeadDim];
-    float2 sums[kWarps][kMmaRows];  // anchor and sum; kNegativeInfinity and 0 of a warp that saw no key
-  } merge;
+  WarpResults<kHeadDim, kWarps> results;
 };
 
 // Of packed row `row` of a partial result, in partial_sums; in partial_outputs it is head_dim times that.
@@ -54,6 +63,15 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[kHeadDim / 16][4], 
   }
 }
 
+// Adds a part of a row's keys to what sums (anchor and sum) and values (two dims) hold. The anchor is the highest of
+// all parts.
+__device__ __forceinline__ void add_part(float2& sums, float2& values, float2 part_sums, float2 part_values) {
+  const float factor = exp2_approximate(part_sums.x - sums.x);
+  sums.y += factor * part_sums.y;
+  values.x += factor * part_values.x;
+  values.y += factor * part_values.y;
+}
+
 // Two neighbouring dims of a row's result. sums: anchor and sum; values: not yet divided by the sum.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void store_output(const AttentionArguments& arguments, const PackedRows& rows, int row,
@@ -61,6 +79,52 @@ __device__ __forceinline__ void store_output(const AttentionArguments& arguments
   const float factor = normalization(sums.x, sums.y, arguments.sinks, rows.head(row));
   T* const output = static_cast<T*>(arguments.output) + rows.offset<kHeadDim>(row, rows.num_heads * kHeadDim) + dim;
   *reinterpret_cast<uint32_t*>(output) = pack<T>(values.x * factor, values.y * factor);
+}
+
+template <int kHeadDim, int kWarps>
+__device__ __forceinline__ void leave_results(WarpResults<kHeadDim, kWarps>& results, const RowSums<kHeadDim, 1>& sums,
+                                              int warp, int num_rows) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    const int row = row_of_lane(half);
+    if (row < num_rows) {
+#pragma unroll
+      for (int dims = 0; dims < kHeadDim / 8; ++dims) {
+        const float2 pair = make_float2(sums.output[0][dims][half * 2], sums.output[0][dims][half * 2 + 1]);
+        *reinterpret_cast<float2*>(&results.outputs[warp][row][dims * 8 + column_of_lane()]) = pair;
+      }
+      if (column_of_lane() == 0) results.sums[warp][row] = make_float2(sums.anchor[0][half], sums.sum[0][half]);
+    }
+  }
+}
+
+// Adds up what the warps left, warp by warp, and stores it: as the output, or as partial result `partial`.
+template <class T, int kHeadDim, int kWarps>
+__device__ __forceinline__ void merge_results(const WarpResults<kHeadDim, kWarps>& results,
+                                              const AttentionArguments& arguments, const PackedRows& rows,
+                                              int partial) {
+  constexpr int kPairs = kHeadDim / 2;  // of neighbouring dims
+  for (int index = threadIdx.x; index < rows.count * kPairs; index += kWarps * kWarpSize) {
+    const int row = index / kPairs;
+    const int dim = index % kPairs * 2;
+    float anchor = kNegativeInfinity;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) anchor = fmaxf(anchor, results.sums[warp][row].x);
+    float2 sums = {anchor, 0.0f};
+    float2 values = {0.0f, 0.0f};
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      add_part(sums, values, results.sums[warp][row],
+               *reinterpret_cast<const float2*>(&results.outputs[warp][row][dim]));
+    }
+    if (partial < 0) {
+      store_output<T, kHeadDim>(arguments, rows, row, dim, sums, values);
+    } else {
+      const int64_t place = partial_row(arguments, partial, rows.kv_head, row);
+      *reinterpret_cast<float2*>(arguments.partial_outputs + place * kHeadDim + dim) = values;
+      if (dim == 0) arguments.partial_sums[place] = sums;
+    }
+  }
 }
 
 template <class T, int kHeadDim, int kWarps, int kStages, bool kBounded, bool kSoftcap>
@@ -157,45 +221,9 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
   sums.finish();
 
   __syncthreads();  // the rings are free
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    const int row = row_of_lane(half);
-    if (row < rows.count) {
-#pragma unroll
-      for (int dims = 0; dims < kHeadDim / 8; ++dims) {
-        float* const pair = &shared.merge.outputs[warp][row][dims * 8 + column_of_lane()];
-        pair[0] = sums.output[0][dims][half * 2];
-        pair[1] = sums.output[0][dims][half * 2 + 1];
-      }
-      if (column_of_lane() == 0) {
-        shared.merge.sums[warp][row] = make_float2(sums.anchor[0][half], sums.sum[0][half]);
-      }
-    }
-  }
-  __syncthreads();  // every warp's part is there
-
-  for (int pair = threadIdx.x; pair < rows.count * kHeadDim / 2; pair += kWarps * kWarpSize) {
-    const int row = pair / (kHeadDim / 2);
-    const int dim = pair % (kHeadDim / 2) * 2;
-    float anchor = kNegativeInfinity;
-#pragma unroll
-    for (int part = 0; part < kWarps; ++part) anchor = fmaxf(anchor, shared.merge.sums[part][row].x);
-    float sum = 0.0f, low = 0.0f, high = 0.0f;
-#pragma unroll
-    for (int part = 0; part < kWarps; ++part) {
-      const float factor = exp2_approximate(shared.merge.sums[part][row].x - anchor);
-      sum += factor * shared.merge.sums[part][row].y;
-      low += factor * shared.merge.outputs[part][row][dim];
-      high += factor * shared.merge.outputs[part][row][dim + 1];
-    }
-    if (item.partial < 0) {
-      store_output<T, kHeadDim>(arguments, rows, row, dim, make_float2(anchor, sum), make_float2(low, high));
-    } else {
-      const int64_t partial = partial_row(arguments, item.partial, kv_head, row);
-      *reinterpret_cast<float2*>(arguments.partial_outputs + partial * kHeadDim + dim) = make_float2(low, high);
-      if (dim == 0) arguments.partial_sums[partial] = make_float2(anchor, sum);
-    }
-  }
+  leave_results<kHeadDim, kWarps>(shared.results, sums, warp, rows.count);
+  __syncthreads();  // all results are there
+  merge_results<T, kHeadDim, kWarps>(shared.results, arguments, rows, item.partial);
 }
 
 // Adds up the partial results of each sequence that was cut, in the order of its items: whatever ran first, the
@@ -220,14 +248,11 @@ __global__ void __launch_bounds__(kHeadDim / 2) decode_merge(AttentionArguments 
 
   float anchor = kNegativeInfinity;
   for (int part = 0; part < item.num_partials; ++part) anchor = fmaxf(anchor, part_sums[part * stride].x);
-  float sum = 0.0f, low = 0.0f, high = 0.0f;
+  float2 sums = {anchor, 0.0f};
+  float2 values = {0.0f, 0.0f};
   for (int part = 0; part < item.num_partials; ++part) {
-    const float2 part_sum = part_sums[part * stride];
-    const float2 values = *reinterpret_cast<const float2*>(part_outputs + part * stride * kHeadDim);
-    const float factor = exp2_approximate(part_sum.x - anchor);
-    sum += factor * part_sum.y;
-    low += factor * values.x;
-    high += factor * values.y;
+    add_part(sums, values, part_sums[part * stride],
+             *reinterpret_cast<const float2*>(part_outputs + part * stride * kHeadDim));
   }
-  store_output<T, kHeadDim>(arguments, rows, row, dim, make_float2(anchor, sum), make_float2(low, high));
+  store_output<T, kHeadDim>(arguments, rows, row, dim, sums, values);
 }

@@ -8,7 +8,7 @@
 //                 see most keys first: the last to start are short, and no multiprocessor ends long after the rest
 // block           kWarps warps, kRowTiles x 16 packed rows each
 // shared memory   the block's queries, then kStages of kKeys keys and values, all swizzled (shared_tile.cuh)
-// registers       see `pageturner kernels`; kRowTiles * (head_dim + kKeys) / 2 hold outputs and scores
+// registers       up to 255, of which kRowTiles * (head_dim + kKeys) / 2 hold outputs and scores; an SM holds 2 blocks
 //
 //                    keys: first ............................ end
 //   warp 0  row tile 0 |      |######|######|######|###\   |      |      #  computed without a mask

@@ -16,6 +16,7 @@ DECODE_KEYS = 16
 WARP_SIZE = 32
 ELEMENT_BYTES = 2
 _FLOAT_BYTES = 4
+_MERGE_PADDING = 8  # kMergePadding of paged_decode.cu
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class DecodeTiles:
         """The rings; afterwards the same memory holds what the warps merge: outputs, maxima and sums. Behind
         them the queries, for a head_dim whose queries and outputs the registers cannot both hold."""
         rings = self.warps * self.stages * 2 * DECODE_KEYS * self.head_dim * ELEMENT_BYTES
-        merge = self.warps * MMA_ROWS * (self.head_dim + 2) * _FLOAT_BYTES
+        merge = self.warps * MMA_ROWS * (self.head_dim + _MERGE_PADDING + 2) * _FLOAT_BYTES
         query = MMA_ROWS * self.head_dim * ELEMENT_BYTES if self.head_dim > 128 else 0
         return max(rings, merge) + query
 
