@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pageturner.policies.views import Rates
-from pageturner.service.calibration import Machine, measure_rates
+from pageturner.service.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, Workload, measure_rates
 from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
 
 FIXED, A_TOKEN, A_CONTEXT, A_COPY = 0.01, 0.002, 3e-6, 0.004
@@ -17,20 +17,24 @@ class KnownMachine:
         self.now = 0.0
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
+        self.lengths: list[int] = []
+        self.num_copied = 0
 
     def forward(self, output: SchedulerOutput) -> None:
         (sequence,) = output.scheduled
         assert sequence.end <= len(sequence.block_table) * 16
         assert max(sequence.block_table) < self.num_blocks
+        self.lengths.append(output.num_tokens)
         self.now += FIXED + A_TOKEN * output.num_tokens + A_CONTEXT * output.num_tokens * sequence.start
 
     def apply(self, copies: BlockCopies) -> None:
         for copy in copies.swap_outs + copies.swap_ins:
             assert copy.source < self.num_blocks
             assert copy.destination < self.num_host_blocks
+        self.num_copied = len(copies.swap_outs + copies.swap_ins)
         self.now += A_COPY * (len(copies.swap_outs) + 2 * len(copies.swap_ins))
 
-    def measure(self, **changes: int) -> Rates:
+    def measure(self, workload: Workload = CPU_WORKLOAD, **changes: int) -> Rates:
         sizes = {"max_num_batched_tokens": 512, "max_model_len": 2048, **changes}
         return measure_rates(
             Machine(
@@ -41,9 +45,22 @@ class KnownMachine:
                 block_bytes=4096,
                 num_blocks=self.num_blocks,
                 num_host_blocks=self.num_host_blocks,
+                workload=workload,
                 **sizes,
             )
         )
+
+
+def test_the_workload_bounds_what_is_tried() -> None:
+    """A GPU is measured by more than a CPU, as far as the pools reach."""
+    lengths: list[int] = []
+    machine = KnownMachine(num_blocks=4096, num_host_blocks=4096)
+    for workload in (CPU_WORKLOAD, GPU_WORKLOAD):
+        machine.lengths.clear()
+        machine.measure(workload=workload, max_num_batched_tokens=8192, max_model_len=65_536)
+        lengths.append(max(machine.lengths))
+        assert machine.num_copied == workload.num_copied_blocks
+    assert lengths == [CPU_WORKLOAD.chunk_tokens, GPU_WORKLOAD.chunk_tokens]
 
 
 def test_known_costs_are_found() -> None:

@@ -176,7 +176,9 @@ def test_shadows_are_a_table_of_policies(tmp_path: Path) -> None:
 
 TEXTS: dict[str, st.SearchStrategy[str]] = {
     "model.source": st.text(st.characters(exclude_categories=["C"]), min_size=1),
-    "model.dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "model.device": st.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
+    "model.allow_fallback": st.sampled_from(["true", "false"]),
+    "model.dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
     "model.num_threads": st.one_of(st.just("none"), st.integers(1, 64).map(str)),
     "model.deterministic": st.sampled_from(["true", "false", "on", "0"]),
     "cache.swap_space": st.one_of(
