@@ -90,6 +90,8 @@ class FakeCuda(TorchFunctionMode):
             return self._pin(args[0] if name == "pin_memory" else func(*args, **kwargs))
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         on_gpu = [tensor for tensor in tensors if isinstance(tensor, FakeCudaTensor)]
+        if name == "_has_compatible_shallow_copy_type":  # nn.Module.to asks: may parameters change in place?
+            return False
         if name in _MOVES:
             return self._move(name, args, kwargs)
         wants_gpu = _is_cuda(kwargs.get("device"))

@@ -21,17 +21,21 @@ from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.model import kv_cache
 from pageturner.service.model.decoder import Decoder, load_decoder
 from pageturner.service.model.decoder_config import parse_decoder_config
+from pageturner.service.model.invariance import check_batch_invariance
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.model.streams import Streams
+from pageturner.service.model.transformers_model import checked_model
 from pageturner.service.model.upload import Array, upload
 from support.fake_cuda import CUDA, FakeCuda, on_cpu
 from support.lazy_streams import lazy_copies
 from support.ops import cpu_cache_dir
 from support.paged_sessions import PagedSession
 from support.random_models import VOCAB_SIZE, save, tiny_model
+from torch import nn
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
@@ -166,6 +170,34 @@ def test_block_traffic_is_enqueued_without_waiting(
     for pair in pairs:
         session.kv_cache.fences.touch([pair.source, pair.destination])
     assert gpu.syncs == Counter()
+
+
+@pytest.fixture
+def no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches that are made for a probe ask torch for the GPU's streams."""
+    monkeypatch.setattr(kv_cache, "streams_of", lambda device: lazy_copies())
+
+
+@pytest.mark.parametrize("family", ["phi", "gemma2", "gpt2", "llama4"])
+@pytest.mark.usefixtures("no_streams")
+def test_a_model_of_transformers_is_probed_on_its_device(family: str) -> None:
+    _, model = tiny_model(family, 1)
+    with FakeCuda():
+        nn.Module.to(model, CUDA)
+        checked = checked_model(model, lambda heads: TorchOps())
+        assert checked.device == CUDA
+        assert {parameter.device for parameter in model.parameters()} <= {CUDA, torch.device("meta")}
+
+
+@pytest.mark.usefixtures("no_streams")
+def test_determinism_is_tried_on_the_device(tmp_path: Path) -> None:
+    config, model = tiny_model("qwen2", 2)
+    weights = WeightFiles([save(model, tmp_path) / "model.safetensors"])
+    parsed = parse_decoder_config(config.to_dict() | {"architectures": None})
+    with FakeCuda():
+        ops = TorchOps(deterministic=True)
+        decoder = load_decoder(parsed, weights, ops, torch.float32, deterministic=True, device=CUDA)
+        check_batch_invariance(decoder, ops, BLOCK_SIZE)
 
 
 def test_many_arrays_travel_as_one(tmp_path: Path) -> None:
