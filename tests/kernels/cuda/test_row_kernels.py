@@ -85,7 +85,7 @@ def test_rms_norm_of_any_size(in_order: Launcher, size: int) -> None:
 
 
 @pytest.mark.parametrize("rows", ["merged", "padded", "unaligned", "odd", "transposed"])
-@pytest.mark.parametrize("shape", [(7, 3, 64), (5, 2, 320), (4, 3, 257)])
+@pytest.mark.parametrize("shape", [(7, 3, 64), (5, 2, 320), (4, 3, 257), (4, 1, 257)])
 def test_rms_norm_of_strided_heads(in_order: Launcher, shape: tuple[int, int, int], rows: Rows) -> None:
     """As the norms of query and key meet them, slices of a merged projection, and with any other strides."""
     check_rms_norm(in_order, shape, FP16, residual=False, rows=rows)
