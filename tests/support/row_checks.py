@@ -30,8 +30,9 @@ BELOW_FLOAT32 = 1e-30
 """silu(x) is -0 in float32 where e^-x is infinite there: for x < -88.7, of which it is some 1e-37."""
 
 Rows = Literal["contiguous", "merged", "padded", "unaligned", "odd", "transposed"]
-"""How rows lie in memory: slices of a merged projection; with padding after each row, up to a multiple of 16
-bytes; so, but the first not at one; an odd number of elements apart; head by head, heads an odd number apart.
+"""How rows lie in memory: slices of a merged projection; so, but no row at a multiple of 16 bytes, or rows an
+odd number of elements apart; each head by itself, padded to a multiple of 16 bytes, or with the rows of one
+head together and heads an odd number of elements apart."""
 """
 
 
@@ -49,12 +50,14 @@ def lay_out(parts: Sequence[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
     """[T, heads, head_dim] each. All but contiguous rows are surrounded by NaN."""
     if rows == "contiguous":
         return list(parts)
+    if rows == "padded":
+        return [_padded(part) for part in parts]
     if rows == "transposed":
-        return [_lay_out_heads(part) for part in parts]
+        return [_head_by_head(part) for part in parts]
     num_rows, _, head_dim = parts[0].shape
     width = sum(part.shape[1] for part in parts) * head_dim
     padded = -(-width // OCTET) * OCTET
-    stride = {"merged": width, "padded": padded, "unaligned": padded + OCTET, "odd": padded + 3}[rows]
+    stride = {"merged": width, "unaligned": padded + OCTET, "odd": padded + 3}[rows]
     first = 1 if rows == "unaligned" else 0
     memory = parts[0].new_full((num_rows, stride), torch.nan)
     merged = memory[:, first : first + width]
@@ -66,7 +69,13 @@ def lay_out(parts: Sequence[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
     ]
 
 
-def _lay_out_heads(part: torch.Tensor) -> torch.Tensor:
+def _padded(part: torch.Tensor) -> torch.Tensor:
+    *outer, head_dim = part.shape
+    heads = part.new_full((*outer, -(-head_dim // OCTET) * OCTET), torch.nan)[..., :head_dim]
+    return heads.copy_(part)
+
+
+def _head_by_head(part: torch.Tensor) -> torch.Tensor:
     num_rows, num_heads, head_dim = part.shape
     memory = part.new_full((num_heads, num_rows * head_dim + 3), torch.nan)
     heads = memory[:, : num_rows * head_dim].view(num_heads, num_rows, head_dim)
