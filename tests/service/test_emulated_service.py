@@ -17,11 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 from pageturner.kernels.cuda.ops import CudaOps
+from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.service.client import Client, Delta, Options
 from pageturner.service.config import load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SampledToken
 from pageturner.service.model.backend import Backend
+from pageturner.service.model.graphs import graph_sizes
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.wiring import build_service
 from support.emulation import emulated_launcher
@@ -29,6 +31,7 @@ from support.lazy_streams import LazyStream, lazy_copies
 from support.ops import cpu_cache_dir
 from support.random_models import save, tiny_model
 from support.scripted import recording_logger
+from support.tape_graphs import TapeGraphs
 
 TOLERANCE = 0.06
 """Log-probabilities of two tokens that bfloat16 may turn around: a few times its rounding of logits of 5."""
@@ -43,14 +46,17 @@ REQUESTS: Sequence[tuple[list[int], Options]] = [
 ]
 
 
-def emulated_backend() -> Backend:
+def emulated_backend(graphs: TapeGraphs | None = None) -> Backend:
+    """graphs: made for the emulated runtime; None: every step runs eagerly."""
     streams = lazy_copies()
     assert isinstance(streams.copies, LazyStream)
+    launcher = emulated_launcher() if graphs is None else Launcher(graphs.runtime)
     return Backend(
         torch.device("cpu"),
-        lambda heads, dtype: CudaOps(emulated_launcher()),
+        lambda heads, dtype: CudaOps(launcher),
         streams,
         synchronize=streams.copies.finish,
+        graphs=graphs,
     )
 
 
@@ -165,6 +171,21 @@ async def test_tokens_are_those_of_the_cpu_under_swaps_copies_chunks_and_hits(
     assert load.num_swapped_in_blocks_total > 0
     assert load.num_copied_blocks_total > 0
     assert load.num_prefix_hit_tokens_total >= len(SHARED) // 16 * 16
+    check_greedy(expected, found)
+
+
+async def test_tokens_are_those_of_the_cpu_when_decode_steps_are_replayed(
+    folder: Path, expected: list[Streams]
+) -> None:
+    graphs = TapeGraphs(emulated_launcher().runtime)
+    async with running(
+        folder, emulated_backend(graphs), **TIGHT, **{"scheduler.max_num_seqs": "6"}
+    ) as client:
+        assert len(graphs.tapes) == len(graph_sizes(6))
+        in_calibration = sum(tape.num_replays for tape in graphs.tapes)
+        found = await ask_all(client)
+        assert sum(tape.num_replays for tape in graphs.tapes) > in_calibration + 24
+        assert (await client.load()).num_swapped_out_blocks_total > 0
     check_greedy(expected, found)
 
 

@@ -109,7 +109,6 @@ def build(
 
 def taped_graphs() -> tuple[Launcher, TapeGraphs]:
     tapes = TapeGraphs(EmulatedRuntime.cached(cpu_cache_dir()))
-    assert tapes.runtime is not None
     return Launcher(tapes.runtime), tapes
 
 

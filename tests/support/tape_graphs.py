@@ -38,17 +38,19 @@ class Tape:
     def __init__(self) -> None:
         self.steps: list[Callable[[], object]] = []
         self.num_launches = 0
+        self.num_replays = 0
 
     def replay(self) -> None:
+        self.num_replays += 1
         for step in self.steps:
             step()
 
 
 class TapeGraphs:
-    """A `GraphBackend`. runtime: to be given to the operations whose launches shall be taped."""
+    """A `GraphBackend`. The operations whose launches shall be taped are to be given its `runtime`."""
 
-    def __init__(self, runtime: Runtime | None = None) -> None:
-        self.runtime = None if runtime is None else TapedRuntime(runtime, self)
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = TapedRuntime(runtime, self)
         self.recording: Tape | None = None
         self.tapes: list[Tape] = []
 
