@@ -25,6 +25,7 @@ SDPA_BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+_MOST_ELEMENTS = 2**31
 Call = Callable[[], torch.Tensor]
 
 
@@ -75,6 +76,8 @@ class Sdpa:
         return sdpa_name(self.backend, gathers=self.gathers)
 
     def prepare(self, inputs: Inputs) -> Call:
+        if inputs.kv_layer.numel() // 2 >= _MOST_ELEMENTS:
+            raise NotAtHand("keys of 2^31 elements, which not every backend of SDPA can address")
         if self.gathers:
             return lambda: self._attend(inputs, *contiguous(inputs))
         query, keys, values = contiguous(inputs)

@@ -25,15 +25,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run on a GPU."""
+    """A run on a GPU. stopped: why it ended early, if it did; the results are those until then."""
 
     machine: Machine
     results: Sequence[Result]
     verdicts: Sequence[Verdict]
+    stopped: str | None = None
 
     def document(self) -> dict[str, Any]:
         return {
             "machine": asdict(self.machine),
+            "stopped": self.stopped,
             "targets": [asdict(verdict) for verdict in self.verdicts],
             "results": [self._result(result) for result in self.results],
         }
@@ -62,6 +64,9 @@ class Measured:
             if result.skipped is not None:
                 yield f"  skipped: {result.skipped}"
             yield from (self._line(result, timing) for timing in result.timings)
+        if self.stopped is not None:
+            yield ""
+            yield f"STOPPED after {len(self.results)} cases: {self.stopped}"
         yield ""
         yield "targets"
         yield from map(_verdict_line, self.verdicts)

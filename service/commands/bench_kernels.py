@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_plot(panels, label, arguments.plot)
         note(f"wrote {arguments.plot}")
     write(json.dumps(document, indent=2) if arguments.json else "\n".join(lines))
-    return 0
+    return 1 if document.get("stopped") else 0
 
 
 def find_gpu(*, wanted: bool) -> GpuAtHand | None:
@@ -153,7 +153,7 @@ def _measured(chosen: Sequence[Case], gpu: GpuAtHand) -> Found:
 
 
 def measure(chosen: Sequence[Case], gpu: GpuAtHand) -> Measured:
-    """All cases, with a remark after each."""
+    """All cases, with a remark after each; what was measured until then where the device fails."""
     from pageturner.service.bench import cuda_kernels
     from pageturner.service.bench.attention_contenders import contenders
     from pageturner.service.bench.kernel_report import Measured
@@ -162,12 +162,15 @@ def measure(chosen: Sequence[Case], gpu: GpuAtHand) -> Measured:
     device, stopwatch = gpu.device, gpu.stopwatch
     sizes = cuda_kernels.COPY_BYTES, cuda_kernels.MATMUL_SIZE
     machine = cuda_kernels.measure_machine(device, stopwatch, *sizes)
-    results = []
+    results, stopped = [], None
     everybody = contenders(gpu.ops)
-    for result in cuda_kernels.measure_cases(chosen, everybody, device, stopwatch, gpu.free_bytes):
-        results.append(result)
-        note(f"{len(results)}/{len(chosen)} {result.case}: {result.skipped or 'done'}")
-    return Measured(machine, results, verdicts(results, machine, gpu.capability))
+    try:
+        for result in cuda_kernels.measure_cases(chosen, everybody, device, stopwatch, gpu.free_bytes):
+            results.append(result)
+            note(f"{len(results)}/{len(chosen)} {result.case}: {result.skipped or 'done'}")
+    except (RuntimeError, KeyboardInterrupt) as error:  # as torch tells of a device that is lost
+        stopped = str(error).partition("\n")[0] or type(error).__name__
+    return Measured(machine, results, verdicts(results, machine, gpu.capability), stopped)
 
 
 def _on_paper(chosen: Sequence[Case], name: str) -> Found:

@@ -152,6 +152,13 @@ def test_what_sdpa_cannot_do_is_told_by_its_own_reason() -> None:
         Sdpa("cudnn", gathers=True).prepare(inputs)()
 
 
+def test_sdpa_is_not_asked_for_more_than_it_can_address() -> None:
+    inputs = make_inputs(Case("decode", TINY, 1, 20), 16, CPU)
+    huge = replace(inputs, kv_layer=torch.empty(2**21, 2, 8, 16, 64, device="meta", dtype=torch.bfloat16))
+    with pytest.raises(NotAtHand, match="2\\^31"):
+        Sdpa("flash", gathers=False).prepare(huge)
+
+
 class TestTriton:
     def test_without_vllm_it_is_not_at_hand(self) -> None:
         with pytest.raises(NotAtHand, match="vllm"):
@@ -360,6 +367,22 @@ class TestCommand:
         ours = document["results"][0]["timings"][0]
         assert ours["rate"] == pytest.approx(document["results"][0]["bytes_moved"] / ours["seconds"])
         assert "empty" in gpu.log
+
+    def test_what_was_measured_before_the_device_failed_is_kept(
+        self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        plain, calls = make_inputs, iter([True] * 5)
+
+        def failing(*given: Any) -> Inputs:
+            if not next(calls, False):
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+            return plain(*given)
+
+        monkeypatch.setattr(cuda_kernels, "make_inputs", failing)
+        assert main(list(self.ARGUMENTS)) == 1
+        document = json.loads(capsys.readouterr().out)
+        assert len(document["results"]) == 1
+        assert document["stopped"] == "CUDA error: an illegal memory access was encountered"
 
     def test_on_a_gpu_as_text(self, gpu: FakeCuda, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["bench", "kernels", "--batches", "1", "--contexts", "32"]) == 0
