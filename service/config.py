@@ -46,9 +46,9 @@ class CacheConfig:
 
     block_size: tokens of one block. num_blocks: blocks on the device; absent, a memory budget decides.
     kv_cache_memory: that budget, such as "2GiB"; absent on a GPU, gpu_memory_utilization of its memory
-    less the weights; absent on a CPU, a quarter of the machine's memory and at most 1 GiB.
-    gpu_memory_utilization: share of the GPU's memory this service may take, weights included.
-    swap_space: host memory for the KV of requests swapped out; 0 for none.
+    less weights and activations; absent on a CPU, a quarter of the machine's memory and at most 1 GiB.
+    gpu_memory_utilization: share of the GPU's memory that may be in use, weights included.
+    swap_space: host memory for the KV of requests swapped out, pinned where there is a GPU; 0 for none.
     enable_prefix_caching: whether finished blocks are kept for later prompts that start alike.
     """
 

@@ -52,14 +52,15 @@ def measure_memory(meter: MemoryMeter, largest_steps: Callable[[], object]) -> D
 
     Raises ConfigError if the largest step does not fit beside the weights.
     """
-    weights, in_use = meter.tensors(), meter.in_use()
+    weights = meter.tensors()
     try:
         activations = meter.peak_of(largest_steps)
     except MemoryError as error:
-        left = about(meter.total() - in_use)
+        left = about(meter.total() - meter.in_use())
         reason = f"a step of so many tokens does not fit in the {left} that the weights leave of the GPU"
         raise ConfigError("scheduler.max_num_batched_tokens", reason) from error
-    return DeviceMemory(meter.total(), weights, in_use, activations)
+    # Asked last: what is loaded when it is first used, such as the code of kernels, is there by now.
+    return DeviceMemory(meter.total(), weights, meter.in_use(), activations)
 
 
 def size_gpu_cache(

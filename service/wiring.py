@@ -32,7 +32,7 @@ from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.recording import RecordedEngine, Recorder, RecordingScheduler
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
-from pageturner.service.errors import ConfigError
+from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend, HeadShape, backend_of, choose_device
 from pageturner.service.model.build import build_model
@@ -90,13 +90,16 @@ def build_service(
     choose_ops = backend.choose_ops
     artifacts = load_artifacts(config.model, cache_dir)
     dtype: torch.dtype = getattr(torch, artifacts.dtype)
-    model, ops = build_model(
-        artifacts,
-        config.model,
-        config.cache.block_size,
-        lambda heads: choose_ops(heads, dtype),
-        backend.device,
-    )
+    try:
+        model, ops = build_model(
+            artifacts,
+            config.model,
+            config.cache.block_size,
+            lambda heads: choose_ops(heads, dtype),
+            backend.device,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"{artifacts.name} does not fit on {backend.device}: {error}") from error
     layout = KvLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
@@ -114,7 +117,12 @@ def build_service(
             backend.meter, partial(run_largest_steps, model, layout, ops, limits, sampler)
         )
         cache = size_gpu_cache(config.cache, layout.block_bytes, memory, machine_memory())
-    kv_cache = KvCache(layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams)
+    try:
+        kv_cache = KvCache(
+            layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams
+        )
+    except MemoryError as error:
+        raise ConfigError("cache.swap_space", str(error)) from error
     graphs = _decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)
     on_gpu = backend.device.type == "cuda"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from pageturner.kernels import checks
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.service.model.fences import Fences
+from pageturner.service.model.memory import Pinned
 from pageturner.service.model.streams import Streams, streams_of
 from pageturner.service.model.upload import upload
 
@@ -28,7 +30,7 @@ class KvCache:
     or writes the pool by other ways than `apply` says so to `await_copies` first.
 
     streams: the device's own by default. Raises ValueError for a negative size, a pool of no blocks, or a
-    layout whose key order is not the one that `ops` wants.
+    layout whose key order is not the one that `ops` wants, MemoryError if the host pool cannot be pinned.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class KvCache:
         self.layout = layout
         self.device = device
         self.pool = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype, device=device)
-        self.host_pool = torch.empty(
-            layout.pool_shape(num_host_blocks), dtype=layout.dtype, pin_memory=device.type == "cuda"
-        )
+        self.host_pool = torch.empty(layout.pool_shape(num_host_blocks), dtype=layout.dtype)
+        if device.type == "cuda":
+            # Before the pages go back to the system, which would hand them out pinned. Not at the end of
+            # the process: the driver may be gone by then.
+            finalize(self, Pinned(self.host_pool).close).atexit = False
         self.fences = Fences(streams or streams_of(device), num_blocks)
         self._ops = ops
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -68,6 +69,7 @@ class FakeCuda(TorchFunctionMode):
         super().__init__()
         self.syncs: Counter[str] = Counter()
         self._pinned: dict[int, torch.Tensor] = {}
+        self.registered: set[int] = set()
 
     @property
     def num_syncs(self) -> int:
@@ -186,8 +188,27 @@ class FakeCuda(TorchFunctionMode):
         if to_gpu == from_gpu or not _memory(source).numel():
             return
         host = source if to_gpu else destination
-        if not (non_blocking and host.untyped_storage().data_ptr() in self._pinned):
+        address = host.untyped_storage().data_ptr()
+        if not (non_blocking and (address in self._pinned or address in self.registered)):
             self.syncs["upload" if to_gpu else "download"] += 1
+
+    def __enter__(self) -> FakeCuda:
+        self._patch = mock.patch.object(torch.cuda, "cudart", return_value=self)
+        self._patch.start()
+        super().__enter__()  # type: ignore[no-untyped-call] # torch leaves it so
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call] # torch leaves it so
+        self._patch.stop()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        self.registered.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+        self.registered.remove(address)
+        return 0
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         # Kept, so that its address stays its own.

@@ -17,6 +17,7 @@ from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, SchedulerOutput
@@ -25,6 +26,7 @@ from pageturner.service.model import kv_cache
 from pageturner.service.model.decoder import Decoder, load_decoder
 from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.invariance import check_batch_invariance
+from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.model.streams import Streams
@@ -276,3 +278,23 @@ def test_the_fake_lets_go_on_what_does_not_wait(work: Callable[[torch.Tensor], o
 def test_the_fake_refuses_two_devices(work: Callable[[torch.Tensor], object]) -> None:
     with pytest.raises((RuntimeError, TypeError), match=r"one device|numpy"):
         waits(work)
+
+
+def test_the_host_pool_is_pinned_as_long_as_there_is_a_cache() -> None:
+    layout = KvLayout(1, 1, 4, 2, torch.float32)
+    with FakeCuda() as gpu:
+        cache = KvCache(layout, 2, 3, TorchOps(), CUDA, lazy_copies())
+        assert gpu.registered == {cache.host_pool.data_ptr()}
+        without = KvCache(layout, 2, 0, TorchOps(), CUDA, lazy_copies())
+        assert without.num_host_blocks == 0
+        pool = cache.host_pool  # outlives the cache: its pages must not be the GPU's then
+        del cache
+        assert gpu.registered == set()
+        assert pool.shape[0] == 3
+
+
+def test_a_machine_that_will_not_pin_the_host_pool_is_named() -> None:
+    with FakeCuda() as gpu:
+        gpu.cudaHostRegister = lambda address, size, flags: 2  # type: ignore[method-assign] # out of memory
+        with pytest.raises(MemoryError, match=r"192 bytes of the host cannot be pinned \(CUDA error 2\)"):
+            KvCache(KvLayout(1, 1, 4, 2, torch.float32), 2, 3, TorchOps(), CUDA, lazy_copies())
