@@ -33,7 +33,6 @@ Rows = Literal["contiguous", "merged", "padded", "unaligned", "odd", "transposed
 """How rows lie in memory: slices of a merged projection; so, but no row at a multiple of 16 bytes, or rows an
 odd number of elements apart; each head by itself, padded to a multiple of 16 bytes, or with the rows of one
 head together and heads an odd number of elements apart."""
-"""
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
