@@ -40,13 +40,13 @@ def run(
     flags: tuple[str, ...] = (),
     os_threads: int = 1,
     threads: int = THREADS,
+    races: bool = True,
 ) -> torch.Tensor:
     """The output of the kernel, which is -1 where nothing was written."""
     output = torch.full((num_outputs,), -1.0)
     counter = torch.zeros(1, dtype=torch.int32)
-    runtime = EmulatedRuntime(
-        Builder(cpu_cache_dir(), SOURCES, flags), schedule=schedule, os_threads=os_threads
-    )
+    builder = Builder(cpu_cache_dir(), SOURCES, races, flags)
+    runtime = EmulatedRuntime(builder, schedule=schedule, os_threads=os_threads)
     variant = Variant(SOURCE, expression, threads, shared_bytes, EmulatorArguments)
     pointer = None if given is None else given.data_ptr()
     arguments = EmulatorArguments(output.data_ptr(), pointer, counter.data_ptr(), count)

@@ -9,14 +9,14 @@ import os
 import subprocess
 from dataclasses import MISSING, fields
 
-from pageturner.kernels.cuda.emulation.build import SANITIZERS, Builder
+from pageturner.kernels.cuda.emulation.build import ADDRESS, Builder
 
 REPORTED = 77
 """The exit status of a process that ends with a report."""
 
 
 def sanitizer_environment() -> dict[str, str]:
-    """For a Python process whose C++ libraries are compiled with SANITIZERS. A report ends the process."""
+    """For a Python process whose C++ libraries are compiled with ADDRESS. A report ends the process."""
     command = ["g++", "-print-file-name=libasan.so"]
     library = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     # Python itself frees little at exit.
@@ -27,4 +27,4 @@ def pytest_configure() -> None:
     """Builders that tests make without flags of their own get these."""
     names = [field.name for field in fields(Builder) if field.default is not MISSING]
     defaults = dict(zip(names, Builder.__init__.__defaults__ or (), strict=True))
-    Builder.__init__.__defaults__ = tuple({**defaults, "flags": SANITIZERS}.values())
+    Builder.__init__.__defaults__ = tuple({**defaults, "races": False, "flags": ADDRESS}.values())

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,21 +38,25 @@ FLAGS = (
     "-Wno-unknown-pragmas",  # #pragma unroll
     "-Wno-sign-compare",  # threadIdx is unsigned, as it is in CUDA
 )
-# Undefined behaviour in a kernel is a fault of the thread, told by line: see undefined.cpp.
-CHECKS = ("-fsanitize=alignment,null,bounds,signed-integer-overflow,shift,integer-divide-by-zero",)
-SANITIZERS = ("-fsanitize=address", "-g")
+# Of the compiler's sanitizers only the instrumentation: what it calls is ours, in undefined.cpp and
+# instrumentation.cpp, and makes a fault of what is wrong, told by line.
+UNDEFINED = ("-fsanitize=alignment,null,bounds,signed-integer-overflow,shift,integer-divide-by-zero",)
+RACES = ("-fsanitize=thread", "-g1")
+# With this one all of it, library included. It does not go together with RACES.
+ADDRESS = ("-fsanitize=address", "-g")
 
 
 @dataclass(frozen=True)
 class Builder:
     """Compiles kernels of the folder `sources` into `cache_dir`.
 
-    flags: beyond FLAGS, such as SANITIZERS or `-DSIMT_UCONTEXT`. Processes that ask for the same at once
-    compile it once.
+    races: whether kernels are watched for races on shared memory, at nearly twice the time. flags: beyond
+    FLAGS, such as ADDRESS or `-DSIMT_UCONTEXT`. Processes that ask for the same at once compile it once.
     """
 
     cache_dir: Path
     sources: Path = KERNELS
+    races: bool = True
     flags: tuple[str, ...] = ()
     compiler: str = "g++"
 
@@ -75,31 +79,32 @@ class Builder:
 
     def build_texts(self, texts: Sequence[str]) -> list[Path]:
         """The library of each C++ text, which may include what `sources` holds."""
-        key = self._key()
         try:
             self.cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                sources = sorted(MACHINE.glob("*.cpp"))
-                machine = list(pool.map(lambda source: self._object(source, key), sources))
-                return list(pool.map(lambda text: self._library(text, key, machine), texts))
+                machine = list(pool.map(self._object, sorted(MACHINE.glob("*.cpp"))))
+                return list(pool.map(lambda text: self._library(text, machine), texts))
         except OSError as error:
             raise KernelsUnavailable(f"{self.cache_dir}: {error}") from error
 
-    def _object(self, source: Path, key: str) -> Path:
+    def _object(self, source: Path) -> Path:
+        """The same for all kernels."""
+        key = self._key(source.read_text(encoding="utf-8"), MACHINE.glob("*.h"), ())
         target = self.cache_dir / f"{source.stem}-{key}.o"
         return self._once(target, lambda unfinished: self._run("-c", source, "-o", unfinished))
 
-    def _library(self, text: str, key: str, machine: list[Path]) -> Path:
+    def _library(self, text: str, machine: list[Path]) -> Path:
         def compile_and_link(unfinished: Path) -> None:
             with tempfile.TemporaryDirectory(dir=self.cache_dir) as folder:
                 source, compiled = Path(folder, "kernel.cpp"), Path(folder, "kernel.o")
                 source.write_text(text, encoding="utf-8")
                 include = [f"-I{folder}" for folder in (self.sources, KERNELS, MACHINE)]
-                self._run(*CHECKS, *include, "-c", source, "-o", compiled)
+                self._run(*self._checks, *include, "-c", source, "-o", compiled)
                 self._run("-shared", compiled, *machine, "-o", unfinished)
 
-        name = hashlib.sha256((key + text).encode()).hexdigest()[:20]
-        return self._once(self.cache_dir / f"kernel-{name}.so", compile_and_link)
+        headers = {*self.sources.glob("*.cuh"), *KERNELS.glob("*.cuh"), *MACHINE.glob("*.h")}
+        key = self._key(text, headers, (*self._checks, *(path.name for path in machine)))
+        return self._once(self.cache_dir / f"kernel-{key}.so", compile_and_link)
 
     def _once(self, target: Path, compile_to: Callable[[Path], None]) -> Path:
         """Compile beside `target` and rename, so that nobody ever loads half a file."""
@@ -121,20 +126,17 @@ class Builder:
     def _run(self, *arguments: str | Path) -> None:
         _run([_executable(self.compiler), *FLAGS, *self.flags, *map(str, arguments)])
 
-    def _key(self) -> str:
+    @property
+    def _checks(self) -> tuple[str, ...]:
+        return (*UNDEFINED, *RACES) if self.races else UNDEFINED
+
+    def _key(self, text: str, headers: Iterable[Path], words: Iterable[str]) -> str:
         """Changes with anything that changes the machine code."""
-        digest = hashlib.sha256()
-        texts = [
-            *self.sources.glob("*.cu"),
-            *self.sources.glob("*.cuh"),
-            *MACHINE.glob("*.h"),
-            *MACHINE.glob("*.cpp"),
-        ]
-        for path in sorted(texts):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-        digest.update(
-            "\0".join((*FLAGS, *CHECKS, *self.flags, _described(_executable(self.compiler)))).encode()
-        )
+        digest = hashlib.sha256(text.encode())
+        for path in sorted(headers):
+            digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+        for word in (*FLAGS, *self.flags, *words, _described(_executable(self.compiler))):
+            digest.update(b"\0" + word.encode())
         return digest.hexdigest()[:20]
 
 

@@ -19,21 +19,25 @@ unsigned char* dynamic_shared(size_t bytes, Site site) {
   return position->multiprocessor->dynamic_shared(bytes, site);
 }
 
-void require_shared_16(const void* address, const char* operation, Site site) {
-  position->multiprocessor->require_shared_16(address, operation, site);
+void read_shared_16(const void* address, const char* operation, Site site) {
+  position->multiprocessor->read_shared_16(address, operation, site);
+}
+
+void access(const void* address, size_t num_bytes, bool is_write, const void* code) {
+  position->multiprocessor->access(address, num_bytes, is_write ? Access::kWrite : Access::kRead, {{}, code});
 }
 
 void copy_async(void* shared, const void* global, size_t num_read, Site site) {
-  require_shared_16(shared, "cp_async_16", site);
-  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) fault(site, "cp_async_16 from an address that is no multiple of 16");
-  position->multiprocessor->copy_async({shared, global, num_read});
+  position->multiprocessor->copy_async(shared, global, num_read, site);
 }
 
-void commit_copies() { position->multiprocessor->copies().commit(); }
+void commit_copies() { position->multiprocessor->commit_copies(); }
 
-void wait_copies(size_t pending) { position->multiprocessor->copies().wait(pending); }
+void wait_copies(size_t pending) { position->multiprocessor->wait_copies(pending); }
 
-void fault(Site site, const char* what) { position->multiprocessor->fault(site, what); }
+void fault(Site site, const char* what, const char* more) {
+  position->multiprocessor->fault(site, std::string(what) + more);
+}
 
 int run(const Launch& launch, void (*body)(const void*), const void* arguments, char* report,
         size_t report_bytes) {

@@ -58,8 +58,12 @@ const Lanes& exchange(uint32_t mask, const void* bytes, size_t num_bytes, const 
 // Dynamic shared memory. A fault if the launch gave less than `bytes`.
 unsigned char* dynamic_shared(size_t bytes, Site site);
 
-// A fault unless `address` is a multiple of 16, and 16 bytes from there are shared memory of this block.
-void require_shared_16(const void* address, const char* operation, Site site);
+// A fault unless `address` is a multiple of 16, and 16 bytes from there are shared memory of this block, which may be
+// read now.
+void read_shared_16(const void* address, const char* operation, Site site);
+
+// Before the text of a kernel reads or writes: a fault if that is shared memory and the access is a race. code: where.
+void access(const void* address, size_t num_bytes, bool is_write, const void* code);
 
 // 16 bytes to shared memory, of which `num_read` are read and the rest zeros: at wait_copies, or at once.
 void copy_async(void* shared, const void* global, size_t num_read, Site site);
@@ -67,7 +71,7 @@ void commit_copies();
 void wait_copies(size_t pending);
 
 // Ends the launch with a message that names the place and the thread. Does not return, and does not unwind.
-[[noreturn]] void fault(Site site, const char* what);
+[[noreturn]] void fault(Site site, const char* what, const char* more = "");
 
 // One launch, as the caller describes it. Mirrored in runtime.py.
 struct Launch {

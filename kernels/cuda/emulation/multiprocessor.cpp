@@ -14,11 +14,6 @@ std::string text(Dim3 at) {
   return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
 }
 
-std::string text(Site site) {
-  const char* slash = strrchr(site.file, '/');
-  return std::string(slash != nullptr ? slash + 1 : site.file) + ":" + std::to_string(site.line);
-}
-
 Dim3 dim3(const uint32_t (&sides)[3]) { return {sides[0], sides[1], sides[2]}; }
 
 Dim3 unravel(unsigned index, const uint32_t (&sides)[3]) {
@@ -44,6 +39,7 @@ Multiprocessor::Multiprocessor(const Launch& launch, Body body, const void* argu
       warps_((threads_.size() + kLanes - 1) / kLanes),
       turn_of_(threads_.size()),
       shared_(launch.shared_bytes),
+      races_(shared_.size()),
       stacks_(Stack::take(threads_.size())) {}
 
 Multiprocessor::~Multiprocessor() {
@@ -55,6 +51,7 @@ void Multiprocessor::run_block(unsigned index) {
   const auto num_threads = unsigned(threads_.size());
   shared_.poison();
   barrier_ = {};
+  ++block_barriers_;
   live_ = num_threads;
   for (Warp& warp : warps_) warp = {};
   turns_ = arranged(launch_, num_threads, index);
@@ -83,11 +80,11 @@ void Multiprocessor::exit_thread() {
   if (stacks_[running_->position.rank].overflowed()) fault(Site::here(), "the stack of a thread overflowed");
   running_->exited = true;
   --live_;
-  if (barrier_.arrived > 0 && barrier_.arrived == live_) barrier_.open();
+  if (barrier_.arrived > 0 && barrier_.arrived == live_) open_barrier();
   Warp& warp = own_warp();
   warp.live &= ~(1u << running_->position.rank % kLanes);
   for (Exchange& each : warp.exchanges)
-    if (each.arrived != 0 && each.arrived == (each.mask & warp.live)) each.finish();
+    if (each.arrived != 0 && each.arrived == (each.mask & warp.live)) warp.finish(each);
   first_candidate_ = 0;
   run_next();
   __builtin_unreachable();
@@ -118,8 +115,8 @@ void Multiprocessor::leave_block() {
   __builtin_unreachable();
 }
 
-void Multiprocessor::fault(Site site, const std::string& what) {
-  progress_.fail(text(site) + ": " + what + ", in block " + text(running_->position.block) + " thread " +
+void Multiprocessor::fault(const std::string& place, const std::string& what) {
+  progress_.fail(place + ": " + what + ", in block " + text(running_->position.block) + " thread " +
                  text(running_->position.thread));
   leave_block();
 }
@@ -151,9 +148,14 @@ void Multiprocessor::block_barrier(Site site) {
   if (++barrier_.arrived < live_) {
     wait_for(barrier_.generation, "__syncthreads", site);
   } else {
-    barrier_.open();
-    first_candidate_ = 0;
+    open_barrier();
   }
+}
+
+void Multiprocessor::open_barrier() {
+  barrier_.open();
+  ++block_barriers_;
+  first_candidate_ = 0;
 }
 
 const Lanes& Multiprocessor::exchange(uint32_t mask, const void* bytes, size_t num_bytes, const char* operation,
@@ -167,13 +169,14 @@ const Lanes& Multiprocessor::exchange(uint32_t mask, const void* bytes, size_t n
   exchange.operation = operation;
   exchange.site = site;
   exchange.combine = combine;
+  exchange.is_barrier = num_bytes == 0;
   Lanes& lanes = exchange.lanes();
   memcpy(lanes.bytes[own_lane], bytes, num_bytes);
   exchange.arrived |= 1u << own_lane;
   if (exchange.arrived != (mask & own_warp().live)) {
     wait_for(exchange.generation, operation, site);
   } else {
-    exchange.finish();
+    own_warp().finish(exchange);
     first_candidate_ = 0;
   }
   return lanes;
@@ -186,17 +189,44 @@ unsigned char* Multiprocessor::dynamic_shared(size_t bytes, Site site) {
   return shared_.dynamic();
 }
 
-void Multiprocessor::require_shared_16(const void* address, const char* operation, Site site) {
+size_t Multiprocessor::require_shared_16(const void* address, const char* operation, Site site) {
   if (reinterpret_cast<uintptr_t>(address) % 16 != 0)
     fault(site, std::string(operation) + " of an address that is no multiple of 16");
-  if (!shared_.contains(address, 16)) fault(site, std::string(operation) + " outside of shared memory");
+  const ptrdiff_t offset = shared_.offset(address, 16);
+  if (offset < 0) fault(site, std::string(operation) + " outside of shared memory");
+  return size_t(offset);
 }
 
-void Multiprocessor::copy_async(const AsyncCopies::Copy& copy) {
-  if (launch_.eager_copies)
-    copy.perform();
-  else
-    copies().start(copy);
+Moment Multiprocessor::moment() {
+  const int rank = running_->position.rank;
+  return {block_barriers_, own_warp().barriers, rank / kLanes, rank};
+}
+
+void Multiprocessor::access(const void* address, size_t num_bytes, Access access, const Place& place) {
+  const ptrdiff_t offset = shared_.offset(address, num_bytes);
+  if (offset < 0) return;
+  const std::string wrong = races_.look(size_t(offset), num_bytes, access, moment(), place);
+  if (!wrong.empty()) fault(text(place), wrong);
+}
+
+void Multiprocessor::read_shared_16(const void* address, const char* operation, Site site) {
+  require_shared_16(address, operation, site);
+  access(address, 16, Access::kRead, {site});
+}
+
+void Multiprocessor::copy_async(void* shared, const void* global, size_t num_read, Site site) {
+  require_shared_16(shared, "cp_async_16", site);
+  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) fault(site, "cp_async_16 from an address that is no multiple of 16");
+  access(shared, 16, Access::kAsyncWrite, {site});
+  const AsyncCopies::Copy copy = {shared, global, num_read, launch_.eager_copies != 0};
+  if (copy.is_done) copy.perform();
+  running_->copies.start(copy);
+}
+
+void Multiprocessor::wait_copies(size_t pending) {
+  running_->copies.wait(pending, [&](const AsyncCopies::Copy& copy) {
+    races_.arrive(size_t(shared_.offset(copy.shared, 16)), 16, moment());
+  });
 }
 
 }  // namespace simt

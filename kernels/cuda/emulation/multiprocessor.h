@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "race_check.h"
 #include "shared_memory.h"
 #include "threads.h"
 
@@ -45,14 +46,20 @@ class Multiprocessor {
   const Lanes& exchange(uint32_t mask, const void* bytes, size_t num_bytes, const char* operation, Site site,
                         Combine combine);
   unsigned char* dynamic_shared(size_t bytes, Site site);
-  void require_shared_16(const void* address, const char* operation, Site site);
-  void copy_async(const AsyncCopies::Copy& copy);
-  AsyncCopies& copies() { return running_->copies; }
-  [[noreturn]] void fault(Site site, const std::string& what);
+  void read_shared_16(const void* address, const char* operation, Site site);
+  void access(const void* address, size_t num_bytes, Access access, const Place& place);
+  void copy_async(void* shared, const void* global, size_t num_read, Site site);
+  void commit_copies() { running_->copies.commit(); }
+  void wait_copies(size_t pending);
+  [[noreturn]] void fault(const std::string& place, const std::string& what);
+  [[noreturn]] void fault(Site site, const std::string& what) { fault(text(site), what); }
 
  private:
   static void thread_main();
   [[noreturn]] void exit_thread();
+  size_t require_shared_16(const void* address, const char* operation, Site site);
+  Moment moment();
+  void open_barrier();
   void wait_for(const unsigned& generation, const char* operation, Site site);
   void run_next();
   [[noreturn]] void leave_block();
@@ -70,10 +77,12 @@ class Multiprocessor {
   std::vector<unsigned> turn_of_;  // its inverse
   unsigned first_candidate_ = 0;   // greedy: threads whose turn is earlier cannot run
   SharedMemory shared_;
+  RaceCheck races_;
   std::vector<Stack> stacks_;
   Fiber run_block_;  // where it waits for its threads
   Thread* running_ = nullptr;
   Barrier barrier_;
+  unsigned block_barriers_ = 0;  // passed since the launch, the end of a block among them
   unsigned live_ = 0;  // threads that have not exited
 };
 

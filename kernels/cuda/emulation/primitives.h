@@ -93,11 +93,19 @@ template <class T> void multiply(Lanes& lanes) {
   }
 }
 
+// What needs a whole warp: no lane may have exited.
+inline const Lanes& exchange_by_all(const void* bytes, size_t num_bytes, const char* operation, Site site,
+                                    Combine combine = nullptr) {
+  const Lanes& lanes = exchange(~0u, bytes, num_bytes, operation, site, combine);
+  if (lanes.present != ~0u) fault(site, operation, " without all lanes of the warp");
+  return lanes;
+}
+
 // A lane reads its row when it comes, not when all have: a missing barrier before it shows.
 inline void load_matrices(uint32_t (&registers)[4], const void* row, bool transposed, const char* operation,
                           Site site) {
-  require_shared_16(row, operation, site);
-  const Lanes& rows = exchange(~0u, row, 16, operation, site);
+  read_shared_16(row, operation, site);
+  const Lanes& rows = exchange_by_all(row, 16, operation, site);
   const auto element = [&](int matrix, int row_of, int column) {
     uint16_t bits;
     memcpy(&bits, rows.bytes[matrix * 8 + row_of] + column * 2, sizeof bits);
@@ -115,7 +123,7 @@ template <class T>
 inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                          simt::Site site = simt::Site::here()) {
   const simt::Fragments own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  const simt::Lanes& lanes = simt::exchange(~0u, &own, sizeof own, "mma_m16n8k16", site, &simt::multiply<T>);
+  const simt::Lanes& lanes = simt::exchange_by_all(&own, sizeof own, "mma_m16n8k16", site, &simt::multiply<T>);
   float product[4];
   memcpy(product, lanes.bytes[simt::lane()], sizeof product);
   for (int i = 0; i < 4; ++i) d[i] += product[i];

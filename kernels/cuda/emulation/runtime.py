@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +36,12 @@ class EmulatedKernel:
     """One compiled kernel, called as a cupy.RawKernel is; done when the call returns.
 
     Raises KernelFault, with the place and the thread, where a GPU would stop, hang or read what nobody
-    wrote: a bounds check, a deadlock, a divergent barrier, a misaligned copy, too little shared memory.
+    wrote: a bounds check, a deadlock, a divergent barrier, a race on shared memory, a misaligned copy, too
+    little shared memory, undefined behaviour.
     """
 
     name: str
+    path: Path
     library: ctypes.CDLL
     schedule: Schedule
     os_threads: int
@@ -56,7 +61,18 @@ class EmulatedKernel:
         report = ctypes.create_string_buffer(_REPORT_BYTES)
         address = ctypes.c_void_p(arguments.ctypes.data)
         if self.library.simt_launch(ctypes.byref(launch), address, report, ctypes.c_uint64(_REPORT_BYTES)):
-            raise KernelFault(f"{self.name}: {report.value.decode()}")
+            told = re.sub(r"code\+(0x[0-9a-f]+)", self._line, report.value.decode())
+            raise KernelFault(f"{self.name}: {told}")
+
+    def _line(self, address: re.Match[str]) -> str:
+        """The line of code at an address in the library, as `file:line`; the address where none is known."""
+        addr2line = shutil.which("addr2line")
+        if addr2line is None:
+            return address.group()
+        # The tool beside the compiler, with our own library and a number.
+        command = [addr2line, "-e", str(self.path), address[1]]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+        return Path(found.split(" ")[0].strip()).name
 
 
 @dataclass(frozen=True)
@@ -95,4 +111,4 @@ class EmulatedRuntime:
         library.simt_argument_bytes.restype = ctypes.c_uint64
         taken, given = library.simt_argument_bytes(), ctypes.sizeof(variant.arguments)
         assert taken == given, f"{variant.expression} takes {taken} bytes, {variant.arguments} has {given}"
-        return EmulatedKernel(variant.expression, library, self.schedule, self.os_threads)
+        return EmulatedKernel(variant.expression, path, library, self.schedule, self.os_threads)

@@ -62,8 +62,11 @@ void SharedMemory::poison() {
   position = kept;
 }
 
-bool SharedMemory::contains(const void* address, size_t bytes) const {
-  return is_inside(address, bytes, dynamic_, dynamic_bytes_) || is_inside(address, bytes, static_, static_bytes_);
+ptrdiff_t SharedMemory::offset(const void* address, size_t bytes) const {
+  const auto* at = static_cast<const unsigned char*>(address);
+  if (is_inside(at, bytes, dynamic_, dynamic_bytes_)) return at - dynamic_;
+  if (is_inside(at, bytes, static_, static_bytes_)) return ptrdiff_t(dynamic_bytes_) + (at - static_);
+  return -1;
 }
 
 }  // namespace simt

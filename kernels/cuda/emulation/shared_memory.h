@@ -17,7 +17,9 @@ class SharedMemory {
   // A block finds NaN in it, as float32, bfloat16 and float16; -1 as an integer.
   void poison();
 
-  bool contains(const void* address, size_t bytes) const;
+  // Where `bytes` at `address` lie in it, from 0 to size(); -1 if they are not all in it.
+  ptrdiff_t offset(const void* address, size_t bytes) const;
+  size_t size() const { return dynamic_bytes_ + static_bytes_; }
   unsigned char* dynamic() const { return dynamic_; }
   size_t dynamic_bytes() const { return dynamic_bytes_; }
 

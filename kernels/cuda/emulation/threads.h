@@ -3,12 +3,15 @@
 
 #include <cstring>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "fibers.h"
 #include "machine.h"
 
 namespace simt {
+
+std::string text(Site site);
 
 inline bool same(Site one, Site other) { return one.line == other.line && strcmp(one.file, other.file) == 0; }
 
@@ -22,13 +25,14 @@ struct Wait {
   bool over() const { return generation == nullptr || *generation != seen; }
 };
 
-// The asynchronous copies of one thread that are started and not done. The first groups are the oldest.
+// The asynchronous copies of one thread that are started and not waited for. The first groups are the oldest.
 class AsyncCopies {
  public:
   struct Copy {
     void* shared;
     const void* global;
     size_t num_read;
+    bool is_done;  // as soon as it was started
 
     void perform() const {
       if (num_read > 0) memcpy(shared, global, num_read);
@@ -43,9 +47,13 @@ class AsyncCopies {
     open_.clear();
   }
 
-  void wait(size_t pending) {
-    for (; groups_.size() > pending; groups_.pop_front())
-      for (const Copy& copy : groups_.front()) copy.perform();
+  template <class Arrived> void wait(size_t pending, const Arrived& arrived) {
+    for (; groups_.size() > pending; groups_.pop_front()) {
+      for (const Copy& copy : groups_.front()) {
+        if (!copy.is_done) copy.perform();
+        arrived(copy);
+      }
+    }
   }
 
  private:
@@ -86,6 +94,7 @@ struct Exchange {
   const char* operation = "";
   Site site{};
   Combine combine = nullptr;
+  bool is_barrier = false;  // nothing is laid down
   Lanes buffers[2];
 
   Lanes& lanes() { return buffers[generation % 2]; }
@@ -99,13 +108,19 @@ struct Exchange {
 };
 
 struct Warp {
-  uint32_t live = 0;  // lanes that have not exited
+  uint32_t live = 0;      // lanes that have not exited
+  unsigned barriers = 0;  // that it has passed
   std::deque<Exchange> exchanges;
 
   Exchange& exchange_of(uint32_t mask) {
     for (Exchange& each : exchanges)
       if (each.mask == mask) return each;
     return exchanges.emplace_back(mask);
+  }
+
+  void finish(Exchange& exchange) {
+    if (exchange.is_barrier) ++barriers;
+    exchange.finish();
   }
 };
 

@@ -13,17 +13,33 @@ struct EmulatorArguments {
 template <bool kBarrier> __global__ void rotate(EmulatorArguments arguments) {
   DYNAMIC_SHARED(memory, 128 * 4);
   float* values = reinterpret_cast<float*>(memory);
-  values[threadIdx.x] = arguments.input[threadIdx.x];
+  values[threadIdx.x] = arguments.input[threadIdx.x];  // at: rotated write
   if (kBarrier) __syncthreads();
-  arguments.output[threadIdx.x] = values[(threadIdx.x + 32) % 128];
+  arguments.output[threadIdx.x] = values[(threadIdx.x + 32) % 128];  // at: rotated read
 }
 
 // The same within the warp.
 template <bool kBarrier> __global__ void rotate_lanes(EmulatorArguments arguments) {
   __shared__ float values[128];
-  values[threadIdx.x] = arguments.input[threadIdx.x];
+  values[threadIdx.x] = arguments.input[threadIdx.x];  // at: lane write
   if (kBarrier) __syncwarp();
-  arguments.output[threadIdx.x] = values[threadIdx.x ^ 1];
+  arguments.output[threadIdx.x] = values[threadIdx.x ^ 1];  // at: lane read
+}
+
+// A vote makes lanes meet, but it does not order their accesses to memory.
+__global__ void votes_for_a_barrier(EmulatorArguments arguments) {
+  __shared__ float values[128];
+  values[threadIdx.x] = arguments.input[threadIdx.x];  // at: vote write
+  __ballot_sync(kFullWarp, true);
+  arguments.output[threadIdx.x] = values[threadIdx.x ^ 1];  // at: vote read
+}
+
+// Two threads write one value: the same, so that no result shows it.
+template <bool kApart> __global__ void overlap(EmulatorArguments arguments) {
+  __shared__ float values[256];
+  values[threadIdx.x / (kApart ? 1 : 2)] = 1.0f;  // at: overlapping write
+  __syncthreads();
+  arguments.output[threadIdx.x] = values[0];
 }
 
 // Two groups of copies, of which all but kPending are waited for: output = both, elementwise.
@@ -32,11 +48,11 @@ template <int kPending> __global__ void wait_for(EmulatorArguments arguments) {
   float* shared = reinterpret_cast<float*>(memory) + threadIdx.x * 4;
   for (int group = 0; group < 2; ++group) {
     const int first = group * 128;
-    cp_async_16(shared + first, arguments.input + first + threadIdx.x * 4, true);
+    cp_async_16(shared + first, arguments.input + first + threadIdx.x * 4, true);  // at: copy
     cp_async_commit();
   }
   cp_async_wait<kPending>();
-  for (int i = 0; i < 4; ++i) arguments.output[threadIdx.x * 4 + i] = shared[i] + shared[128 + i];
+  for (int i = 0; i < 4; ++i) arguments.output[threadIdx.x * 4 + i] = shared[i] + shared[128 + i];  // at: copied sum
 }
 
 // Each round one warp's copies fill a buffer that all warps read. Without the second barrier a fast warp refills it
@@ -46,11 +62,12 @@ template <bool kBarrier> __global__ void refill(EmulatorArguments arguments) {
   float* shared = reinterpret_cast<float*>(memory);
   float sum = 0.0f;
   for (int round = 0; round < 3; ++round) {
-    if (threadIdx.x < 32) cp_async_16(shared + threadIdx.x * 4, arguments.input + round * 128 + threadIdx.x * 4, true);
+    const float* from = arguments.input + round * 128 + threadIdx.x * 4;
+    if (threadIdx.x < 32) cp_async_16(shared + threadIdx.x * 4, from, true);  // at: refill
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    sum += shared[threadIdx.x];
+    sum += shared[threadIdx.x];  // at: sum
     if (kBarrier) __syncthreads();
   }
   arguments.output[threadIdx.x] = sum;
@@ -91,6 +108,14 @@ __global__ void shuffles_from_the_gone(EmulatorArguments arguments) {
   arguments.output[threadIdx.x] = __shfl_xor_sync(kFullWarp, 1.0f, 1);  // at: from the gone
 }
 
+__global__ void product_of_a_part(EmulatorArguments arguments) {
+  if (threadIdx.x == 1) return;
+  float d[4] = {};
+  const uint32_t a[4] = {};
+  mma_m16n8k16<bfloat16>(d, a, 0, 0);  // at: product of a part
+  arguments.output[threadIdx.x] = d[0];
+}
+
 __global__ void out_of_bounds(EmulatorArguments arguments) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   BOUNDS_CHECK(i < arguments.count);  // at: bounds
@@ -115,8 +140,9 @@ template <int kWhat> __global__ void misaligned(EmulatorArguments arguments) {
   const auto* input = reinterpret_cast<const unsigned char*>(arguments.input);
   const int off = arguments.count;
   uint32_t registers[4] = {};
-  if (kWhat == 0) cp_async_16(memory + off, input, true);        // at: misaligned 0
-  if (kWhat == 1) cp_async_16(memory, input + off, true);        // at: misaligned 1
+  unsigned char* own = memory + threadIdx.x * 16;
+  if (kWhat == 0 && threadIdx.x < 32) cp_async_16(own + off, input, true);  // at: misaligned 0
+  if (kWhat == 1 && threadIdx.x < 32) cp_async_16(own, input + off, true);  // at: misaligned 1
   if (kWhat == 2) ldmatrix_x4(registers, memory + off);          // at: misaligned 2
   if (kWhat == 3) registers[0] = reinterpret_cast<const uint4*>(input + off)->y;  // at: misaligned 3
   arguments.output[threadIdx.x] = float(registers[0]);

@@ -41,13 +41,11 @@ def numbers(count: int = 512) -> torch.Tensor:
 
 def schedules_that_show(expression: str, wanted: torch.Tensor, *, threads: int = THREADS) -> set[str]:
     """Those under which the kernel's result is not the one wanted."""
-    return {
-        str(schedule)
+    found = {
+        str(schedule): run(expression, numbers(), schedule=schedule, threads=threads, races=False)
         for schedule in SCHEDULES
-        if not torch.equal(
-            run(expression, numbers(), schedule=schedule, threads=threads)[: len(wanted)], wanted
-        )
     }
+    return {schedule for schedule, output in found.items() if not torch.equal(output[: len(wanted)], wanted)}
 
 
 ALL = set(map(str, SCHEDULES))
@@ -75,6 +73,38 @@ def test_a_buffer_refilled_too_early_shows_where_a_warp_runs_ahead() -> None:
     wanted = numbers(384).view(3, THREADS).sum(0)
     assert schedules_that_show("refill<true>", wanted) == set()
     assert schedules_that_show("refill<false>", wanted) >= {"greedy", "greedy-eager"}
+
+
+@every_schedule
+@pytest.mark.parametrize(
+    ("kernel", "threads", "places"),
+    [
+        ("rotate<{}>", THREADS, {"rotated write", "rotated read"}),
+        ("rotate_lanes<{}>", THREADS, {"lane write", "lane read"}),
+        ("refill<{}>", THREADS, {"refill", "sum"}),
+        ("overlap<{}>", THREADS, {"overlapping write"}),
+    ],
+)
+def test_a_race_is_told_with_both_places_under_every_schedule(
+    schedule: Schedule, kernel: str, threads: int, places: set[str]
+) -> None:
+    run(kernel.format("true"), numbers(), schedule=schedule, threads=threads)
+    with fault("a race with") as raised:
+        run(kernel.format("false"), numbers(), schedule=schedule, threads=threads)
+    assert {place for place in map(line, places) if place in str(raised.value)} == set(map(line, places))
+
+
+@every_schedule
+def test_a_wait_too_weak_is_told_under_every_schedule(schedule: Schedule) -> None:
+    run("wait_for<0>", numbers(), schedule=schedule, threads=32)
+    with fault(line("copied sum"), "the copy that began at", line("copy"), "is not waited for"):
+        run("wait_for<1>", numbers(), schedule=schedule, threads=32)
+
+
+def test_votes_and_shuffles_order_nothing() -> None:
+    run("rotate_lanes<true>", numbers())
+    with fault(line("vote read"), "a race with thread", line("vote write")):
+        run("votes_for_a_barrier", numbers(), schedule=REVERSED)
 
 
 @both_switches
@@ -110,6 +140,11 @@ def test_a_mask_without_the_calling_lane_is_a_fault() -> None:
 def test_a_lane_that_has_exited_has_nothing_to_give() -> None:
     with fault(line("from the gone"), "takes no part", "thread (6, 0, 0)"):
         run("shuffles_from_the_gone")
+
+
+def test_a_product_takes_all_lanes() -> None:
+    with fault(line("product of a part"), "mma_m16n8k16 without all lanes of the warp"):
+        run("product_of_a_part")
 
 
 @both_switches
@@ -235,11 +270,9 @@ def test_a_launch_after_a_fault_is_a_fresh_one() -> None:
 
 
 def test_what_cannot_be_compiled_is_told(tmp_path: Path) -> None:
-    shutil.copy(SOURCES / SOURCE, tmp_path)
     variant = Variant(SOURCE, "rotate<3, 4>", THREADS, 0, EmulatorArguments)
     with pytest.raises(KernelsUnavailable, match=r"(?s)g\+\+ failed.*emulator_probe.cu.*error"):
-        EmulatedRuntime(Builder(tmp_path / "cache", tmp_path)).load([variant])
-    assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".so"]
+        EmulatedRuntime(Builder(cpu_cache_dir(), SOURCES)).load([variant])
     with pytest.raises(KernelsUnavailable, match="no such-compiler on the path"):
         EmulatedRuntime(Builder(tmp_path, SOURCES, compiler="such-compiler")).load([variant])
     with pytest.raises(KernelsUnavailable, match=r"absent\.cu"):
@@ -250,16 +283,14 @@ def test_what_cannot_be_compiled_is_told(tmp_path: Path) -> None:
 
 
 def test_a_library_is_compiled_once_for_each_source(tmp_path: Path) -> None:
-    sources, cache = tmp_path / "sources", tmp_path / "cache"
-    sources.mkdir()
-    shutil.copy(SOURCES / SOURCE, sources)
+    shutil.copy(SOURCES / SOURCE, tmp_path)
     variant = Variant(SOURCE, "traps", THREADS, 0, EmulatorArguments)
-    builder = Builder(cache, sources)
+    builder = Builder(cpu_cache_dir(), tmp_path)
     (first,) = builder.build([variant])
     compiled = first.stat().st_mtime_ns
     assert builder.build([variant]) == [first]
     assert first.stat().st_mtime_ns == compiled
-    (sources / "more.cuh").write_text("// a header that it might include")
+    (tmp_path / "more.cuh").write_text("// a header that it might include")
     assert builder.build([variant]) != [first]
 
 

@@ -1,6 +1,6 @@
 """The emulated suite under AddressSanitizer: no kernel reads or writes beside its arrays.
 
-The checks of UndefinedBehaviorSanitizer need no run of their own: they are in every emulated kernel.
+Undefined behaviour and races need no run of their own: every emulated kernel is watched for them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def run_in_child(ahead: int) -> subprocess.CompletedProcess[str]:
     """A kernel that reads so many floats beyond the end of its input."""
     script = f"""
 import torch
-from pageturner.kernels.cuda.emulation.build import SANITIZERS
+from pageturner.kernels.cuda.emulation.build import ADDRESS
 from support.emulator_probe import run
-run("reads_ahead", torch.zeros(128), count={ahead}, flags=SANITIZERS)
+run("reads_ahead", torch.zeros(128), count={ahead}, races=False, flags=ADDRESS)
 """
     return _python("-c", script)
 
