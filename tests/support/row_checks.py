@@ -160,6 +160,7 @@ def check_rms_norm(
     """The sum bit by bit; the norm but for few elements, and those by one rounding before the weight."""
     hidden = normal(*shape, dtype=dtype, seed=1)
     hidden[0, 0] *= 0  # a row of zeros: only epsilon is left
+    hidden[1, 0] *= 1e-3  # epsilon is most of the mean
     hidden[-1, -1] *= 100
     weight = normal(shape[2], dtype=dtype, seed=2)
     added = normal(*shape, dtype=dtype, seed=3) if residual else None
