@@ -1,8 +1,9 @@
 """The whole service on the GPU's path, over gRPC: CUDA kernels on CPU fibers, swaps at the last moment.
 
-Held against the service on the CPU's own kernels: the same tokens, however tight the pool. The model is a
-random llama in bfloat16; where two kernels round differently, a token may differ whose rival was as
-likely: there, streams part, and are compared up to that place.
+On a GPU (`-m gpu`) the same, by the kernels themselves. Held against the service on the CPU's own kernels:
+the same tokens, however tight the pool. The model is a random llama in bfloat16; where two kernels round
+differently, a token may differ whose rival was as likely: there, streams part, and are compared up to that
+place.
 """
 
 from __future__ import annotations
@@ -160,13 +161,17 @@ def check_greedy(expected: Sequence[Streams], found: Sequence[Streams]) -> None:
     assert len(parted) <= len(partings) / 2, partings
 
 
+@pytest.mark.parametrize("where", ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
 async def test_tokens_are_those_of_the_cpu_under_swaps_copies_chunks_and_hits(
-    folder: Path, expected: list[Streams]
+    folder: Path, expected: list[Streams], where: str
 ) -> None:
-    async with running(folder, emulated_backend(), **TIGHT) as client:
+    on_gpu = where == "gpu"
+    backend = None if on_gpu else emulated_backend()
+    device = {"model.device": "cuda"} if on_gpu else {}
+    async with running(folder, backend, **TIGHT, **device) as client:
         found = await ask_all(client)
         info, load = await client.server_info(), await client.load()
-    assert (info.kernels, info.device) == ("cuda-emulated", "cpu")
+    assert (info.kernels, info.device) == (("cuda", "cuda:0") if on_gpu else ("cuda-emulated", "cpu"))
     assert load.num_swapped_out_blocks_total > 0
     assert load.num_swapped_in_blocks_total > 0
     assert load.num_copied_blocks_total > 0
