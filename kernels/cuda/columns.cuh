@@ -1,11 +1,11 @@
 // The bytes of a block, shared out among threads: for the kernels that move whole blocks.
 //
-//   block    | group 0                              | group 1 ...
-//            | 0 1 2 .. 127 | 0 1 .. 127 | ..       |            columns of 16 bytes, by the thread that owns it
+//   block    | group 0                        | group 1 ...     of kColumns * kRowThreads columns
+//            | 0 1 2 .. 127 | 0 1 .. 127 | .. |                 columns of 16 bytes, by the owner's number
 //
 // A thread owns kColumns columns, kRowThreads apart, so that a warp's access is 512 bytes in a row, and has
-// kColumns loads on their way at a time: 64 bytes a thread cover the latency of HBM from a third of the threads
-// that an SM can hold.
+// kColumns loads on their way at a time: 64 bytes a thread cover the latency of HBM from a third of the
+// threads that an SM can hold.
 #pragma once
 
 #include "arguments.cuh"

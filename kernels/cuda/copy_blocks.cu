@@ -1,8 +1,8 @@
 // Copies of whole blocks within the pool, all layers at once, as if every source were read before any
 // destination is written.
 //
-//   grid       (groups of columns, chains; more chains than 65,535 go round)   block   128 threads, no barrier
-//   registers  48: kColumns columns in hand and as many carried       access   see columns.cuh
+//   grid       (groups of columns, chains; more than 65,535 go round)   block   128 threads, no barrier
+//   registers  48: kColumns columns in hand and as many carried         access  see columns.cuh
 //
 // No barrier is needed, because a byte only ever meets the same byte of another block: what must be in order
 // is what one thread does. The host (block_moves.py) sorts the moves into chains. A chain overwrites no block

@@ -9,7 +9,9 @@
 constexpr int kOctet = 8;
 
 // Round to T as a tensor of T would, and back.
-template <class T> __device__ __forceinline__ float rounded(float value) { return to_float(from_float<T>(value)); }
+template <class T> __device__ __forceinline__ float rounded(float value) {
+  return to_float(from_float<T>(value));
+}
 
 template <class T> __device__ __forceinline__ void unpack_octet(float (&elements)[kOctet], uint4 octet) {
   const uint32_t words[4] = {octet.x, octet.y, octet.z, octet.w};

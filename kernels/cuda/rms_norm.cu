@@ -4,7 +4,7 @@
 //   normed = summed / sqrt(mean(summed^2) + epsilon)       in float32, rounded to T
 //            * weight                                      rounded to T again
 //
-//   grid       (rows, or a quarter where rows are short)   block   128 threads: one row, or a short one a warp
+//   grid       (rows, or a quarter where rows are short)   block   128 threads: a row, or a short row a warp
 //   shared     one float a warp                            registers  56
 //   access     octets (16-byte accesses), neighbours by neighbouring threads
 //
@@ -21,8 +21,8 @@
 
 constexpr int kRowWarps = kRowThreads / kWarpSize;
 
-// Up to here a warp has an octet a lane for the whole row (the norms of query and key heads): four rows a block
-// keep all warps busy, and need no barrier. row_grids.WARP_ROW_SIZE.
+// Up to here a warp has an octet a lane for the whole row (the norms of query and key heads): four rows a
+// block keep all warps busy, and need no barrier. row_grids.WARP_ROW_SIZE.
 constexpr int kWarpRowSize = kWarpSize * kOctet;
 
 // The sum over a warp, in every lane.

@@ -11,7 +11,8 @@
 #include "arguments.cuh"
 #include "octet.cuh"
 
-template <class T> __global__ void __launch_bounds__(kRowThreads) silu_and_mul(const SiluAndMulArguments args) {
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) silu_and_mul(const SiluAndMulArguments args) {
   const int64_t row = blockIdx.x;
   const int i = (blockIdx.y * kRowThreads + threadIdx.x) * kOctet;
   const int count = args.size - i;

@@ -6,13 +6,13 @@
 //   access     neighbouring threads hold neighbouring octets: a warp reads and writes runs of a head, or with
 //              rope of half a head, which from head_dim 32 on is a full 32-byte sector
 //
-// A slot is asked for first and looked at last, so that its load and those of the row are on their way together.
-// Slots of a batch are distinct: no two threads write the same place. Inputs may lie anywhere; the pool, the
-// table and the rotated query at multiples of 16 bytes.
+// A slot is asked for first and looked at last, so that its load and those of the row are on their way
+// together. Slots of a batch are distinct: no two threads write the same place. Inputs may lie anywhere; the
+// pool, the table and the rotated query at multiples of 16 bytes.
 #include "arguments.cuh"
 #include "octet.cuh"
 
-// Where dim 0 of a head lies in the layer's keys, and in its values too. 64 bits: a pool is larger than 4 GiB.
+// Where dim 0 of a head lies in the layer's keys, and in its values too. 64 bits: a pool may exceed 4 GiB.
 __device__ __forceinline__ int64_t head_in_slot(const KvLayer& kv, int64_t slot, int head, int head_dim) {
   BOUNDS_CHECK(slot < int64_t(kv.num_blocks) << kv.block_size_log2);
   const int64_t block = slot >> kv.block_size_log2;
@@ -43,7 +43,9 @@ template <class T> __global__ void __launch_bounds__(kRowThreads) write_kv(const
 template <class T, class Table> struct Wider { using type = T; };
 template <class T> struct Wider<T, float> { using type = float; };
 
-template <class Wide> __device__ __forceinline__ float rounded_to(float value) { return rounded<Wide>(value); }
+template <class Wide> __device__ __forceinline__ float rounded_to(float value) {
+  return rounded<Wide>(value);
+}
 template <> __device__ __forceinline__ float rounded_to<float>(float value) { return value; }
 
 __device__ __forceinline__ void load_table(float (&to)[kOctet], const float* from) {
@@ -65,8 +67,8 @@ template <class T> __device__ __forceinline__ void load_table(float (&to)[kOctet
 // The _rn intrinsics keep each product a rounding of its own, as torch has it: the compiler must not fuse it
 // with the sum.
 template <class T, class Table>
-__device__ __forceinline__ void rotate(uint4& low_octet, uint4& high_octet, const Table* cos, const Table* sin,
-                                       int half) {
+__device__ __forceinline__ void rotate(uint4& low_octet, uint4& high_octet, const Table* cos,
+                                       const Table* sin, int half) {
   using Wide = typename Wider<T, Table>::type;
   float low[kOctet], high[kOctet], cos_low[kOctet], sin_low[kOctet], cos_high[kOctet], sin_high[kOctet];
   unpack_octet<T>(low, low_octet);
@@ -89,9 +91,9 @@ __device__ __forceinline__ void rotate(uint4& low_octet, uint4& high_octet, cons
 
 // A thread takes two octets of one head, half a head apart: they turn together.
 //
-//   head of a row   0 .. num_heads | .. + num_kv_heads | .. + num_kv_heads
-//                   query, rotated | key, rotated      | value, as it is
-//                   -> args.query  | -> the slot's key | -> the slot's value
+//   head of a row   0 .. num_heads   | .. + num_kv_heads | .. + num_kv_heads
+//                   query, turned    | key, turned       | value, as it is
+//                   -> rotated_query | -> the slot's key | -> the slot's value
 //
 // A row without a slot still has a query.
 template <class T, class Table>
