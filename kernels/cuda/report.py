@@ -23,8 +23,9 @@ class Row:
     """One kernel on one architecture.
 
     label: what tells it from the others, without its tile shape. shared_bytes: of a block, static and
-    dynamic. blocks: that a multiprocessor holds at a time. instructions: as in `budgets.Budget`; None where
-    there is no main loop. loop: whether they are those of a tile. violations: why it is over budget.
+    dynamic. blocks: that a multiprocessor holds at a time. instructions, shortest: as in
+    `budgets.Instructions`; None where there is no main loop. loop: whether they are those of a tile.
+    violations: why it is over budget.
     """
 
     label: str
@@ -35,6 +36,7 @@ class Row:
     shared_bytes: int
     blocks: int
     instructions: int | None
+    shortest: int | None
     loop: bool
     violations: tuple[str, ...]
 
@@ -94,6 +96,7 @@ def _inspect(compiler: Compiler, nvdisasm: Path, variants: Sequence[Variant], ar
         for variant in variants:
             name = compiled.lowered[variant.expression]
             used, code = resources[name], kernels[name]
+            instructions = budgets.instructions_of(variant, code)
             shared = variant.shared_bytes + used.static_shared_bytes
             yield Row(
                 label=label_of(variant),
@@ -105,7 +108,8 @@ def _inspect(compiler: Compiler, nvdisasm: Path, variants: Sequence[Variant], ar
                 blocks=occupancy.MULTIPROCESSORS[arch].resident_blocks(
                     variant.threads, used.registers, shared
                 ),
-                instructions=budgets.instructions_of(variant, code),
+                instructions=None if instructions is None else instructions.all,
+                shortest=None if instructions is None else instructions.shortest,
                 loop=bool(budgets.products_of_tile(variant)),
                 violations=budgets.violations(variant, arch, used, code),
             )

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -42,10 +43,16 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One turn of a loop, with all its paths and the loops inside once. products: its HMMA instructions."""
+    """One turn of a loop.
+
+    instructions: with all its paths, and the loops inside once. products: its HMMA instructions. shortest:
+    instructions of the shortest way round that passes the products, as where nothing rare happens (a mask is
+    applied, say) and nothing is left to be fetched.
+    """
 
     instructions: int
     products: int
+    shortest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +142,14 @@ def _kernel_code(lines: Sequence[str]) -> KernelCode:
 
 def _product_loops(instructions: Sequence[Instruction], labels: dict[str, int]) -> Iterator[Loop]:
     graph = _FlowGraph(instructions, labels)
-    loops = dict[int, Loop]()
     bodies = graph.natural_loops()
+    loops = dict[int, Loop]()
     for header, body in sorted(bodies.items()):
-        inside = [at for block in body for at in range(*graph.span(block))]
-        products = sum(instructions[at].name == "HMMA" for at in inside)
+        size, products = map(sum, zip(*(graph.weight(block) for block in body), strict=True))
         if products:
-            loops[header] = Loop(len(inside), products)
+            shortest, passed = graph.shortest_turn(header, body)
+            # Where products stand on alternative paths, a turn passes only some of them.
+            loops[header] = Loop(size, products, round(shortest * products / max(passed, 1)))
     for header, loop in loops.items():
         if not any(other != header and other in bodies[header] for other in loops):
             yield loop
@@ -155,6 +163,7 @@ class _FlowGraph:
     _ENDS = frozenset({"EXIT", "RET", "BRX", "JMX"})
 
     def __init__(self, instructions: Sequence[Instruction], labels: dict[str, int]) -> None:
+        self._instructions = instructions
         leaders = {0, *(at for at in labels.values() if at < len(instructions))}
         for at, instruction in enumerate(instructions[:-1]):
             if instruction.name in self._JUMPS | self._ENDS:
@@ -174,8 +183,10 @@ class _FlowGraph:
                 successors.append(block + 1)
             self._successors.append(successors)
 
-    def span(self, block: int) -> tuple[int, int]:
-        return self._starts[block], self._ends[block]
+    def weight(self, block: int) -> tuple[int, int]:
+        """Its instructions, and how many of them are products."""
+        inside = self._instructions[self._starts[block] : self._ends[block]]
+        return len(inside), sum(instruction.name == "HMMA" for instruction in inside)
 
     def natural_loops(self) -> dict[int, set[int]]:
         """Header -> the blocks from which its back edges are reached without passing it, itself included."""
@@ -193,6 +204,30 @@ class _FlowGraph:
                         body.add(at)
                         reached += predecessors[at]
         return loops
+
+    def shortest_turn(self, header: int, body: set[int]) -> tuple[int, int]:
+        """Instructions and products of the way from the header back to it that passes the most products, and
+        among those the fewest instructions. Loops inside are passed once."""
+        dominators = self._dominators()
+
+        @cache
+        def rest(block: int) -> tuple[int, int] | None:
+            """From this block on; None where all ways leave the loop."""
+            successors = self._successors[block]
+            ways = [(0, 0)] if header in successors else []
+            for successor in successors:
+                inner_turn = dominators[block] >> successor & 1
+                if successor in body and not inner_turn and (way := rest(successor)) is not None:
+                    ways.append(way)
+            if not ways:
+                return None
+            size, products = self.weight(block)
+            shortest, passed = min(ways, key=lambda way: (-way[1], way[0]))
+            return size + shortest, products + passed
+
+        turn = rest(header)
+        assert turn is not None, "a header is reached from its back edge"
+        return turn
 
     def _predecessors(self) -> list[list[int]]:
         predecessors = [list[int]() for _ in self._successors]

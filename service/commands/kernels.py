@@ -95,13 +95,15 @@ def _table(arch: str, rows: Sequence[Row]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda row: row.label.partition(" ")[0]):
         instructions = "none" if row.instructions is None else f"{row.instructions:,}"
+        if row.loop:
+            instructions = f"{row.shortest or 0:,}-{instructions}"
         table.add_row(
             row.label,
             str(row.registers),
             str(row.spill_bytes),
             f"{row.shared_bytes / 1024:.3g}",
             str(row.blocks),
-            instructions + ("*" if row.loop else " "),
+            instructions,
             style="red" if row.violations else None,
         )
     return table

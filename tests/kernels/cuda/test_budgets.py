@@ -78,7 +78,7 @@ DECODE = variants.paged_decode(torch.bfloat16, 128, bounded=False, softcap=False
 BUDGET = budgets.budget_of(DECODE)
 FRUGAL = Resources(BUDGET.registers, spill_bytes=0, stack_bytes=0, static_shared_bytes=0)
 OPCODES = ("HMMA.16816.F32.BF16", "LDGSTS.E.BYPASS.LTC128B.128", "LDSM.16.M88.4", "LDSM.16.MT88.4", "EXIT")
-GOOD = KernelCode(OPCODES, (Loop(BUDGET.instructions, products=32),))
+GOOD = KernelCode(OPCODES, (Loop(BUDGET.instructions, products=32, shortest=100),))
 
 
 def violations(
@@ -138,10 +138,11 @@ def test_local_memory_is_found_in_the_code() -> None:
 
 def test_the_main_loop_is_the_smallest_that_holds_a_tile() -> None:
     """HMMA loops before it hold less than a tile's products, those around it more."""
-    loops = (Loop(10, products=8), Loop(2000, products=40), Loop(400, products=32))
-    assert budgets.instructions_of(DECODE, replace(GOOD, loops=loops)) == 400
-    assert budgets.instructions_of(DECODE, replace(GOOD, loops=(Loop(900, products=96),))) == 300
-    assert violations(code=replace(GOOD, loops=(Loop(10, products=8),))) == (
+    loops = (Loop(10, 8, shortest=9), Loop(2000, 40, shortest=50), Loop(400, 32, shortest=90))
+    assert budgets.instructions_of(DECODE, replace(GOOD, loops=loops)) == budgets.Instructions(400, 90)
+    unrolled = replace(GOOD, loops=(Loop(900, 96, shortest=300),))
+    assert budgets.instructions_of(DECODE, unrolled) == budgets.Instructions(300, 100)
+    assert violations(code=replace(GOOD, loops=(Loop(10, 8, shortest=9),))) == (
         "no loop with the 32 products of a tile",
     )
 
@@ -149,7 +150,7 @@ def test_the_main_loop_is_the_smallest_that_holds_a_tile() -> None:
 def test_scores_that_are_capped_may_cost_more() -> None:
     capped = variants.paged_decode(torch.bfloat16, 128, bounded=True, softcap=True)
     bounded = variants.paged_decode(torch.bfloat16, 128, bounded=True, softcap=False)
-    code = replace(GOOD, loops=(Loop(BUDGET.instructions + BUDGET.softcap, products=32),))
+    code = replace(GOOD, loops=(Loop(BUDGET.instructions + BUDGET.softcap, 32, shortest=100),))
     assert budgets.violations(capped, "sm_90", FRUGAL, code) == ()
     assert len(budgets.violations(bounded, "sm_90", FRUGAL, code)) == 1
 

@@ -55,7 +55,7 @@ def test_opcodes_without_predicates_operands_and_padding() -> None:
 
 def test_a_loop_is_counted_from_its_label_to_its_branch() -> None:
     found = code("MOV R1, R2", ".L_x_1:", HMMA, "FADD R1, R2, R3", HMMA, "@!P0 BRA `(.L_x_1)", *END)
-    assert found.loops == (Loop(instructions=4, products=2),)
+    assert found.loops == (Loop(instructions=4, products=2, shortest=4),)
 
 
 def test_uniform_branches_have_a_condition_before_the_target() -> None:
@@ -63,7 +63,7 @@ def test_uniform_branches_have_a_condition_before_the_target() -> None:
     found = code(
         "MOV R1, R2", "BRA.U UP0, `(.L_x_2)", ".L_x_1:", HMMA, "BRA.U !UP1, `(.L_x_1)", ".L_x_2:", *END
     )
-    assert found.loops == (Loop(instructions=2, products=1),)
+    assert found.loops == (Loop(instructions=2, products=1, shortest=2),)
 
 
 def test_loops_without_products_are_part_of_the_one_around_them() -> None:
@@ -79,12 +79,12 @@ def test_loops_without_products_are_part_of_the_one_around_them() -> None:
         "@!P0 BRA `(.L_x_3)",
         *END,
     )
-    assert found.loops == (Loop(instructions=4, products=1),)
+    assert found.loops == (Loop(instructions=4, products=1, shortest=4),)
 
 
 def test_only_the_inner_of_two_loops_with_products() -> None:
     found = code(".L_x_1:", HMMA, ".L_x_2:", HMMA, "@P1 BRA `(.L_x_2)", "@!P0 BRA `(.L_x_1)", *END)
-    assert found.loops == (Loop(instructions=2, products=1),)
+    assert found.loops == (Loop(instructions=2, products=1, shortest=2),)
 
 
 def test_a_rare_path_behind_the_end_belongs_to_its_loop() -> None:
@@ -112,7 +112,41 @@ def test_a_rare_path_behind_the_end_belongs_to_its_loop() -> None:
         ".L_x_99:",
         "BRA `(.L_x_99)",
     )
-    assert found.loops == (Loop(instructions=8, products=1),)
+    assert found.loops == (Loop(instructions=8, products=1, shortest=5),)
+
+
+def test_the_shortest_way_round_branches_around_what_is_rare() -> None:
+    found = code(
+        ".L_x_1:",
+        HMMA,
+        "@P1 BRA `(.L_x_2)",
+        "FSEL R1, R2, R3, P2",
+        "FSEL R1, R2, R3, P3",
+        ".L_x_2:",
+        HMMA,
+        "@P3 BRA `(.L_x_4)",
+        "@!P0 BRA `(.L_x_1)",
+        ".L_x_4:",
+        *END,
+    )
+    assert found.loops == (Loop(instructions=7, products=2, shortest=5),)
+
+
+def test_of_products_on_alternative_paths_a_turn_passes_some() -> None:
+    """Two whole tiles stand in this loop, of which a turn computes one."""
+    found = code(
+        ".L_x_1:",
+        "@P1 BRA `(.L_x_2)",
+        HMMA,
+        "BRA `(.L_x_3)",
+        ".L_x_2:",
+        HMMA,
+        "FSEL R1, R2, R3, P3",
+        ".L_x_3:",
+        "@!P0 BRA `(.L_x_1)",
+        *END,
+    )
+    assert found.loops == (Loop(instructions=6, products=2, shortest=8),)
 
 
 def test_several_kernels_and_sections_between_them() -> None:
@@ -166,7 +200,8 @@ extern "C" __global__ void probe(const uint4* from, float4* to, unsigned* table,
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
     for (int k = 0; k < 3; k++)
       asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                   "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                   "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                   : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[k]), "r"(a[3 - k]));
   }
   to[threadIdx.x] = {d[0], d[1], d[2], d[3]};

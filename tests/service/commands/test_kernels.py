@@ -55,7 +55,7 @@ def test_all_architectures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_over_budget(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     spilling = Row(
-        "f bf16", "f<bfloat16>", "sm_90", 255, 12, 0, 2, None, True, ("bytes spilled: 12, at most 0",)
+        "f bf16", "f<bfloat16>", "sm_90", 255, 12, 0, 2, None, None, True, ("bytes spilled: 12, at most 0",)
     )
     monkeypatch.setattr(report, "inspect_kernels", lambda *given: (spilling,))
     assert main(["kernels", "--arch", "sm_90"]) == EXIT_OVER_BUDGET
