@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from pageturner.kernels import checks
@@ -37,24 +37,26 @@ class GraphBackend(Protocol):
 
 
 class TorchGraphs:
-    """CUDA graphs of one GPU. Our launches join in because they sample torch's current stream."""
+    """CUDA graphs of one GPU. Our launches join in because they sample torch's current stream.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory = torch.cuda.graph_pool_handle()
+    cuda: torch.cuda, or what stands for it.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+        self._memory = cuda.graph_pool_handle()
 
     def warm_up(self, forward: Callable[[], torch.Tensor]) -> None:
         # On a stream of its own, as torch asks for: cuBLAS keeps its workspaces by stream.
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call] # torch has it untyped
-        current = torch.cuda.current_stream(self._device)
+        side, current = self._cuda.Stream(self._device), self._cuda.current_stream(self._device)
         side.wait_stream(current)
-        with torch.cuda.stream(side):
+        with self._cuda.stream(side):
             forward()
         current.wait_stream(side)
 
     def capture(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._memory):
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.device(self._device), self._cuda.graph(graph, pool=self._memory):
             result = forward()
         return graph.replay, result
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from pageturner.kernels.cuda.runtime import Dim3, Kernel, Runtime, Struct
@@ -62,6 +63,8 @@ class TapeGraphs:
         self.recording = tape
         try:
             with ExitStack() as stack:
+                # transformers leaves checks of values out while a stream captures.
+                stack.enter_context(patch.object(torch.cuda, "is_current_stream_capturing", lambda: True))
                 stack.enter_context(_RefuseHostReads())
                 stack.enter_context(_TapeOperations(tape))
                 output = forward()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,14 +26,19 @@ from pageturner.kernels.layout import AttentionBatch, HostBatch
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.model.batch import ForwardBatch, build_batch
 from pageturner.service.model.decoder import Decoder
-from pageturner.service.model.graphs import graph_sizes
+from pageturner.service.model.graphs import DecodeGraphs, TorchGraphs, graph_sizes
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.runner import Runner
+from pageturner.service.model.transformers_model import checked_model
 from support.cuda_cases import RUNTIMES
-from support.decode_graphs import BLOCK_SIZE, MAX_BLOCKS, SIZES, House, build
-from support.paged_sessions import PagedSequence
-from support.random_models import VOCAB_SIZE
+from support.decode_graphs import BLOCK_SIZE, MAX_BLOCKS, SIZES, House, build, taped_graphs
+from support.paged_sessions import PagedSequence, PagedSession
+from support.random_models import VOCAB_SIZE, tiny_model
 from support.tape_graphs import TapeGraphs
+
+
+def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
@@ -230,6 +237,112 @@ class TestRefusal:
         assert house.graphs.captured == ()
         assert len(known) == 3
         assert forgotten == known
+
+
+class TestTorchGraphs:
+    """Where there is no GPU: in which order torch is asked for what."""
+
+    def test_a_warm_up_runs_beside_and_both_streams_wait(self) -> None:
+        log: list[str] = []
+        graphs = TorchGraphs(torch.device("cuda", 1), _FakeCuda(log))
+        graphs.warm_up(lambda: _said(log, "forward"))
+        assert log == [
+            "pool",
+            "side waits for current",
+            "enter stream side",
+            "forward",
+            "leave stream side",
+            "current waits for side",
+        ]
+
+    def test_all_captures_share_one_pool_on_their_device(self) -> None:
+        log: list[str] = []
+        graphs = TorchGraphs(torch.device("cuda", 1), _FakeCuda(log))
+        for _ in range(2):
+            log.clear()
+            replay, result = graphs.capture(lambda: _said(log, "forward"))
+            assert log == [
+                "enter device cuda:1",
+                "enter graph in the pool",
+                "forward",
+                "leave graph in the pool",
+                "leave device cuda:1",
+            ]
+            replay()
+            assert log[-1] == "replay"
+            assert result.numel() == 0
+
+
+def _said(log: list[str], word: str) -> torch.Tensor:
+    log.append(word)
+    return torch.empty(0)
+
+
+class _FakeCuda:
+    """What TorchGraphs asks of torch.cuda, written down."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def graph_pool_handle(self) -> str:
+        self.log.append("pool")
+        return "the pool"
+
+    def Stream(self, device: torch.device) -> _FakeStream:  # noqa: N802 - torch's name
+        return _FakeStream("side", self.log)
+
+    def current_stream(self, device: torch.device) -> _FakeStream:
+        return _FakeStream("current", self.log)
+
+    def CUDAGraph(self) -> SimpleNamespace:  # noqa: N802 - torch's name
+        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+
+    @contextmanager
+    def _within(self, what: str) -> Iterator[None]:
+        self.log.append(f"enter {what}")
+        yield
+        self.log.append(f"leave {what}")
+
+    def stream(self, stream: _FakeStream) -> AbstractContextManager[None]:
+        return self._within(f"stream {stream.name}")
+
+    def device(self, device: torch.device) -> AbstractContextManager[None]:
+        return self._within(f"device {device}")
+
+    def graph(self, graph: object, *, pool: str) -> AbstractContextManager[None]:
+        return self._within(f"graph in {pool}")
+
+
+@dataclass
+class _FakeStream:
+    name: str
+    log: list[str]
+
+    def wait_stream(self, other: _FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+_MORE_FAMILIES = ("mixtral", "qwen3_moe", "llama4", "gpt_oss", "phi", "cohere2")
+
+
+class TestTransformers:
+    @pytest.mark.parametrize(
+        "family",
+        ["llama", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE_FAMILIES)],
+    )
+    def test_a_model_of_transformers_is_captured_too(self, family: str) -> None:
+        launcher, tapes = taped_graphs()
+        ops = CudaOps(launcher)
+        _, plain = tiny_model(family, 3, head_dim=64)
+        model = checked_model(torch.nn.Module.to(plain, torch.bfloat16), lambda heads: ops)
+        session = PagedSession(model, ops, block_size=BLOCK_SIZE)
+        graphs = DecodeGraphs(model, session.kv_cache, ops, tapes, (1, 2, 4), MAX_BLOCKS)
+        assert graphs.capture() is None
+        sequences = [session.add([7 * i % VOCAB_SIZE for i in range(40)]) for _ in range(3)]
+        session.step([(sequence, 20) for sequence in sequences])
+        output = session.output([(sequence, 1) for sequence in sequences])
+        replayed = Runner(model, session.kv_cache, graphs).forward(output).clone()
+        assert_same_bits(replayed, Runner(model, session.kv_cache).forward(output))
 
 
 class TestPlantedBugs:
