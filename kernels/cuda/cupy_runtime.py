@@ -161,8 +161,9 @@ class _OnTorchStream:
         self._kernel = kernel
 
     def __call__(self, grid: Dim3, block: Dim3, args: tuple[Struct, ...], *, shared_mem: int) -> None:
-        stream = self._cuda.Stream.from_external(torch.cuda.current_stream(self._device))
-        with self._cuda.Device(self._device.index), stream:
+        current = torch.cuda.current_stream(self._device)
+        # The device first: CuPy takes a stream for one of the device that is current when it is entered.
+        with self._cuda.Device(self._device.index), self._cuda.Stream.from_external(current):
             self._kernel(grid, block, args, shared_mem=shared_mem)
 
 

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     archs = _archs(arguments.arch) if arguments.arch else budgets.ARCHS
     try:
-        compiler, nvdisasm = Compiler(cache_directory() / "kernels"), find_nvdisasm()
+        compiler, nvdisasm = Compiler(cache_directory()), find_nvdisasm()
         with _Progress() as progress:
             rows = report.inspect_kernels(compiler, nvdisasm, variants.shipped(), archs, progress.show)
     except KernelsUnavailable as error:
