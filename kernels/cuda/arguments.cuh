@@ -19,7 +19,8 @@ struct KvLayer {
   int32_t block_size_log2;  // a block holds 16, 32, 64 or more tokens, a power of two
 };
 
-// Keys [first_key, end_key) of one sequence, for all its rows: the work of one block of paged_decode.
+// Keys [first_key, end_key) of one sequence, for all its rows: the work of one block of paged_decode. first_key is a
+// multiple of 16, and so is end_key unless it is the sequence's.
 // partial: where its unfinished result goes; -1: it is the only item of its sequence, and writes the output.
 struct DecodeItem { int32_t sequence, first_key, end_key, partial; };
 

@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
     cp_async_commit();
   }
 
-  // Tiles begin at multiples of 16 whatever the item's first key is; the mask hides what lies before it.
-  const int first_tile = item.first_key / kTileKeys * kTileKeys + warp * kTileKeys;
+  BOUNDS_CHECK(item.first_key % kTileKeys == 0);
+  const int first_tile = item.first_key + warp * kTileKeys;
   const PagedSequence<T, kHeadDim> pages(arguments, item.sequence, kv_head);
   const T* const keys = kept(pages.keys);
   const T* const values = kept(pages.values);
@@ -193,13 +193,12 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
   const ScoreScale<kSoftcap> scale(arguments);
   // Hidden from the compiler, which would else carry the rows' ranges through the loop: few tiles need them.
   const auto visible = [&](int, int half) {
-    const KeyRange range = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, kept(row_of_lane(half))));
-    return KeyRange{max(range.first, item.first_key), min(range.end, item.end_key)};
+    return visible_keys<kBounded>(arguments, end_of_visible_keys(rows, kept(row_of_lane(half))));
   };
   // What every row sees: a tile inside needs no mask.
   const KeyRange of_first = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, 0));
   const KeyRange of_last = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, rows.count - 1));
-  const KeyRange unmasked = {max(of_last.first, item.first_key), min(of_first.end, item.end_key)};
+  const KeyRange unmasked = {of_last.first, of_first.end};
 
   RowSums<kHeadDim, 1> sums;
   int stage = 0;
@@ -213,14 +212,13 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
     float scores[1][kTileKeys / 8][4];
     compute_scores<T, kHeadDim, 1, kTileKeys>(scores, reader, read_query, key_tile);
     if (kSoftcap) cap_scores<1, kTileKeys>(scores, scale);
-    if (key < unmasked.first || key + kTileKeys > unmasked.end) mask_scores<1, kTileKeys>(scores, key, visible);
+    if (!unmasked.contains<kBounded>(key, kTileKeys)) mask_scores<1, kTileKeys>(scores, key, visible);
     compute_weights<kHeadDim, 1, kTileKeys>(scores, sums, scale.unit);
     add_values<T, kHeadDim, 1, kTileKeys>(sums, reader, scores, key_tile + kTileElements);
   }
-  cp_async_wait<0>();
   sums.finish();
 
-  __syncthreads();  // the rings are free
+  __syncthreads();  // the rings are free: every copy has been waited for, groups after the last tile's are empty
   leave_results<kHeadDim, kWarps>(shared.results, sums, warp, rows.count);
   __syncthreads();  // all results are there
   merge_results<T, kHeadDim, kWarps>(shared.results, arguments, rows, item.partial);

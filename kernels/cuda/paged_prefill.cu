@@ -7,7 +7,8 @@
 // grid            (prefill tiles, num_kv_heads). Blocks start in the order of x, so the planner puts the tiles that
 //                 see most keys first: the last to start are short, and no multiprocessor ends long after the rest
 // block           kWarps warps, kRowTiles x 16 packed rows each
-// shared memory   the block's queries, then kStages of kKeys keys and values, all swizzled (shared_tile.cuh)
+// shared memory   the block's queries, then kStages of kKeys keys and values, all swizzled (shared_tile.cuh), then the
+//                 end of what each row sees: the masks need it seldom, and registers are scarce
 // registers       up to 255, of which kRowTiles * (head_dim + kKeys) / 2 hold outputs and scores; an SM holds 2 blocks
 //
 //                    keys: first ............................ end
@@ -16,8 +17,8 @@
 //   warp 1  row tile 0 |      |######|######|######|#####\ |      |      the same at the left, where a window
 //           ...        |skipped|     each | | is one step of kKeys       or chunk begins
 //
-//   shared | queries kWarps * kRowTiles * 16 | keys kKeys | values kKeys | keys | values | ...  rows of head_dim
-//                                              `- stage 0                  `- stage 1
+//   shared | queries kWarps * kRowTiles * 16 | keys kKeys | values kKeys | keys | values | ... | ends |
+//            rows of head_dim                  `- stage 0                  `- stage 1
 #include "attention_tile.cuh"
 
 template <class T, int kHeadDim, int kWarps, int kRowTiles, int kKeys, int kStages, bool kBounded, bool kSoftcap>
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   constexpr int kParts = 2 * kKeys / kTileKeys;
   constexpr int kWarpParts = kParts / kWarps;
   static_assert(kParts % kWarps == 0, "each warp copies as much");
-  DYNAMIC_SHARED(shared, (kRows * kHeadDim + kStages * kStageElements) * int(sizeof(T)));
+  DYNAMIC_SHARED(shared, (kRows * kHeadDim + kStages * kStageElements) * sizeof(T) + kRows * sizeof(int));
 
   const PrefillTile tile = arguments.prefill_tiles[blockIdx.x];
   const int kv_head = blockIdx.y;
@@ -40,6 +41,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
 
   T* const query_tile = reinterpret_cast<T*>(shared);
   T* const ring = query_tile + kRows * kHeadDim;
+  int* const ends = reinterpret_cast<int*>(ring + kStages * kStageElements);
   start_query_copy<T, kHeadDim, kRows, kWarps * kWarpSize>(query_tile, arguments, rows, tile.first_row);
 
   // From the first key that the first row sees to the last that the last row sees; positions rise with the rows.
@@ -52,13 +54,11 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   const KeyRange unmasked = {of_last.first, of_first.end};  // every row sees these
 
   const int warp_row = warp * kWarpRows;
-  // The packed row that a lane holds. Hidden from the compiler, which would else carry what follows from it, such as
-  // its position, through the loop, in registers that it needs there.
-  const auto row_of = [&](int row_tile, int half) {
-    return kept(tile.first_row + warp_row + row_tile * kMmaRows + row_of_lane(half));
-  };
+  for (int row = threadIdx.x; row < kRows; row += kWarps * kWarpSize) {
+    ends[row] = end_of_visible_keys(rows, tile.first_row + row);  // read after the loop's first barrier
+  }
   const auto visible = [&](int row_tile, int half) {
-    return visible_keys<kBounded>(arguments, end_of_visible_keys(rows, row_of(row_tile, half)));
+    return visible_keys<kBounded>(arguments, ends[warp_row + row_tile * kMmaRows + row_of_lane(half)]);
   };
 
   const TileCopy<T, kHeadDim> copy;
@@ -121,17 +121,20 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
     float scores[kRowTiles][kKeys / 8][4];
     compute_scores<T, kHeadDim, kRowTiles, kKeys>(scores, reader, read_query, key_tile);
     if (kSoftcap) cap_scores<kRowTiles, kKeys>(scores, scale);
-    if (key < unmasked.first || key + kKeys > unmasked.end) mask_scores<kRowTiles, kKeys>(scores, key, visible);
+    if (!unmasked.contains<kBounded>(key, kKeys)) mask_scores<kRowTiles, kKeys>(scores, key, visible);
     compute_weights<kHeadDim, kRowTiles, kKeys>(scores, sums, scale.unit);
     add_values<T, kHeadDim, kRowTiles, kKeys>(sums, reader, scores, key_tile + kKeys * kHeadDim);
   }
   sums.finish();
 
+  // Hidden from the compiler, which would else carry what it knows of the rows through the loop, in registers that it
+  // needs there.
+  const int first_row = kept(tile.first_row + warp_row);
 #pragma unroll
   for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int row = row_of(row_tile, half);
+      const int row = first_row + row_tile * kMmaRows + row_of_lane(half);
       if (row < rows.count) {
         const float factor = normalization(sums.anchor[row_tile][half], sums.sum[row_tile][half], arguments.sinks,
                                            rows.head(row));

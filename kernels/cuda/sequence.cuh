@@ -45,6 +45,11 @@ struct KeyRange {
   int first, end;
 
   __device__ __forceinline__ bool contains(int key) const { return first <= key && key < end; }
+
+  // All of a tile. Where no mask is bounded, every range begins at key 0.
+  template <bool kBounded> __device__ __forceinline__ bool contains(int first_key, int num_keys) const {
+    return (!kBounded || first <= first_key) && first_key + num_keys <= end;
+  }
 };
 
 // The end of what the row sees: its own key is the last. 0 for a row beyond the sequence's.

@@ -48,21 +48,34 @@ template <int kHeadDim> __device__ constexpr bool is_conflict_free() {
 // How one warp copies tiles of 16 rows that are adjacent in global memory, as the tokens of a block are.
 //
 // Copy i of a lane is chunk 32 * i + lane of the tile, so that a warp reads 512 adjacent bytes at a time. head_dim /
-// 32 copies are 8 rows, the swizzle's period: a lane keeps so many places and adds constants for the rest.
+// 32 copies are 8 rows, the swizzle's period: the places of 8 rows serve the other 8 with a constant added.
 template <class T, int kHeadDim> struct TileCopy {
   static constexpr int kChunks = kHeadDim / kChunkElements;
   static constexpr int kPeriod = kSwizzleRows * kChunks / kWarpSize;
+  // Where 32 chunks are whole rows, a lane keeps one place: the others turn it by the rows between, which its own row
+  // in the copy does not carry into, and add constants. Else (head_dim 96) it keeps each of a period.
+  static constexpr int kWholeRows = kWarpSize % kChunks == 0 ? kWarpSize / kChunks : 0;
   static_assert(kHeadDim % 32 == 0, "whole copies a period");
   static_assert(is_conflict_free<kHeadDim>(), "another swizzle is needed for this head_dim");
 
   int lane;
-  int places[kPeriod];
+  int places[kWholeRows ? 1 : kPeriod];
 
   __device__ __forceinline__ TileCopy() : lane(kept(threadIdx.x % kWarpSize)) {
 #pragma unroll
-    for (int copy = 0; copy < kPeriod; ++copy) {
+    for (int copy = 0; copy < (kWholeRows ? 1 : kPeriod); ++copy) {
       const int index = copy * kWarpSize + lane;
       places[copy] = kept(swizzled<kHeadDim>(index / kChunks, index % kChunks));
+    }
+  }
+
+  // Of copy `copy` of a period, in elements.
+  __device__ __forceinline__ int place(int copy) const {
+    if constexpr (kWholeRows != 0) {
+      const int row = copy * kWholeRows;
+      return (places[0] ^ row * kChunkElements) + row * kHeadDim;
+    } else {
+      return places[copy];
     }
   }
 
@@ -76,7 +89,7 @@ template <class T, int kHeadDim> struct TileCopy {
 #pragma unroll
       for (int copy = 0; copy < kPeriod; ++copy) {
         const int index = rows * kChunks + copy * kWarpSize;
-        cp_async_16(shared + rows * kHeadDim + places[copy], source + index * kChunkElements, index < num_chunks);
+        cp_async_16(shared + rows * kHeadDim + place(copy), source + index * kChunkElements, index < num_chunks);
       }
     }
   }

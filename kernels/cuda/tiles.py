@@ -15,7 +15,7 @@ DECODE_KEYS = 16
 """Keys of one decode tile: they lie in one block for every block size that 16 divides."""
 WARP_SIZE = 32
 ELEMENT_BYTES = 2
-_FLOAT_BYTES = 4
+_FLOAT_BYTES = _INT_BYTES = 4
 _MERGE_PADDING = 8  # kMergePadding of paged_decode.cu
 
 
@@ -66,8 +66,9 @@ class PrefillTiles:
 
     @property
     def shared_bytes(self) -> int:
-        """The query tile, then the ring of key and value tiles."""
-        return (self.rows + self.stages * 2 * self.keys) * self.head_dim * ELEMENT_BYTES
+        """The query tile, then the ring of key and value tiles; an integer for each row."""
+        tiles = (self.rows + self.stages * 2 * self.keys) * self.head_dim * ELEMENT_BYTES
+        return tiles + self.rows * _INT_BYTES
 
 
 DECODE = {

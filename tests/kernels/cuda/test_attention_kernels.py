@@ -24,7 +24,7 @@ PROMPTS = ((40, 40), (33, 200), (1, 9))
 """A prompt, a chunk of one, and a decode beside them."""
 
 CASES = {
-    "decode": AttentionCase(RAGGED),
+    "decode": AttentionCase(RAGGED, scale=1.0),  # steep: anchors move
     "decode-split": AttentionCase(
         RAGGED, dtype=FP16, head_dim=128, group=8, split=48, sinks=True, block_size=32
     ),
@@ -33,16 +33,17 @@ CASES = {
         RAGGED, head_dim=256, group=16, num_kv_heads=1, softcap=3.0, scale=0.3
     ),
     "decode-rows": AttentionCase(ROWS, split=32, dtype=FP16),
-    "decode-window": AttentionCase(((3, 300), (4, 20)), group=4, window=37, split=16, sinks=True),
+    # The rows of 300 keys see from 159, 160 and 161 on: a tile that begins with what one sees and not the next.
+    "decode-window": AttentionCase(((3, 300), (4, 20)), group=4, window=139, split=48, sinks=True),
     "decode-chunk": AttentionCase(((4, 195), (1, 64), (1, 65)), group=2, chunk=64, head_dim=96, dtype=FP16),
-    "prefill": AttentionCase(PROMPTS, num_kv_heads=1),
+    "prefill": AttentionCase(PROMPTS, num_kv_heads=1, scale=1.0),
     "prefill-chunk": AttentionCase(((90, 190),), group=1, chunk=48, window=40, head_dim=128, dtype=FP16),
     "prefill-96": AttentionCase(
         ((33, 200),), group=2, head_dim=96, block_size=32, sinks=True, num_kv_heads=1
     ),
     "prefill-256": AttentionCase(PROMPTS, group=3, head_dim=256, num_kv_heads=1, block_size=64),
     "prefill-window-softcap": AttentionCase(
-        ((70, 210),), window=50, dtype=FP16, sinks=True, softcap=2.0, scale=0.4, num_kv_heads=1
+        ((70, 330),), window=200, dtype=FP16, sinks=True, softcap=2.0, scale=0.4, num_kv_heads=1
     ),
 }
 
