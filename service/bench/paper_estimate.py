@@ -137,7 +137,9 @@ def count_instructions(
     """
     kernels = tuple(wanted)
     try:
-        return TileInstructions(inspect(kernels, arch), f"counted in the machine code for {arch}")
+        return TileInstructions(
+            inspect(kernels, arch), f"those of the shortest path, counted in the machine code for {arch}"
+        )
     except KernelsUnavailable as reason:
         allowed = {variant.expression: budget_of(variant).instructions for variant in kernels}
         return TileInstructions(allowed, f"the most that the budgets allow, since {reason}")
@@ -148,6 +150,6 @@ def read_machine_code(cache_dir: Path) -> Callable[[tuple[Variant, ...], str], M
 
     def inspect(wanted: tuple[Variant, ...], arch: str) -> Mapping[str, int]:
         rows = inspect_kernels(Compiler(cache_dir), find_nvdisasm(), wanted, (arch,))
-        return {row.expression: row.instructions for row in rows if row.instructions is not None}
+        return {row.expression: row.shortest for row in rows if row.shortest is not None}
 
     return inspect

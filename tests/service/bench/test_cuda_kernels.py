@@ -336,7 +336,7 @@ def test_instructions_are_counted_in_the_machine_code(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     counted = count_instructions(kernels_of(MODELS), "sm_90", read_machine_code(tmp_path))
     allowed = count_instructions(kernels_of(MODELS), "sm_90", _no_compiler)
-    assert counted.source == "counted in the machine code for sm_90"
+    assert counted.source == "those of the shortest path, counted in the machine code for sm_90"
     for expression, most in allowed.by_expression.items():
         assert most / 3 < counted.by_expression[expression] <= most
 
