@@ -151,6 +151,14 @@ def check_pack(name: str, launcher: Launcher) -> None:
     assert_same(widened(name, halves), widened(name, narrowed(name, values)))
 
 
+def check_wide_product(launcher: Launcher) -> None:
+    edges = np.array([0, 1, -1, 2**31 - 1, -(2**31), 65_536], np.int32)
+    pairs = np.stack(np.meshgrid(edges, edges), axis=-1).reshape(-1, 2)
+    found = np.empty(len(pairs), np.int64)
+    probe(launcher, "probe_wide_product", found, np.ascontiguousarray(pairs), count=len(pairs))
+    np.testing.assert_array_equal(found, pairs[:, 0].astype(np.int64) * pairs[:, 1])
+
+
 def check_exp2(launcher: Launcher) -> None:
     edges = np.array([0, -0.0, 1, -126, 127, -150, -1000, -1e30, -np.inf, np.inf, 128.5, np.nan], np.float32)
     random = np.random.default_rng(1).uniform(-126, 127, 20_000).astype(np.float32)
@@ -284,6 +292,7 @@ CHECKS: dict[str, Check] = {
         for check in (check_to_float, check_from_float, check_pack, check_mma)
         for name in ("bfloat16", "float16")
     },
+    "wide_product": check_wide_product,
     "exp2": check_exp2,
     "tanh": check_tanh,
     "ldmatrix": partial(check_ldmatrix, False),

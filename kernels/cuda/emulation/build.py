@@ -110,7 +110,8 @@ class Builder:
         """Compile beside `target` and rename, so that nobody ever loads half a file."""
         if target.exists():
             return target
-        with target.with_suffix(".lock").open("w") as lock:
+        lock_file = self.cache_dir / f"lock-{target.stem[-1]}"  # 16 of them: few that want one must wait
+        with lock_file.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
                 handle, name = tempfile.mkstemp(dir=self.cache_dir, suffix=".unfinished")

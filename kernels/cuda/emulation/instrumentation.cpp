@@ -7,8 +7,9 @@
 
 namespace {
 
+// `position` itself, which threadIdx reads, lies beside static shared memory.
 void look(const void* address, size_t num_bytes, bool is_write, const void* code) {
-  if (simt::position != nullptr) simt::access(address, num_bytes, is_write, code);
+  if (address != &simt::position) simt::access(address, num_bytes, is_write, code);
 }
 
 }  // namespace
@@ -38,6 +39,8 @@ void __tsan_func_entry(const void*) {}
 void __tsan_func_exit() {}
 
 // Atomics race with nothing.
-int __tsan_atomic32_fetch_add(int* address, int value, int) { return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST); }
-
+int __tsan_atomic32_fetch_add(int* address, int value, int) {
+  return __atomic_fetch_add(address, value, __ATOMIC_SEQ_CST);
 }
+
+}  // extern "C"

@@ -32,7 +32,7 @@ struct Position {
   Multiprocessor* multiprocessor;
 };
 
-// The only thread-local variable beside the kernels' static shared memory (see StaticShared in machine.cpp).
+// The only thread-local variable beside the kernels' static shared memory (see shared_memory.cpp).
 extern __thread const Position* position;
 
 inline int lane() { return position->rank % kLanes; }
@@ -50,8 +50,8 @@ using Combine = void (*)(Lanes&);
 // __syncthreads.
 void block_barrier(Site site);
 
-// Every lane of `mask` that has not exited lays down `num_bytes`; all go on when the last of them has come.
-// The result is good until the next exchange of the same mask.
+// Every lane of `mask` that has not exited lays down `num_bytes`; all go on when the last of them has come. The result
+// is good until the next exchange of the same mask. Of 0 bytes it is __syncwarp: it orders accesses to memory as well.
 const Lanes& exchange(uint32_t mask, const void* bytes, size_t num_bytes, const char* operation, Site site,
                       Combine combine = nullptr);
 

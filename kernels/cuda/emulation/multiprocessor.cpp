@@ -216,7 +216,8 @@ void Multiprocessor::read_shared_16(const void* address, const char* operation, 
 
 void Multiprocessor::copy_async(void* shared, const void* global, size_t num_read, Site site) {
   require_shared_16(shared, "cp_async_16", site);
-  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) fault(site, "cp_async_16 from an address that is no multiple of 16");
+  if (reinterpret_cast<uintptr_t>(global) % 16 != 0)
+    fault(site, "cp_async_16 from an address that is no multiple of 16");
   access(shared, 16, Access::kAsyncWrite, {site});
   const AsyncCopies::Copy copy = {shared, global, num_read, launch_.eager_copies != 0};
   if (copy.is_done) copy.perform();

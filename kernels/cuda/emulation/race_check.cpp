@@ -45,14 +45,13 @@ std::string RaceCheck::look(size_t offset, size_t num_bytes, Access access, cons
   const size_t end = (offset + num_bytes - 1) / kGranuleBytes;
   for (size_t i = offset / kGranuleBytes; i <= end; ++i) {
     Cell& cell = cells_[i];
-    const bool is_of_this_block = cell.write.moment.block_barriers != 0;
     if (cell.is_underway) return "the copy that began at " + text(cell.write.place) + " is not waited for";
-    if (is_of_this_block && !cell.write.is_ordered_before(now))
+    if (cell.write.has_happened() && !cell.write.is_ordered_before(now))
       return "a race with thread " + std::to_string(cell.write.moment.rank) + ", which wrote at " +
              text(cell.write.place);
     if (access == Access::kRead) {
       note_read(cell.read, now, place);
-    } else if (cell.read.moment.block_barriers != 0 && !cell.read.is_ordered_before(now)) {
+    } else if (cell.read.has_happened() && !cell.read.is_ordered_before(now)) {
       return "a race with what was read at " + text(cell.read.place);
     } else {
       cell.write = {now, place};

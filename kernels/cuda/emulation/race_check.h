@@ -17,7 +17,7 @@ namespace simt {
 
 // Of an access: the barriers that its thread has passed, and whose it is.
 struct Moment {
-  unsigned block_barriers;  // counted over all blocks, so that one block comes after the other
+  unsigned block_barriers;  // from 1 on, counted over all blocks, so that one block comes after the other
   unsigned warp_barriers;
   int warp;
   int rank;
@@ -51,6 +51,7 @@ class RaceCheck {
     Moment moment{0, 0, kSeveral, kSeveral};
     Place place;
 
+    bool has_happened() const { return moment.block_barriers > 0; }
     bool is_ordered_before(const Moment& now) const;
   };
 

@@ -71,8 +71,8 @@ class EmulatedKernel:
             return address.group()
         # The tool beside the compiler, with our own library and a number.
         command = [addr2line, "-e", str(self.path), address[1]]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
-        return Path(found.split(" ")[0].strip()).name
+        found = subprocess.run(command, capture_output=True, text=True).stdout  # noqa: S603
+        return Path(found.split(" ")[0].strip()).name or address.group()
 
 
 @dataclass(frozen=True)

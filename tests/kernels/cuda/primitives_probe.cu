@@ -29,6 +29,14 @@ template <class T> __global__ void probe_pack(ProbeArguments arguments) {
   static_cast<uint32_t*>(arguments.output)[i] = pack<T>(pair[0], pair[1]);
 }
 
+// input: pairs of factors.
+__global__ void probe_wide_product(ProbeArguments arguments) {
+  const int i = global_thread();
+  if (i >= arguments.count) return;
+  const int32_t* pair = static_cast<const int32_t*>(arguments.input) + 2 * i;
+  static_cast<int64_t*>(arguments.output)[i] = wide_product(kept(pair)[0], kept(pair[1]));
+}
+
 __global__ void probe_exp2_approximate(ProbeArguments arguments) {
   const int i = global_thread();
   if (i >= arguments.count) return;
