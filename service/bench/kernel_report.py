@@ -102,6 +102,7 @@ class Estimated:
                     "bound": found.bound,
                     "memory_seconds": found.memory,
                     "issue_seconds": found.issue,
+                    "issue_of_all_paths_seconds": found.issue_of_all,
                     "products_seconds": found.products,
                 }
                 for found in self.estimates
@@ -111,7 +112,7 @@ class Estimated:
     def lines(self) -> Iterator[str]:
         gpu = self.gpu
         yield f"PAPER ESTIMATE for one {gpu.name}: nothing below was measured on a GPU."
-        yield "A call takes the longest of three bounds, and a few microseconds more to start and to end:"
+        yield "A call takes the longest of three bounds at least, and some microseconds to start and to end:"
         yield (
             f"{gpu.bandwidth / 1e12:.2f} TB/s, {gpu.issue_rate / 1e9:,.0f} G instructions/s "
             f"({gpu.multiprocessors} SMs x {gpu.schedulers} schedulers x {gpu.clock / 1e9:.2f} GHz) and "
@@ -120,7 +121,7 @@ class Estimated:
         yield f"Instructions of a tile: {self.instructions.source}."
         yield ""
         yield (
-            f"{'':<32}{'MB moved':>10}{'warp tiles':>13}{'memory, us':>13}{'issue, us':>13}"
+            f"{'':<32}{'MB moved':>10}{'warp tiles':>13}{'memory, us':>13}{'issue, us':>11} {'to':>10}"
             f"{'products, us':>14}   {'bound by':<13}{'at most':>8}"
         )
         for found in self.estimates:
@@ -132,7 +133,8 @@ class Estimated:
         rate = case.bytes_moved / 1e9 if decodes else case.flops / 1e12
         return (
             f"{case!s:<32}{case.bytes_moved / 1e6:10,.1f}{found.warp_tiles:13,}"
-            f"{found.memory * 1e6:13,.2f}{found.issue * 1e6:13,.2f}{found.products * 1e6:14,.2f}"
+            f"{found.memory * 1e6:13,.2f}{found.issue * 1e6:11,.2f} {found.issue_of_all * 1e6:10,.2f}"
+            f"{found.products * 1e6:14,.2f}"
             f"   {found.bound:<13}{rate / found.seconds:8,.0f} {'GB/s' if decodes else 'TFLOP/s'}"
         )
 

@@ -22,6 +22,9 @@ from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelsUnavailable
 from pageturner.service.bench.attention_cases import Case, Heads
 
+Inspect = Callable[[tuple[Variant, ...], str], Mapping[str, tuple[int, int]]]
+"""(variants, arch) -> what `TileInstructions` holds. Raises KernelsUnavailable."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -59,23 +62,27 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class TileInstructions:
-    """Of a warp, for one tile of the main loop. source: where the figures are from."""
+    """Of a warp, for one tile of the main loop: (on its shortest path, on all paths together) by expression.
 
-    by_expression: Mapping[str, int]
+    A turn takes one path, so that its cost lies between the two. source: where the figures are from.
+    """
+
+    by_expression: Mapping[str, tuple[int, int]]
     source: str
-
-    def of(self, variant: Variant) -> int:
-        return self.by_expression[variant.expression]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Lower bounds of one call's seconds, by what bounds it. warp_tiles: turns of the main loop of a warp."""
+    """Lower bounds of one call's seconds, by what bounds it. warp_tiles: turns of the main loop of a warp.
+
+    issue: if every turn took the shortest path. issue_of_all: if it took the instructions of all paths.
+    """
 
     case: Case
     warp_tiles: int
     memory: float
     issue: float
+    issue_of_all: float
     products: float
 
     @property
@@ -110,12 +117,14 @@ def estimate(case: Case, gpu: Gpu, instructions: TileInstructions) -> Estimate:
         warp_tiles = case.batch * heads.num_kv_heads * shape.warps * _key_tiles(case, shape)
         rows, keys = shape.row_tiles * tiles.MMA_ROWS, shape.keys
     # Scores and outputs: rows x keys x head_dim each.
+    shortest, all_paths = instructions.by_expression[variant.expression]
     flops = warp_tiles * 2 * (2 * rows * keys * heads.head_dim)
     return Estimate(
         case,
         warp_tiles,
         memory=case.bytes_moved / gpu.bandwidth,
-        issue=warp_tiles * instructions.of(variant) / gpu.issue_rate,
+        issue=warp_tiles * shortest / gpu.issue_rate,
+        issue_of_all=warp_tiles * all_paths / gpu.issue_rate,
         products=flops / (gpu.tensor_flops * gpu.mma_share),
     )
 
@@ -128,28 +137,28 @@ def _key_tiles(case: Case, shape: tiles.PrefillTiles) -> int:
     return int((-(-(last_rows // group + 1) // shape.keys)).sum())
 
 
-def count_instructions(
-    wanted: Iterable[Variant], arch: str, inspect: Callable[[tuple[Variant, ...], str], Mapping[str, int]]
-) -> TileInstructions:
-    """Read from the machine code where that can be made here, else what the budgets allow.
-
-    inspect: (variants, arch) -> instructions of a tile by expression; raises KernelsUnavailable.
-    """
+def count_instructions(wanted: Iterable[Variant], arch: str, inspect: Inspect) -> TileInstructions:
+    """Read from the machine code where that can be made here, else what the budgets allow."""
     kernels = tuple(wanted)
     try:
         return TileInstructions(
-            inspect(kernels, arch), f"those of the shortest path, counted in the machine code for {arch}"
+            inspect(kernels, arch), f"counted in the machine code for {arch}, on the shortest path and on all"
         )
     except KernelsUnavailable as reason:
-        allowed = {variant.expression: budget_of(variant).instructions for variant in kernels}
+        most = {variant.expression: budget_of(variant).instructions for variant in kernels}
+        allowed = {expression: (count, count) for expression, count in most.items()}
         return TileInstructions(allowed, f"the most that the budgets allow, since {reason}")
 
 
-def read_machine_code(cache_dir: Path) -> Callable[[tuple[Variant, ...], str], Mapping[str, int]]:
+def read_machine_code(cache_dir: Path) -> Inspect:
     """The `inspect` of this machine: NVRTC compiles, nvdisasm takes apart, neither needs a GPU."""
 
-    def inspect(wanted: tuple[Variant, ...], arch: str) -> Mapping[str, int]:
+    def inspect(wanted: tuple[Variant, ...], arch: str) -> Mapping[str, tuple[int, int]]:
         rows = inspect_kernels(Compiler(cache_dir), find_nvdisasm(), wanted, (arch,))
-        return {row.expression: row.shortest for row in rows if row.shortest is not None}
+        return {
+            row.expression: (row.shortest, row.instructions)
+            for row in rows
+            if row.shortest is not None and row.instructions is not None
+        }
 
     return inspect
