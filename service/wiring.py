@@ -123,6 +123,9 @@ def build_service(
         )
     except MemoryError as error:
         raise ConfigError("cache.swap_space", str(error)) from error
+    except torch.OutOfMemoryError as error:
+        reason = f"{cache.num_blocks} blocks are no longer free on {backend.device}: {error}"
+        raise ConfigError("cache.gpu_memory_utilization", reason) from error
     graphs = _decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)
     on_gpu = backend.device.type == "cuda"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pageturner.service.sizing import (
     size_cache,
     size_gpu_cache,
 )
+from support.fake_meter import FakeMeter
 
 BLOCK = 1 << 20
 
@@ -76,35 +76,13 @@ def test_a_container_has_the_memory_of_its_limit(tmp_path: Path) -> None:
     assert machine_memory((unlimited, tmp_path / "absent")) > 4 << 20
 
 
-class FakeMeter:
-    """Of 80 blocks, 25 hold weights, 5 are somebody else's; a step takes `activations`, or does not fit."""
-
-    def __init__(self, activations: int | None) -> None:
-        self._activations = activations
-        self.num_runs = 0
-
-    def total(self) -> int:
-        return 80 * BLOCK
-
-    def in_use(self) -> int:
-        return 30 * BLOCK
-
-    def tensors(self) -> int:
-        return 25 * BLOCK
-
-    def peak_of(self, work: Callable[[], object]) -> int:
-        work()
-        if self._activations is None:
-            raise MemoryError("CUDA out of memory")
-        return self._activations
-
-    def run(self) -> None:
-        self.num_runs += 1
+def meter_with(activations: int | None) -> FakeMeter:
+    return FakeMeter(BLOCK, size=80, weights=25, others=5, activations=activations)
 
 
-def on_gpu(config: CacheConfig, activations: int = 10 * BLOCK, machine: int = 1 << 40) -> CacheOptions:
-    meter = FakeMeter(activations)
-    memory = measure_memory(meter, meter.run)
+def on_gpu(config: CacheConfig, activations: int = 10, machine: int = 1 << 40) -> CacheOptions:
+    meter = meter_with(activations)
+    memory = measure_memory(meter, lambda: None)
     assert meter.num_runs == 1
     return size_gpu_cache(config, BLOCK, memory, machine)
 
@@ -118,10 +96,10 @@ def test_a_gpu_gives_what_its_share_leaves_beside_weights_and_activations() -> N
 @pytest.mark.parametrize("given", [{"num_blocks": 40}, {"kv_cache_memory": Bytes(40 * BLOCK + 5)}])
 def test_what_was_asked_for_may_go_over_the_share_but_not_over_the_gpu(given: dict[str, Any]) -> None:
     config = CacheConfig(gpu_memory_utilization=0.1, swap_space=Bytes(0), **given)
-    assert on_gpu(config, activations=9 * BLOCK).num_blocks == 40
+    assert on_gpu(config, activations=9).num_blocks == 40
     (key,) = given
     with pytest.raises(ConfigError, match=r"40MiB are more than the 39MiB left: .* 11MiB") as e:
-        on_gpu(config, activations=11 * BLOCK)
+        on_gpu(config, activations=11)
     assert e.value.key == f"cache.{key}"
 
 
@@ -136,7 +114,7 @@ def test_a_share_that_leaves_no_block_is_refused_with_the_figures() -> None:
 
 def test_a_step_that_does_not_fit_beside_the_weights_is_refused_by_its_bound() -> None:
     with pytest.raises(ConfigError, match=r"scheduler\.max_num_batched_tokens: .* 50MiB that"):
-        measure_memory(FakeMeter(None), lambda: None)
+        measure_memory(meter_with(None), lambda: None)
 
 
 def test_swap_space_is_the_machine_s_memory_on_a_gpu_too() -> None:
