@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from pageturner.kernels.ops import PagedOps
     from pageturner.service.bench.attention_cases import Case
-    from pageturner.service.bench.kernel_plot import Series
+    from pageturner.service.bench.kernel_plot import Scale, Series
     from pageturner.service.bench.kernel_report import Estimated, Measured
     from pageturner.service.bench.stopwatch import Stopwatch
 
@@ -65,19 +65,20 @@ def run(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.attention_cases import BATCHES, CONTEXTS, MODELS, cases
 
     chosen = tuple(cases(MODELS, arguments.batches or BATCHES, arguments.contexts or CONTEXTS))
+    scale: Scale
     gpu = None if arguments.device == "cpu" else find_gpu(wanted=arguments.device == "cuda")
     if gpu is None:
         document, lines, panels = _on_paper(chosen, arguments.gpu)
-        label = f"TFLOP/s and TB/s that a {arguments.gpu} could reach at best, on paper"
+        label, scale = f"us on a {arguments.gpu} at best, on paper", "log"
     else:
         document, lines, panels = _measured(chosen, gpu)
-        label = "fraction of what the machine can do"
+        label, scale = "fraction of what the machine can do", "linear"
     if arguments.output is not None:
         _save(arguments.output, json.dumps(document, indent=2) + "\n")
     if arguments.plot is not None:
         from pageturner.service.bench.kernel_plot import write_plot
 
-        write_plot(panels, label, arguments.plot)
+        write_plot(panels, label, arguments.plot, scale=scale)
         note(f"wrote {arguments.plot}")
     write(json.dumps(document, indent=2) if arguments.json else "\n".join(lines))
     return 1 if document.get("stopped") else 0
@@ -240,9 +241,8 @@ def _paper_panels(found: Estimated) -> dict[str, Series]:
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for estimate in found.estimates:
         case = estimate.case
-        rate = (case.bytes_moved if case.kind == "decode" else case.flops) / estimate.seconds / 1e12
         line = panels.setdefault(panel_of(case), {}).setdefault(f"batch {case.batch}", [])
-        line.append((case.context, rate))
+        line.append((case.context, estimate.seconds * 1e6))
     return dict(panels)
 
 
