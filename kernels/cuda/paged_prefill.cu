@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   const PackedRows rows(arguments, tile.sequence, kv_head);
   const PagedSequence<T, kHeadDim> pages(arguments, tile.sequence, kv_head);
   const ScoreScale<kSoftcap> scale(arguments);
+  BOUNDS_CHECK(tile.first_row < rows.count);
 
   T* const query_tile = reinterpret_cast<T*>(shared);
   T* const ring = query_tile + kRows * kHeadDim;

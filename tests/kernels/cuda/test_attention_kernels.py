@@ -33,7 +33,7 @@ CASES = {
         RAGGED, head_dim=256, group=16, num_kv_heads=1, softcap=3.0, scale=0.3
     ),
     "decode-rows": AttentionCase(ROWS, split=32, dtype=FP16),
-    # The rows of 300 keys see from 159, 160 and 161 on: a tile that begins with what one sees and not the next.
+    # The rows of 300 keys see from 159, 160 and 161 on: a tile begins with a key that the last does not see.
     "decode-window": AttentionCase(((3, 300), (4, 20)), group=4, window=139, split=48, sinks=True),
     "decode-chunk": AttentionCase(((4, 195), (1, 64), (1, 65)), group=2, chunk=64, head_dim=96, dtype=FP16),
     "prefill": AttentionCase(PROMPTS, num_kv_heads=1, scale=1.0),
