@@ -20,7 +20,8 @@ Series = Mapping[str, Sequence[tuple[int, float]]]
 def write_plot(panels: Mapping[str, Series], label: str, file: Path, *, scale: Scale = "linear") -> None:
     """One panel a key, contexts along x, a line a series; the format is that of the file's name.
 
-    scale: of the figures. Raises PageturnerError without matplotlib (the extra `lab`), or if the file cannot be written.
+    scale: of the figures. Raises PageturnerError without matplotlib (the extra `lab`), or if the file
+    cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
