@@ -42,6 +42,7 @@ FLAGS = (
 # instrumentation.cpp, and makes a fault of what is wrong, told by line.
 UNDEFINED = ("-fsanitize=alignment,null,bounds,signed-integer-overflow,shift,integer-divide-by-zero",)
 RACES = ("-fsanitize=thread", "-g1")
+NOTHING_MISSING = ("-Wl,-z,defs",)  # told when it is linked, not when a kernel comes to call it
 # With this one all of it, library included. It does not go together with RACES.
 ADDRESS = ("-fsanitize=address", "-g")
 
@@ -100,10 +101,10 @@ class Builder:
                 source.write_text(text, encoding="utf-8")
                 include = [f"-I{folder}" for folder in (self.sources, KERNELS, MACHINE)]
                 self._run(*self._checks, *include, "-c", source, "-o", compiled)
-                self._run("-shared", compiled, *machine, "-o", unfinished)
+                self._run("-shared", *NOTHING_MISSING, compiled, *machine, "-o", unfinished)
 
         headers = {*self.sources.glob("*.cuh"), *KERNELS.glob("*.cuh"), *MACHINE.glob("*.h")}
-        key = self._key(text, headers, (*self._checks, *(path.name for path in machine)))
+        key = self._key(text, headers, (*self._checks, *NOTHING_MISSING, *(path.name for path in machine)))
         return self._once(self.cache_dir / f"kernel-{key}.so", compile_and_link)
 
     def _once(self, target: Path, compile_to: Callable[[Path], None]) -> Path:

@@ -148,7 +148,7 @@ template <int kWhat> __global__ void misaligned(EmulatorArguments arguments) {
   arguments.output[threadIdx.x] = float(registers[0]);
 }
 
-// kWhat: 0 a product that 32 bits do not hold, 1 an index beyond an array in registers, 2 null, 3 a shift.
+// kWhat: 0 a product that 32 bits do not hold, 1 an index beyond an array in registers, 2 null, 3 a shift, 4 a division.
 template <int kWhat> __global__ void undefined(EmulatorArguments arguments) {
   const int count = arguments.count;
   int values[4] = {count, count, count, count};
@@ -157,6 +157,7 @@ template <int kWhat> __global__ void undefined(EmulatorArguments arguments) {
   if (kWhat == 1) result = values[count % 65536];  // at: undefined 1
   if (kWhat == 2) result = int(arguments.input[0]);   // at: undefined 2
   if (kWhat == 3) result = 1 << count;           // at: undefined 3
+  if (kWhat == 4) result = 100 / (count - 7);    // at: undefined 4
   arguments.output[threadIdx.x] = float(result);
 }
 

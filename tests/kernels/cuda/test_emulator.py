@@ -194,6 +194,7 @@ def test_a_row_outside_of_shared_memory_is_a_fault(bytes_given: int) -> None:
         (0, 32767, 32768, "a product that overflows"),
         (1, 3, 4, "an index beyond its array"),
         (3, 31, 32, "a shift beyond the width of its type"),
+        (4, 8, 7, "a division by zero"),
     ],
 )
 def test_undefined_behaviour_is_a_fault(kernel: int, good: int, bad: int, what: str) -> None:

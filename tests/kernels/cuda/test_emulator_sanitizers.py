@@ -22,7 +22,7 @@ SUITE = (
     "test_attention_kernels.py",
     "test_cuda_ops.py",
 )
-"""What launches emulated kernels, and no NVRTC beside them: under a preload it does not find its libraries."""
+"""What launches emulated kernels, and no NVRTC: under a preload it does not find its own libraries."""
 
 pytestmark = pytest.mark.slow
 
