@@ -32,33 +32,38 @@ class Budget:
 
     registers: of a thread. instructions: of a warp, for one tile of the main loop where there are tensor-core
     products (all of its paths count, rare ones too), of the whole kernel elsewhere. softcap: so many more
-    where scores are capped.
+    where scores are capped. sm_100: instructions there, where the compiler makes another loop of the source.
     """
 
     registers: int
     instructions: int
     softcap: int = 0
+    sm_100: int | None = None
+
+    def instructions_on(self, arch: str, *, softcap: bool) -> int:
+        base = self.sm_100 if arch == "sm_100" and self.sm_100 is not None else self.instructions
+        return base + (self.softcap if softcap else 0)
 
 
 BUDGETS: Mapping[tuple[str, int | None], Budget] = {
     # Decode waits for memory, so what counts is bytes in flight: rings in shared memory, not blocks. Nowhere
     # do registers allow fewer blocks of sm_90 than the rings do, which is what the comments say.
-    ("paged_decode", 64): Budget(registers=120, instructions=405, softcap=20),  # rings allow 4 blocks
-    ("paged_decode", 96): Budget(registers=132, instructions=425, softcap=20),  # 3
-    ("paged_decode", 128): Budget(registers=172, instructions=480, softcap=20),  # 2
+    ("paged_decode", 64): Budget(registers=115, instructions=397, softcap=20),  # rings allow 4 blocks
+    ("paged_decode", 96): Budget(registers=132, instructions=421, softcap=20),  # 3
+    ("paged_decode", 128): Budget(registers=172, instructions=478, softcap=20),  # 2
     ("paged_decode", 256): Budget(registers=249, instructions=690, softcap=20),  # 2, of half the warps
     # Prefill is bound by the tensor cores and wants large tiles in registers, so it takes what a thread can
     # have and gets two blocks of 4 warps. Two instructions cap a score; a lane has row_tiles * keys / 2.
-    ("paged_prefill", 64): Budget(registers=255, instructions=1250, softcap=130),
-    ("paged_prefill", 96): Budget(registers=240, instructions=945, softcap=66),
-    ("paged_prefill", 128): Budget(registers=255, instructions=1035, softcap=66),
-    ("paged_prefill", 256): Budget(registers=251, instructions=820, softcap=34),
+    ("paged_prefill", 64): Budget(registers=255, instructions=1105, softcap=130, sm_100=1370),
+    ("paged_prefill", 96): Budget(registers=240, instructions=800, softcap=66, sm_100=918),
+    ("paged_prefill", 128): Budget(registers=255, instructions=898, softcap=66, sm_100=993),
+    ("paged_prefill", 256): Budget(registers=250, instructions=740, softcap=34),
     # The rest moves bytes with little to compute. 64 registers leave room for 8 blocks of 128 threads, 1,024
     # threads a multiprocessor, each with a load or more of 16 bytes on its way.
     ("decode_merge", 64): Budget(registers=64, instructions=915),
-    ("decode_merge", 96): Budget(registers=64, instructions=1090),
-    ("decode_merge", 128): Budget(registers=64, instructions=1040),
-    ("decode_merge", 256): Budget(registers=64, instructions=1040),
+    ("decode_merge", 96): Budget(registers=36, instructions=1090),
+    ("decode_merge", 128): Budget(registers=36, instructions=1040),
+    ("decode_merge", 256): Budget(registers=36, instructions=1040),
     ("write_kv", None): Budget(registers=36, instructions=150),
     ("rope_and_write_kv", None): Budget(registers=60, instructions=415),
     ("rms_norm", None): Budget(registers=60, instructions=2465),
@@ -153,12 +158,9 @@ def violations(variant: Variant, arch: str, resources: Resources, code: KernelCo
     if instructions is None:
         found.append(f"no loop with the {products_of_tile(variant)} products of a tile")
     else:
-        at_most("instructions", instructions.all, budget.instructions + _softcap(variant, budget))
+        ceiling = budget.instructions_on(arch, softcap=variant.expression.endswith(", true>"))
+        at_most("instructions", instructions.all, ceiling)
     for what, pattern in EXPECTED.get(variant.kernel, {}).items():
         if not code.count(pattern):
             found.append(f"no {what}")
     return tuple(found)
-
-
-def _softcap(variant: Variant, budget: Budget) -> int:
-    return budget.softcap if variant.expression.endswith(", true>") else 0
