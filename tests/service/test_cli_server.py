@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def flags(model: Path) -> list[str]:
-    return [f"--model={model}", "--num-blocks=512", "--swap-space=0", "--num-threads=1"]
+    return [f"--model={model}", "--num-blocks=512", "--swap-space=0", "--device=cpu", "--num-threads=1"]
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_throughput_is_measured_in_turns(flags: list[str]) -> None:
 def test_preemption_changes_no_token(model: Path) -> None:
     """The issue's own proof in small: each reclaim policy on a pool far too small, beside an ample one."""
     words = ("--requests=8", "--prompt-tokens=24", "--output-tokens=40", "--tiny-blocks=12", "--json")
-    flags = (f"--model={model}", "--num-threads=1", "--dtype=float32", "--deterministic=true")
+    flags = (f"--model={model}", "--device=cpu", "--num-threads=1", "--dtype=float32", "--deterministic=true")
     finished = run("bench", "preemption", *words, *flags, "--swap-space=8MiB")
     assert finished.returncode == 0, finished.stderr
     by_name = {result["reclaim"]: result for result in json.loads(finished.stdout)}

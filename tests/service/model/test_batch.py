@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +89,9 @@ def test_any_step(data: st.DataObject) -> None:
     assert batch.attention.slot_mapping.tolist() == slots
     assert batch.logit_rows.tolist() == logit_rows
     assert batch.num_rows == len(tokens)
+    host = batch.attention.host
+    assert host is not None
+    for name in ("query_start_loc", "seq_lens", "block_tables", "slot_mapping"):
+        sent, kept = getattr(batch.attention, name), getattr(host, name)
+        assert np.array_equal(sent.numpy(), kept)
+        assert sent.numpy().dtype == kept.dtype

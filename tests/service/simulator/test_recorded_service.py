@@ -21,7 +21,13 @@ def test_a_service_records_itself(tmp_path: Path) -> None:
     _, tiny = tiny_model("llama", seed=0)
     save(tiny, tmp_path / "model")
     recording = tmp_path / "recording.jsonl"
-    flags = [f"--model={tmp_path / 'model'}", "--num-blocks=64", "--swap-space=0", "--num-threads=1"]
+    flags = [
+        f"--model={tmp_path / 'model'}",
+        "--num-blocks=64",
+        "--swap-space=0",
+        "--device=cpu",
+        "--num-threads=1",
+    ]
 
     async def ask(target: str) -> None:
         async with Client(target) as client:
