@@ -86,11 +86,12 @@ def _table(arch: str, rows: Sequence[Row]) -> Table:
     from rich.table import Table
 
     caption = (
-        "spill: bytes. shared: KiB of a block. blocks: of a multiprocessor. *: of a tile of the main loop"
+        "spill: bytes. shared: KiB of a block. blocks: of a multiprocessor.\n"
+        "instr: of a tile of the main loop, shortest and all paths; else of the whole kernel"
     )
     table = Table(title=arch, title_justify="left", caption=caption, caption_justify="left")
-    table.box, table.pad_edge = box.SIMPLE_HEAD, False
-    table.add_column("kernel")
+    table.box, table.pad_edge, table.padding = box.SIMPLE_HEAD, False, (0, 1, 0, 0)
+    table.add_column("kernel", no_wrap=True)
     for name in ("regs", "spill", "shared", "blocks", "instr"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda row: row.label.partition(" ")[0]):
