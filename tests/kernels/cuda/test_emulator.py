@@ -31,6 +31,17 @@ every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 both_switches = pytest.mark.parametrize("flags", [(), UCONTEXT], ids=["own-switch", "ucontext"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_beside_each_other() -> None:
+    """Most of the kernels: one by one, as tests come to them, they would keep one core busy."""
+    text = (SOURCES / SOURCE).read_text()
+    plain = re.findall(r"^__global__ void (\w+)\(", text, re.MULTILINE)
+    switched = re.findall(r"^template <bool \w+> __global__ void (\w+)\(", text, re.MULTILINE)
+    expressions = [*plain, *(f"{name}<{value}>" for name in switched for value in ("true", "false"))]
+    variants = [Variant(SOURCE, expression, THREADS, 0, EmulatorArguments) for expression in expressions]
+    Builder(cpu_cache_dir(), SOURCES).build(variants)
+
+
 def fault(*parts: str) -> pytest.RaisesExc[KernelFault]:
     return pytest.raises(KernelFault, match=".*".join(map(re.escape, parts)))
 
@@ -40,7 +51,7 @@ def numbers(count: int = 512) -> torch.Tensor:
 
 
 def schedules_that_show(expression: str, wanted: torch.Tensor, *, threads: int = THREADS) -> set[str]:
-    """Those under which the kernel's result is not the one wanted."""
+    """Those under which the kernel's result is not the one wanted, where nobody looks for races."""
     found = {
         str(schedule): run(expression, numbers(), schedule=schedule, threads=threads, races=False)
         for schedule in SCHEDULES
