@@ -78,6 +78,8 @@ void Multiprocessor::thread_main() {
 // Whoever has exited is no longer waited for.
 void Multiprocessor::exit_thread() {
   if (stacks_[running_->position.rank].overflowed()) fault(Site::here(), "the stack of a thread overflowed");
+  commit_copies();  // what it has not waited for comes now, at the latest
+  wait_copies(0);
   running_->exited = true;
   --live_;
   if (barrier_.arrived > 0 && barrier_.arrived == live_) open_barrier();

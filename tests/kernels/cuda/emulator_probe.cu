@@ -55,6 +55,17 @@ template <int kPending> __global__ void wait_for(EmulatorArguments arguments) {
   for (int i = 0; i < 4; ++i) arguments.output[threadIdx.x * 4 + i] = shared[i] + shared[128 + i];  // at: copied sum
 }
 
+// A block may end before its copies: they touch what nobody reads any more.
+__global__ void leaves_a_copy(EmulatorArguments arguments) {
+  DYNAMIC_SHARED(memory, 128 * 16);
+  unsigned char* own = memory + threadIdx.x * 16;
+  cp_async_16(own, arguments.input + threadIdx.x * 4, true);
+  cp_async_commit();
+  cp_async_wait<0>();
+  arguments.output[threadIdx.x] = *reinterpret_cast<const float*>(own);
+  cp_async_16(own, arguments.input, true);
+}
+
 // Each round one warp's copies fill a buffer that all warps read. Without the second barrier a fast warp refills it
 // while slow ones still read.
 template <bool kBarrier> __global__ void refill(EmulatorArguments arguments) {

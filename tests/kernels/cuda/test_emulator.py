@@ -112,6 +112,12 @@ def test_a_wait_too_weak_is_told_under_every_schedule(schedule: Schedule) -> Non
         run("wait_for<1>", numbers(), schedule=schedule, threads=32)
 
 
+@every_schedule
+def test_a_block_may_end_before_its_copies(schedule: Schedule) -> None:
+    found = run("leaves_a_copy", numbers(), schedule=schedule, blocks=2, shared_bytes=2048)
+    assert torch.equal(found[:THREADS], numbers()[::4])
+
+
 def test_votes_and_shuffles_order_nothing() -> None:
     run("rotate_lanes<true>", numbers())
     with fault(line("vote read"), "a race with thread", line("vote write")):
