@@ -107,8 +107,8 @@ template <class T, int kHeadDim> struct FragmentReader {
   // Steps of two chunks after which the swizzle repeats: a lane keeps so many places and adds constants for the rest.
   static constexpr int kPeriod = kSwizzleChunks<kHeadDim> / 2;
 
-  int rows_first[kPeriod];   // matrices 0 and 1 above each other
-  int chunks_first[kPeriod]; // beside each other
+  int rows_first[kPeriod];    // matrices 0 and 1 above each other
+  int chunks_first[kPeriod];  // beside each other
 
   __device__ __forceinline__ FragmentReader() {
     const int lane = threadIdx.x % kWarpSize;
