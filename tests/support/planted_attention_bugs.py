@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pageturner.kernels.cuda.emulation.schedule import GREEDY, GREEDY_EAGER, REVERSED, SHUFFLED
-
 from support import planted_checks as on
 from support.planted_kernels import Bug, Edit, bug
 
@@ -12,23 +10,23 @@ TILE, SHARED, SEQUENCE = "attention_tile.cuh", "shared_tile.cuh", "sequence.cuh"
 
 NEXT_STAGE = "stage = stage + 1 == kStages ? 0 : stage + 1;"
 
-PIPELINE: dict[str, Bug] = {
-    "decode: no barrier before a warp reads its stage": bug(DECODE, "__syncwarp();", "", on.decode, REVERSED),
+UNORDERED_ATTENTION: dict[str, Bug] = {
+    "decode: no barrier before a warp reads its stage": bug(DECODE, "__syncwarp();", "", on.decode),
     "decode: no barrier before the rings become the merge's": bug(
         DECODE, "__syncthreads();", "", on.decode, within="__syncthreads();  // the rings are free",
     ),
     "decode: no barrier before the warps are merged": bug(
-        DECODE, "__syncthreads();", "", on.decode, SHUFFLED, within="__syncthreads();  // all results",
+        DECODE, "__syncthreads();", "", on.decode, within="__syncthreads();  // all results",
     ),
     "decode: no barrier after the copy of the queries": bug(
-        DECODE, "__syncthreads();", "", on.decode_256, GREEDY,
+        DECODE, "__syncthreads();", "", on.decode_256,
         within="__syncthreads();               // all threads' parts",
     ),
     "decode: the queries are not waited for": bug(
-        DECODE, "cp_async_wait<kStages - 1>();", "cp_async_wait<kStages>();", on.decode_256, GREEDY,
+        DECODE, "cp_async_wait<kStages - 1>();", "cp_async_wait<kStages>();", on.decode_256,
     ),
     "decode: a wait lets one group too many pass": bug(
-        DECODE, "cp_async_wait<kStages - 2>();", "cp_async_wait<kStages - 1>();", on.decode, GREEDY,
+        DECODE, "cp_async_wait<kStages - 2>();", "cp_async_wait<kStages - 1>();", on.decode,
     ),
     "decode: copies are not committed": bug(
         DECODE, "cp_async_commit();", "", on.decode, within="cp_async_commit();\n  };",
@@ -37,10 +35,10 @@ PIPELINE: dict[str, Bug] = {
         DECODE, "stage + 1 == kStages", "stage + 2 == kStages", on.decode, within=NEXT_STAGE,
     ),
     "decode: tiles are copied to the wrong stage": bug(
-        DECODE, "copy_stage + 1 == kStages", "copy_stage + 2 == kStages", on.decode, GREEDY_EAGER,
+        DECODE, "copy_stage + 1 == kStages", "copy_stage + 2 == kStages", on.decode,
     ),
     "decode: a warp's copies run a tile ahead of its stages": bug(
-        DECODE, "stage < kStages - 1", "stage < kStages", on.decode, GREEDY_EAGER,
+        DECODE, "stage < kStages - 1", "stage < kStages", on.decode,
         within="stage < kStages - 1; ++stage) start_copy",
     ),
     "decode: a copy starts before the barrier": Bug(
@@ -49,26 +47,24 @@ PIPELINE: dict[str, Bug] = {
             Edit(DECODE, "start_copy();", "", within="start_copy();  // ... which this overwrites"),
         ),
         on.decode,
-        GREEDY_EAGER,
     ),
-    "prefill: no barrier in the loop": bug(PREFILL, "__syncthreads();", "", on.prefill, GREEDY),
+    "prefill: no barrier in the loop": bug(PREFILL, "__syncthreads();", "", on.prefill),
     "prefill: a wait lets one group too many pass": bug(
         PREFILL, "cp_async_wait<kStages - 2>();", "cp_async_wait<kStages - 1>();", on.prefill,
     ),
-    "prefill: copies are not committed": bug(PREFILL, "cp_async_commit();", "", on.prefill, SHUFFLED),
+    "prefill: copies are not committed": bug(PREFILL, "cp_async_commit();", "", on.prefill),
     "prefill: a copy starts before the barrier": Bug(
         (
             Edit(PREFILL, "__syncthreads();", "start_copy(); __syncthreads();"),
             Edit(PREFILL, "start_copy();", "", within="start_copy();     // ... which this overwrites"),
         ),
         on.prefill,
-        GREEDY_EAGER,
     ),
     "prefill: steps are computed from the wrong stage": bug(
         PREFILL, "stage + 1 == kStages", "stage + 2 == kStages", on.prefill, within=NEXT_STAGE,
     ),
     "prefill: steps are copied to the wrong stage": bug(
-        PREFILL, "copy_stage + 1 == kStages", "copy_stage + 2 == kStages", on.prefill, REVERSED,
+        PREFILL, "copy_stage + 1 == kStages", "copy_stage + 2 == kStages", on.prefill,
     ),
     "a lane decides alone whether anchors move": bug(
         TILE, "__any_sync(kFullWarp, any_above)", "any_above", on.decode,
@@ -217,6 +213,35 @@ ADDRESSES: dict[str, Bug] = {
         SEQUENCE, "arguments.query_start_loc[sequence]", "arguments.query_start_loc[sequence + 1]", on.decode,
         within="first_token(arguments.query_start_loc[sequence])",
     ),
+    "decode: queries lie as if they were no part of a wider row": bug(
+        DECODE, "arguments.query_stride", "rows.num_heads * kHeadDim", on.merged_queries,
+        within="rows.offset<kHeadDim>(row, arguments.query_stride)",
+    ),
+    "prefill: queries lie as if they were no part of a wider row": bug(
+        SEQUENCE, "arguments.query_stride", "rows.num_heads * kHeadDim", on.merged_queries,
+        within="rows.offset<kHeadDim>(first_row + row, arguments.query_stride)",
+    ),
+    "prefill: all row blocks have the queries of the first": bug(
+        SEQUENCE, "first_row + row", "row", on.prefill_sinks,
+        within="rows.offset<kHeadDim>(first_row + row, arguments.query_stride)",
+    ),
+    "prefill: a warp's row tiles share their queries": bug(
+        PREFILL, "warp_row + row_tile * kMmaRows", "warp_row", on.prefill,
+        within="query_tile + (warp_row + row_tile * kMmaRows)",
+    ),
+    "kv heads share the first one's values": bug(
+        SEQUENCE, "kv_head * arguments.kv.head_stride", "0", on.decode,
+        within="(arguments.kv.values) + kv_head * arguments.kv.head_stride",
+    ),
+    "sequences share the first one's table": bug(
+        SEQUENCE, "int64_t(sequence) * arguments.table_stride", "int64_t(0)", on.decode,
+    ),
+    "blocks are taken to hold 16 tokens": bug(
+        SEQUENCE, "(1 << block_size_log2) - 1", "15", on.decode_blocks,
+    ),
+    "a block lies no further than 32 bits": bug(
+        SEQUENCE, "wide_product(block, block_stride)", "int64_t(block * block_stride)", on.far_block,
+    ),
     "partials of kv heads lie on each other": bug(
         DECODE, "int64_t(partial) * arguments.num_kv_heads + kv_head", "int64_t(partial) + kv_head", on.split,
     ),
@@ -283,4 +308,4 @@ NUMBERS: dict[str, Bug] = {
     ),
 }  # fmt: skip
 
-ATTENTION_BUGS = {**PIPELINE, **MASKS, **ADDRESSES, **NUMBERS}
+ATTENTION_BUGS = MASKS | ADDRESSES | NUMBERS

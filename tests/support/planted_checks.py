@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from pageturner.kernels.cuda.block_moves import Move
@@ -26,6 +28,7 @@ from support.row_checks import (
     check_rope,
     check_silu_and_mul,
     check_write_kv,
+    far_memory,
     normal,
     paged_rows,
 )
@@ -34,6 +37,7 @@ Check = Callable[[Launcher], object]
 
 BF16, FP16 = torch.bfloat16, torch.float16
 HEADS = Heads(num_heads=9, num_kv_heads=3, head_dim=64)
+WIDE = Heads(num_heads=32, num_kv_heads=16, head_dim=128, num_rows=5)  # several blocks of threads a row
 
 
 def attention(*sequences: tuple[int, int], **others: object) -> Check:
@@ -45,6 +49,7 @@ def attention(*sequences: tuple[int, int], **others: object) -> Check:
 decode = attention((1, 1), (1, 15), (1, 17), (1, 350))
 # The first of 4 rows ends in the tile before the last's.
 decode_rows = attention((5, 5), (4, 17), (2, 130), (1, 64))
+decode_blocks = attention((1, 100), (2, 40), block_size=32)
 decode_96 = attention((1, 15), (1, 17), (1, 350), head_dim=96, group=5)
 decode_256 = attention((1, 17), (2, 200), head_dim=256, num_kv_heads=1)
 split = attention((1, 130), (3, 87), (1, 20), split=48, sinks=True, group=4)
@@ -79,6 +84,30 @@ def item_within_a_tile(launcher: Launcher) -> None:
     must_stop(lambda: run_attention(launcher, paged, spec, split=40))
 
 
+def merged_queries(launcher: Launcher) -> None:
+    """As a merged projection hands them over."""
+    paged, spec = AttentionCase(((9, 60), (1, 40))).build()
+    expected = run_attention(launcher, paged, spec)
+    num_rows, num_heads, head_dim = paged.query.shape
+    merged = paged.query.new_full((num_rows, num_heads + 4, head_dim), torch.nan)[:, :num_heads]
+    merged.copy_(paged.query)
+    assert torch.equal(run_attention(launcher, replace(paged, query=merged), spec), expected)
+
+
+def far_block(launcher: Launcher) -> None:
+    """A pool of more than 2^31 elements, of which only the pages that are touched exist."""
+    paged, spec = AttentionCase(((1, 16),)).build()
+    expected = run_attention(launcher, paged, spec)
+    with TemporaryDirectory() as folder:
+        _, *page = paged.kv_layer.shape
+        far = 2**30
+        memory = far_memory(Path(folder, "pool"), 3 * far, BF16)
+        pool = memory.as_strided((3, *page), (far, *torch.empty(page).stride()))
+        pool[2] = paged.kv_layer[paged.batch.block_tables[0, 0]]
+        paged.batch.block_tables[0, 0] = 2
+        assert torch.equal(run_attention(launcher, replace(paged, kv_layer=pool), spec), expected)
+
+
 def beside(launcher: Launcher) -> None:
     """A row has the same bits whatever runs beside it."""
     paged, spec = AttentionCase(((5, 120), (17, 90)), scale=2.0).build()
@@ -97,6 +126,14 @@ def chunking(launcher: Launcher) -> None:
 
 def write_kv(launcher: Launcher) -> None:
     check_write_kv(launcher, HEADS, BF16)
+
+
+def wide_rows(launcher: Launcher) -> None:
+    check_write_kv(launcher, WIDE, BF16)
+
+
+def wide_rope(launcher: Launcher) -> None:
+    check_rope(launcher, WIDE, BF16, torch.float32)
 
 
 def rope(launcher: Launcher) -> None:
@@ -159,6 +196,10 @@ def rms_norm(launcher: Launcher) -> None:
         check_rms_norm(launcher, (9, 1, size), BF16, residual=False)
 
 
+def long_rms_norm(launcher: Launcher) -> None:
+    check_rms_norm(launcher, (9, 1, 576), BF16, residual=False)
+
+
 def rms_norm_residual(launcher: Launcher) -> None:
     for size in (8, 64, 576):
         check_rms_norm(launcher, (9, 1, size), BF16, residual=True)
@@ -176,6 +217,10 @@ def copies(launcher: Launcher) -> None:
 def one_copy(launcher: Launcher) -> None:
     for block_bytes in (1040, GROUP_BYTES - COLUMN_BYTES):
         check_copy_blocks(launcher, PAIRS["one"], block_bytes)
+
+
+def large_copy(launcher: Launcher) -> None:
+    check_copy_blocks(launcher, PAIRS["one"], GROUP_BYTES + COLUMN_BYTES)
 
 
 def packing(launcher: Launcher) -> None:

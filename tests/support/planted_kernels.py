@@ -41,24 +41,15 @@ class Edit:
 
 @dataclass(frozen=True)
 class Bug:
-    """check: what must fail for it, under `schedule`."""
+    """check: what must fail for it."""
 
     edits: tuple[Edit, ...]
     check: Callable[[Launcher], object]
-    schedule: Schedule = IN_ORDER
 
 
-def bug(
-    file: str,
-    right: str,
-    wrong: str,
-    check: Callable[[Launcher], object],
-    schedule: Schedule = IN_ORDER,
-    *,
-    within: str = "",
-) -> Bug:
+def bug(file: str, right: str, wrong: str, check: Callable[[Launcher], object], *, within: str = "") -> Bug:
     """Of one edit."""
-    return Bug((Edit(file, right, wrong, within),), check, schedule)
+    return Bug((Edit(file, right, wrong, within),), check)
 
 
 def copy_kernels(folder: Path, edits: Sequence[Edit] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelFault, KernelsUnavailable
 from support import planted_checks as on
 from support.ops import cpu_cache_dir
-from support.planted_attention_bugs import ATTENTION_BUGS, DECODE, SHARED
+from support.planted_attention_bugs import ATTENTION_BUGS, DECODE, SHARED, UNORDERED_ATTENTION
 from support.planted_checks import BF16, FP16
 from support.planted_kernels import Bug, BuggyKernels, Edit, bug, copy_kernels
-from support.planted_row_bugs import BLOCK_BUGS, ROW_BUGS
+from support.planted_row_bugs import BLOCK_BUGS, ROW_BUGS, UNORDERED_ROWS
 
 BUGS = ATTENTION_BUGS | ROW_BUGS | BLOCK_BUGS
+UNORDERED = UNORDERED_ATTENTION | UNORDERED_ROWS
+"""Bugs of barriers, waits and rings."""
 
 EQUIVALENT = {
     # Floats are added in another order, but in the same one each time: what a row's bits must not depend on
@@ -84,23 +87,34 @@ VARIANTS = (
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> BuggyKernels:
-    edits = {name: planted.edits for name, planted in (BUGS | EQUIVALENT).items()}
+    edits = {name: planted.edits for name, planted in (BUGS | UNORDERED | EQUIVALENT).items()}
     buggy = BuggyKernels(edits, tmp_path_factory.mktemp("sources"), cpu_cache_dir())
     buggy.launcher(None).prepare(VARIANTS)
     return buggy
 
 
 def test_without_a_bug_every_check_passes(kernels: BuggyKernels) -> None:
-    for check, schedule in dict.fromkeys((planted.check, planted.schedule) for planted in BUGS.values()):
+    for check in {planted.check: None for planted in BUGS.values()}:
+        check(kernels.launcher(None))
+    for check, schedule in product({planted.check: None for planted in UNORDERED.values()}, SCHEDULES):
         check(kernels.launcher(None, schedule))
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_caught(kernels: BuggyKernels, name: str) -> None:
     planted = BUGS[name]
-    launcher = kernels.launcher(name, planted.schedule)
+    launcher = kernels.launcher(name)
     with pytest.raises((AssertionError, KernelFault)):
         planted.check(launcher)
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_a_missing_order_is_told_under_every_schedule(kernels: BuggyKernels, name: str) -> None:
+    """As what it is, though the numbers come out wrong under some schedules only."""
+    for schedule in SCHEDULES:
+        launcher = kernels.launcher(name, schedule)
+        with pytest.raises(KernelFault, match=r"a race with|the copy that began at|divergent"):
+            UNORDERED[name].check(launcher)
 
 
 @pytest.mark.parametrize("name", EQUIVALENT)
@@ -113,7 +127,7 @@ def test_what_is_equivalent_is_not_taken_for_a_bug(kernels: BuggyKernels, name: 
 def test_a_bug_compiled_apart_is_caught(name: str, tmp_path: Path) -> None:
     planted = APART[name]
     copy_kernels(tmp_path, planted.edits)
-    launcher = Launcher(EmulatedRuntime(Builder(cpu_cache_dir(), tmp_path), schedule=planted.schedule))
+    launcher = Launcher(EmulatedRuntime(Builder(cpu_cache_dir(), tmp_path)))
     with pytest.raises((AssertionError, KernelFault)):
         planted.check(launcher)
 
