@@ -19,18 +19,19 @@ class Workload:
     """How much is measured, as far as the pools reach.
 
     chunk_tokens: of the prefill step, enough to tell its slope from the fixed cost of a step.
-    context_tokens: of the decode step. num_copied_blocks: of each swap.
+    context_tokens, context_rows: how far back how many rows of a step look. num_copied_blocks: of each swap.
     """
 
     chunk_tokens: int
     context_tokens: int
+    context_rows: int
     num_copied_blocks: int
 
 
-CPU_WORKLOAD = Workload(chunk_tokens=32, context_tokens=1024, num_copied_blocks=16)
-GPU_WORKLOAD = Workload(chunk_tokens=2048, context_tokens=16_384, num_copied_blocks=128)
+CPU_WORKLOAD = Workload(chunk_tokens=32, context_tokens=1024, context_rows=1, num_copied_blocks=16)
+GPU_WORKLOAD = Workload(chunk_tokens=2048, context_tokens=16_384, context_rows=2048, num_copied_blocks=128)
 """A GPU computes the tokens of the CPU's chunk in the time of one, and copies its blocks before the bus is
-at speed."""
+at speed. One row that looks back waits for keys that all the rows of a prompt would share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,19 @@ def measure_rates(machine: Machine) -> Rates:
     capacity = min(machine.num_blocks * machine.block_size, machine.max_model_len)
     workload = machine.workload
     chunk = max(2, min(workload.chunk_tokens, capacity, machine.max_num_batched_tokens))
-    context = min(workload.context_tokens, capacity - 1)
+    rows = max(1, min(workload.context_rows, chunk, capacity // 2))
+    context = min(workload.context_tokens, capacity - rows)
     machine.forward(_step(machine, chunk))  # the first run pays for caches
     one = _seconds(machine, lambda: machine.forward(_step(machine, 1)))
     many = _seconds(machine, lambda: machine.forward(_step(machine, chunk)))
-    far = _seconds(machine, lambda: machine.forward(_step(machine, 1, start=context)))
+    far = _seconds(machine, lambda: machine.forward(_step(machine, rows, start=context)))
     a_token = max((many - one) / (chunk - 1), 1e-9)
+    near = one + (rows - 1) * a_token
     rates = Rates(
         block_bytes=machine.block_bytes,
         prefill_seconds_fixed=max(one - a_token, 0.0),
         prefill_seconds_per_token=a_token,
-        prefill_seconds_per_token_context=max((far - one) / max(context, 1), 0.0),
+        prefill_seconds_per_token_context=max((far - near) / max(rows * context, 1), 0.0),
     )
     num_copied = min(workload.num_copied_blocks, machine.num_blocks, machine.num_host_blocks)
     if not num_copied:

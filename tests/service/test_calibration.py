@@ -17,14 +17,15 @@ class KnownMachine:
         self.now = 0.0
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        self.lengths: list[int] = []
+        self.steps: set[tuple[int, int]] = set()
+        """(rows, context before them) of each step."""
         self.num_copied = 0
 
     def forward(self, output: SchedulerOutput) -> None:
         (sequence,) = output.scheduled
         assert sequence.end <= len(sequence.block_table) * 16
         assert max(sequence.block_table) < self.num_blocks
-        self.lengths.append(output.num_tokens)
+        self.steps.add((output.num_tokens, sequence.start))
         self.now += FIXED + A_TOKEN * output.num_tokens + A_CONTEXT * output.num_tokens * sequence.start
 
     def apply(self, copies: BlockCopies) -> None:
@@ -51,20 +52,21 @@ class KnownMachine:
         )
 
 
-def test_the_workload_bounds_what_is_tried() -> None:
-    """A GPU is measured by more than a CPU, as far as the pools reach."""
-    lengths: list[int] = []
+@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
+def test_the_workload_says_what_is_tried(workload: Workload) -> None:
     machine = KnownMachine(num_blocks=4096, num_host_blocks=4096)
-    for workload in (CPU_WORKLOAD, GPU_WORKLOAD):
-        machine.lengths.clear()
-        machine.measure(workload=workload, max_num_batched_tokens=8192, max_model_len=65_536)
-        lengths.append(max(machine.lengths))
-        assert machine.num_copied == workload.num_copied_blocks
-    assert lengths == [CPU_WORKLOAD.chunk_tokens, GPU_WORKLOAD.chunk_tokens]
+    machine.measure(workload=workload, max_num_batched_tokens=8192, max_model_len=65_536)
+    assert machine.steps == {
+        (1, 0),
+        (workload.chunk_tokens, 0),
+        (workload.context_rows, workload.context_tokens),
+    }
+    assert machine.num_copied == workload.num_copied_blocks
 
 
-def test_known_costs_are_found() -> None:
-    rates = KnownMachine(num_blocks=128, num_host_blocks=64).measure()
+@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
+def test_known_costs_are_found(workload: Workload) -> None:
+    rates = KnownMachine(num_blocks=128, num_host_blocks=64).measure(workload)
     assert rates.prefill_seconds_fixed == pytest.approx(FIXED)
     assert rates.prefill_seconds_per_token == pytest.approx(A_TOKEN)
     assert rates.prefill_seconds_per_token_context == pytest.approx(A_CONTEXT)
@@ -73,9 +75,11 @@ def test_known_costs_are_found() -> None:
     assert rates.block_bytes == 4096
 
 
+@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
 @pytest.mark.parametrize("num_blocks", [1, 2, 5])
-def test_a_tiny_pool_is_measured_within_its_bounds(num_blocks: int) -> None:
-    rates = KnownMachine(num_blocks, num_host_blocks=1).measure(max_model_len=20, max_num_batched_tokens=1)
+def test_a_tiny_pool_is_measured_within_its_bounds(num_blocks: int, workload: Workload) -> None:
+    machine = KnownMachine(num_blocks, num_host_blocks=1)
+    rates = machine.measure(workload, max_model_len=20, max_num_batched_tokens=1)
     assert rates.prefill_seconds_per_token == pytest.approx(A_TOKEN)
 
 
