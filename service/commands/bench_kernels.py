@@ -104,7 +104,7 @@ def make_ops(device: torch.device) -> PagedOps:
     from pageturner.kernels.errors import KernelsUnavailable
 
     try:
-        return make_cuda_ops(device, torch.bfloat16, 64, cache_directory() / "kernels", debug=False)
+        return make_cuda_ops(device, torch.bfloat16, 64, cache_directory(), debug=False)
     except KernelsUnavailable as error:
         raise PageturnerError(str(error)) from error
 
@@ -206,7 +206,7 @@ def estimate_cases(chosen: Sequence[Case], name: str) -> Estimated:
         raise ConfigError("--gpu", f"{name!r} is none of {', '.join(GPUS)}")
     gpu = GPUS[name]
     kernels = kernels_of(case.heads for case in chosen)
-    instructions = count_instructions(kernels, gpu.arch, read_machine_code(cache_directory() / "kernels"))
+    instructions = count_instructions(kernels, gpu.arch, read_machine_code(cache_directory()))
     return Estimated(gpu, instructions, [estimate(case, gpu, instructions) for case in chosen])
 
 
