@@ -24,7 +24,7 @@ def build_model(
     choose_ops: Callable[[HeadShape], PagedOps],
     device: torch.device | None = None,
 ) -> tuple[CausalModel, PagedOps]:
-    """The forward that runs this model right on the device (by default the CPU), and the operations it runs on.
+    """The forward that runs this model right on the device (by default the CPU), and its operations.
 
     choose_ops: operations for a shape of heads. Raises ModelError, with the reason, for a model that neither
     forward runs, or that `options` bind to one that does not, or that is not deterministic here though
