@@ -14,6 +14,9 @@ _HEADER = 4
 """int32 before the items: how many decode and merge items there are, and padding to 16 bytes."""
 _ITEM, _TILE = 4, 2
 
+Partials = tuple[torch.Tensor, torch.Tensor]
+"""partial_outputs and partial_sums of a `DevicePlan`."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanCapacity:
@@ -70,9 +73,7 @@ class DevicePlan:
         return cls(capacity, words, *make_partials(capacity.partials, shape, device))
 
     @classmethod
-    def send(
-        cls, plan: AttentionPlan, partials: tuple[torch.Tensor, torch.Tensor], device: torch.device
-    ) -> DevicePlan:
+    def send(cls, plan: AttentionPlan, partials: Partials, device: torch.device) -> DevicePlan:
         """`plan` on the device, in one copy on torch's current stream, with partials of enough room."""
         capacity = PlanCapacity.of(plan)
         packed = pack(plan, capacity, pinned=device.type == "cuda")
@@ -110,10 +111,8 @@ class DevicePlan:
         return self.words.data_ptr() + word * self.words.element_size()
 
 
-def make_partials(
-    count: int, shape: AttentionShape, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uninitialised partial_outputs and partial_sums."""
+def make_partials(count: int, shape: AttentionShape, device: torch.device) -> Partials:
+    """Uninitialised, for `count` partials."""
     rows = (count, shape.num_kv_heads, tiles.MMA_ROWS)
     return (
         torch.empty(*rows, shape.head_dim, dtype=torch.float32, device=device),

@@ -17,33 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from pageturner.kernels.cuda.device_plan import DevicePlan, PlanCapacity, make_partials, pack
-from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape, Ints
+from pageturner.kernels.cuda.device_plan import DevicePlan, Partials, make_partials, pack
+from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
+from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, HostBatch
 
 PADDING_SLOT = -1
 _ALIGNMENT = 16
 """Bytes to which each part of the buffer is aligned: kernels load an item of four words at once."""
-
-Partials = tuple[torch.Tensor, torch.Tensor]
-
-
-class Planner(Protocol):
-    """How the operations plan a batch: `planner.Planner`."""
-
-    def plan(self, query_start_loc: Ints, seq_lens: Ints, shape: AttentionShape) -> AttentionPlan: ...
-
-    def decode_capacity(self, num_sequences: int, max_seq_len: int, shape: AttentionShape) -> PlanCapacity:
-        """Room for every plan of so many sequences with one row each.
-
-        Raises KernelArgumentError where there is no such plan without prefill tiles.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

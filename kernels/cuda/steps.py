@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from pageturner.kernels import checks
-from pageturner.kernels.cuda.device_plan import DevicePlan, make_partials
+from pageturner.kernels.cuda.device_plan import DevicePlan, Partials, make_partials
 from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.errors import KernelArgumentError
@@ -44,7 +44,7 @@ class Steps:
         self._checked_batch = checks.CheckedBatch()
         self._current: Step | None = None
         self._registered: dict[int, Step] = {}
-        self._partials: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._partials: dict[tuple[int, int], Partials] = {}
 
     def of(self, batch: AttentionBatch, kv_layer: torch.Tensor) -> Step:
         """Raises KernelArgumentError for a batch that reads or writes beyond its tables or the pool."""
@@ -78,7 +78,7 @@ class Steps:
         step.plans[shape] = plan
         return plan
 
-    def _room_for_partials(self, count: int, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+    def _room_for_partials(self, count: int, shape: AttentionShape) -> Partials:
         """One buffer for all layers and steps, which take turns with it in stream order; it only grows."""
         key = (shape.num_kv_heads, shape.head_dim)
         if key not in self._partials or self._partials[key][0].shape[0] < count:

@@ -8,15 +8,15 @@ sequences than the largest size) run as they would without.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from pageturner.kernels import checks
-from pageturner.kernels.cuda.device_plan import DevicePlan
+from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionShape
-from pageturner.kernels.cuda.static_batch import Planner, StaticBatch
+from pageturner.kernels.cuda.static_batch import StaticBatch
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.causal_model import CausalModel
@@ -61,26 +61,6 @@ class TorchGraphs:
         return graph.replay, result
 
 
-class StaticOps(Protocol):
-    """What operations offer, beside `PagedOps`, to a forward that is captured: `kernels.cuda.ops` does."""
-
-    @property
-    def planner(self) -> Planner: ...
-
-    @property
-    def attention_shapes(self) -> tuple[AttentionShape, ...]:
-        """All that `attention` was asked for so far."""
-        ...
-
-    def register(self, batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
-        """From now on, attention over this very batch follows these plans, whatever they hold by then."""
-        ...
-
-    def forget(self, batch: AttentionBatch) -> None:
-        """Undo `register`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """logits: [size, vocab_size], of the last replay."""
@@ -101,7 +81,7 @@ class DecodeGraphs:
         self,
         model: CausalModel,
         kv_cache: KvCache,
-        ops: StaticOps,
+        ops: CudaOps,
         backend: GraphBackend,
         sizes: Sequence[int],
         max_blocks: int,
