@@ -42,10 +42,9 @@ class Planner:
         """
         if shape.group > tiles.MMA_ROWS:
             raise KernelArgumentError("group", str(shape.group), f"at most {tiles.MMA_ROWS}")
-        # A window or chunk that begins in the middle of a tile touches one more.
-        key_tiles = -(-min(max_seq_len, shape.window or max_seq_len) // tiles.DECODE_KEYS) + bool(
-            shape.window
-        )
+        most_keys = min(max_seq_len, shape.window or max_seq_len)
+        # A window that begins in the middle of a tile touches one more.
+        key_tiles = -(-most_keys // tiles.DECODE_KEYS) + bool(shape.window)
         if self.split is None:
             shortest = LEAST_ITEM * block_cost(shape.head_dim)
             most = most_decode_items(num_sequences, shape.num_kv_heads, self.num_multiprocessors)
