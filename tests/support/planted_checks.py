@@ -200,13 +200,17 @@ def long_rms_norm(launcher: Launcher) -> None:
     check_rms_norm(launcher, (9, 1, 576), BF16, residual=False)
 
 
+def rms_norm_of_heads(launcher: Launcher) -> None:
+    check_rms_norm(launcher, (7, 3, 60), BF16, residual=False, rows="padded")
+
+
 def rms_norm_residual(launcher: Launcher) -> None:
     for size in (8, 64, 576):
         check_rms_norm(launcher, (9, 1, size), BF16, residual=True)
 
 
 def silu_and_mul(launcher: Launcher) -> None:
-    check_silu_and_mul(launcher, 4, 1536, BF16)
+    check_silu_and_mul(launcher, 4, 1536, BF16, gap=8)
 
 
 def copies(launcher: Launcher) -> None:

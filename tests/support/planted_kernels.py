@@ -65,13 +65,17 @@ def copy_kernels(folder: Path, edits: Sequence[Edit] = ()) -> None:
 class BuggyKernels:
     """Kernels in which any one of `bugs`, by name, can be switched on: one compilation of each serves all.
 
-    folder: for the sources.
+    folder: for the sources. races: see Builder.
     """
 
-    def __init__(self, bugs: Mapping[str, Sequence[Edit]], folder: Path, cache_dir: Path) -> None:
+    def __init__(
+        self, bugs: Mapping[str, Sequence[Edit]], folder: Path, cache_dir: Path, *, races: bool = False
+    ) -> None:
         self._numbers = {name: number for number, name in enumerate(bugs, start=1)}
         self._lost: dict[str, LookupError] = {}
-        self._builder = Builder(cache_dir, folder, flags=("-O1",))  # compiled once, run for seconds
+        self._builder = Builder(
+            cache_dir, folder, races=races, flags=("-O1",)
+        )  # compiled once, run for seconds
         texts = _texts()
         choices: dict[str, _Choices] = {file: {} for file in texts}
         for name, edits in bugs.items():

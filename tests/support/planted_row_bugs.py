@@ -72,6 +72,13 @@ ROW_BUGS: dict[str, Bug] = {
     "rms_norm: the residual is left out of the norm": bug(
         NORM, "has_residual ? summed : hidden", "hidden", on.rms_norm_residual,
     ),
+    "rms_norm: heads lie beside each other": bug(
+        NORM, "args.inner_stride", "args.size", on.rms_norm_of_heads,
+        within="row % args.inner * args.inner_stride",
+    ),
+    "silu_and_mul: rows lie beside each other": bug(
+        SILU, "args.gate_up_stride", "2 * args.size", on.silu_and_mul,
+    ),
     "silu_and_mul: silu is not rounded": bug(
         SILU, "rounded<T>(silu) * up[j]", "silu * up[j]", on.silu_and_mul,
     ),
