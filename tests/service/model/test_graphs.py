@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pageturner.kernels.cuda import static_batch
-from pageturner.kernels.cuda.device_plan import DevicePlan, PlanCapacity, pack
+from pageturner.kernels.cuda.device_plan import DevicePlan
 from pageturner.kernels.cuda.ops import CudaOps
-from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
-from pageturner.kernels.cuda.planner import Planner
-from pageturner.kernels.cuda.static_batch import StaticBatch
+from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import AttentionBatch, HostBatch
+from pageturner.kernels.layout import AttentionBatch
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.model.batch import ForwardBatch, build_batch
 from pageturner.service.model.decoder import Decoder
-from pageturner.service.model.graphs import DecodeGraphs, TorchGraphs, graph_sizes
+from pageturner.service.model.graphs import DecodeGraphs, graph_sizes
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.transformers_model import checked_model
@@ -239,89 +233,6 @@ class TestRefusal:
         assert forgotten == known
 
 
-class TestTorchGraphs:
-    """Where there is no GPU: in which order torch is asked for what."""
-
-    def test_a_warm_up_runs_beside_and_both_streams_wait(self) -> None:
-        log: list[str] = []
-        graphs = TorchGraphs(torch.device("cuda", 1), _FakeCuda(log))
-        graphs.warm_up(lambda: _said(log, "forward"))
-        assert log == [
-            "pool",
-            "side waits for current",
-            "enter stream side",
-            "forward",
-            "leave stream side",
-            "current waits for side",
-        ]
-
-    def test_all_captures_share_one_pool_on_their_device(self) -> None:
-        log: list[str] = []
-        graphs = TorchGraphs(torch.device("cuda", 1), _FakeCuda(log))
-        for _ in range(2):
-            log.clear()
-            replay, result = graphs.capture(lambda: _said(log, "forward"))
-            assert log == [
-                "enter device cuda:1",
-                "enter graph in the pool",
-                "forward",
-                "leave graph in the pool",
-                "leave device cuda:1",
-            ]
-            replay()
-            assert log[-1] == "replay"
-            assert result.numel() == 0
-
-
-def _said(log: list[str], word: str) -> torch.Tensor:
-    log.append(word)
-    return torch.empty(0)
-
-
-class _FakeCuda:
-    """What TorchGraphs asks of torch.cuda, written down."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def graph_pool_handle(self) -> str:
-        self.log.append("pool")
-        return "the pool"
-
-    def Stream(self, device: torch.device) -> _FakeStream:  # noqa: N802 - torch's name
-        return _FakeStream("side", self.log)
-
-    def current_stream(self, device: torch.device) -> _FakeStream:
-        return _FakeStream("current", self.log)
-
-    def CUDAGraph(self) -> SimpleNamespace:  # noqa: N802 - torch's name
-        return SimpleNamespace(replay=lambda: self.log.append("replay"))
-
-    @contextmanager
-    def _within(self, what: str) -> Iterator[None]:
-        self.log.append(f"enter {what}")
-        yield
-        self.log.append(f"leave {what}")
-
-    def stream(self, stream: _FakeStream) -> AbstractContextManager[None]:
-        return self._within(f"stream {stream.name}")
-
-    def device(self, device: torch.device) -> AbstractContextManager[None]:
-        return self._within(f"device {device}")
-
-    def graph(self, graph: object, *, pool: str) -> AbstractContextManager[None]:
-        return self._within(f"graph in {pool}")
-
-
-@dataclass
-class _FakeStream:
-    name: str
-    log: list[str]
-
-    def wait_stream(self, other: _FakeStream) -> None:
-        self.log.append(f"{self.name} waits for {other.name}")
-
-
 _MORE_FAMILIES = ("mixtral", "qwen3_moe", "llama4", "gpt_oss", "phi", "cohere2")
 
 
@@ -343,107 +254,6 @@ class TestTransformers:
         output = session.output([(sequence, 1) for sequence in sequences])
         replayed = Runner(model, session.kv_cache, graphs).forward(output).clone()
         assert_same_bits(replayed, Runner(model, session.kv_cache).forward(output))
-
-
-class TestPlantedBugs:
-    """Each mistake that a graph would make silently shows as other bits, other memory, or a refusal."""
-
-    def differs(self, house: House, lengths: Sequence[int] = (150, 530, 40)) -> bool:
-        """Whether any of a few steps of changing company is other than eager, or refused."""
-        house.graphs.capture()
-        if house.graphs.captured != house.graphs.sizes:
-            return True
-        house.pool[0] = math.nan  # whatever the capture wrote there
-        with house.running(lengths) as sequences:
-            for company in (sequences[:1], sequences, sequences[1:], sequences[:1]):
-                try:
-                    replayed, eager = house.replayed_and_eager(company)
-                    house.assert_equal(replayed, eager)
-                except (AssertionError, KernelArgumentError):
-                    return True
-        return False
-
-    def test_without_one_nothing_differs(self, tmp_path: Path) -> None:
-        assert not self.differs(build(tmp_path))
-
-    def test_padding_writes_slot_0(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(static_batch, "PADDING_SLOT", 0)
-        assert self.differs(build(tmp_path))
-
-    def test_the_grid_is_as_large_as_the_plan(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Captured for the first plan that comes, instead of the largest."""
-        monkeypatch.setattr(
-            Planner,
-            "decode_capacity",
-            lambda planner, count, longest, shape: PlanCapacity.of(
-                planner.plan(np.arange(count + 1), np.full(count, 17), shape)
-            ),
-        )
-        assert self.differs(build(tmp_path))
-
-    def test_counts_are_those_of_the_capture(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(static_batch, "pack", _packed_once(pack))
-        assert self.differs(build(tmp_path))
-
-    def test_a_buffer_is_allocated_anew(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        plain = StaticBatch.load
-
-        def load(static: StaticBatch, token_ids: torch.Tensor, host: HostBatch) -> None:
-            static._buffer = static._buffer.clone()
-            plain(static, token_ids, host)
-
-        monkeypatch.setattr(StaticBatch, "load", load)
-        assert self.differs(build(tmp_path))
-
-    @pytest.mark.parametrize(
-        "name", ["token_ids", "positions", "slot_mapping", "seq_lens", "block_tables", "plans"]
-    )
-    def test_an_input_keeps_what_it_held_at_capture(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-    ) -> None:
-        plain, held = StaticBatch.load, dict[tuple[int, int], torch.Tensor]()
-
-        def load(static: StaticBatch, token_ids: torch.Tensor, host: HostBatch) -> None:
-            plain(static, token_ids, host)
-            inputs = {
-                "token_ids": [static.token_ids],
-                "plans": [plan.words for plan in static.plans.values()],
-            }
-            for index, tensor in enumerate(inputs.get(name) or [getattr(static.attention, name)]):
-                tensor.copy_(held.setdefault((id(static), index), tensor.clone()))
-
-        monkeypatch.setattr(StaticBatch, "load", load)
-        assert self.differs(build(tmp_path))
-
-    def test_a_number_of_the_batch_is_read_by_the_model(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """max_seq_len, which a capture freezes at 1."""
-        plain = Decoder.forward
-
-        def forward(model: Decoder, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
-            return plain(model, batch, kv_cache) * batch.attention.max_seq_len
-
-        monkeypatch.setattr(Decoder, "forward", forward)
-        assert self.differs(build(tmp_path))
-
-    def test_partials_are_shared_with_a_graph_that_has_fewer(self, tmp_path: Path) -> None:
-        """Captured smallest first: the larger graphs would write beyond the smallest one's partials."""
-        house = build(tmp_path)
-        house.graphs.sizes = SIZES[::-1]
-        assert "partials" in (house.graphs.capture() or "")
-
-
-def _packed_once(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`pack` with the counts of the first call, for each capacity."""
-    counts: dict[PlanCapacity, torch.Tensor] = {}
-
-    def packed_once(plan: AttentionPlan, capacity: PlanCapacity, *, pinned: bool) -> torch.Tensor:
-        packed = plain(plan, capacity, pinned=pinned)
-        packed[:4] = counts.setdefault(capacity, packed[:4].clone())
-        return packed
-
-    return packed_once
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3, 4, 7, 8, 9, 64, 100, 256, 1000])
