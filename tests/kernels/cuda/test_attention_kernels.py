@@ -19,7 +19,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 RAGGED = ((1, 1), (1, 15), (1, 16), (1, 17), (1, 350))
 """One row each; 350 keys are 22 tiles: 5 or more a warp, so that every ring goes round more than once."""
 ROWS = ((5, 5), (4, 17), (2, 130), (1, 64))
-"""Speculative rows, whose causal limits differ within one mma; of 4 rows the last alone sees all of a tile."""
+"""Speculative rows, whose causal limits differ within one mma; of 4, the last alone sees all of a tile."""
 PROMPTS = ((40, 40), (33, 200), (1, 9))
 """A prompt, a chunk of one, and a decode beside them."""
 
