@@ -18,10 +18,10 @@ from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps, select_ops
 from pageturner.service import __version__
 from pageturner.service.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, measure_rates
-from pageturner.service.config import LoadedConfig, ServiceConfig
+from pageturner.service.config import CacheConfig, LoadedConfig, ServiceConfig
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.flight import Setting
-from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.recorder import RecordedScheduler, recorded_scheduler
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ModelInfo, ServerInfo
@@ -110,22 +110,9 @@ def build_service(
     )
     limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
     sampler = Sampler(model.vocab_size)
-    if backend.meter is None:
-        cache = size_cache(config.cache, layout.block_bytes, machine_memory())
-    else:
-        memory = measure_memory(
-            backend.meter, partial(run_largest_steps, model, layout, ops, limits, sampler)
-        )
-        cache = size_gpu_cache(config.cache, layout.block_bytes, memory, machine_memory())
-    try:
-        kv_cache = KvCache(
-            layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams
-        )
-    except MemoryError as error:
-        raise ConfigError("cache.swap_space", str(error)) from error
-    except torch.OutOfMemoryError as error:
-        reason = f"{cache.num_blocks} blocks are no longer free on {backend.device}: {error}"
-        raise ConfigError("cache.gpu_memory_utilization", reason) from error
+    cache, kv_cache = _make_cache(
+        config.cache, layout, ops, backend, partial(run_largest_steps, model, layout, ops, limits, sampler)
+    )
     graphs = _decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)
     on_gpu = backend.device.type == "cuda"
@@ -241,6 +228,31 @@ def choose_backend(config: ServiceConfig, cache_dir: Path, logger: FilteringBoun
             raise ConfigError("model.device", f"{device}: {reason}; {advice}") from reason
 
     return backend_of(device, choose_ops)
+
+
+def _make_cache(
+    config: CacheConfig,
+    layout: KvLayout,
+    ops: PagedOps,
+    backend: Backend,
+    largest_steps: Callable[[], object],
+) -> tuple[CacheOptions, KvCache]:
+    """As large as was asked for, or as the memory beside the largest steps allows. Raises ConfigError."""
+    if backend.meter is None:
+        cache = size_cache(config, layout.block_bytes, machine_memory())
+    else:
+        memory = measure_memory(backend.meter, largest_steps)
+        cache = size_gpu_cache(config, layout.block_bytes, memory, machine_memory())
+    try:
+        kv_cache = KvCache(
+            layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams
+        )
+    except MemoryError as error:
+        raise ConfigError("cache.swap_space", str(error)) from error
+    except torch.OutOfMemoryError as error:
+        reason = f"{cache.num_blocks} blocks are no longer free on {backend.device}: {error}"
+        raise ConfigError("cache.gpu_memory_utilization", reason) from error
+    return cache, kv_cache
 
 
 def _decode_graphs(

@@ -89,12 +89,13 @@ class DecodeGraphs:
         self.sizes = tuple(sorted(set(sizes)))
         self._model, self._kv_cache, self._ops, self._backend = model, kv_cache, ops, backend
         self._max_blocks = max_blocks
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: tuple[_Graph, ...] = ()
+        """Smallest first."""
 
     @property
     def captured(self) -> tuple[int, ...]:
         """Sizes that are replayed, ascending."""
-        return tuple(sorted(self._graphs))
+        return tuple(graph.batch.size for graph in self._graphs)
 
     @torch.inference_mode()
     def capture(self) -> str | None:
@@ -105,7 +106,7 @@ class DecodeGraphs:
         """
         prepared: list[StaticBatch] = []
         try:
-            self._graphs = {graph.batch.size: graph for graph in self._captured(prepared)}
+            self._graphs = tuple(self._captured(prepared))[::-1]
         except Exception as error:  # a model's code and a driver may raise anything
             for static in prepared:
                 self._ops.forget(static.attention)
@@ -128,11 +129,10 @@ class DecodeGraphs:
         return graph.logits[:num_sequences] if everyone else graph.logits[batch.logit_rows]
 
     def _graph_for(self, batch: AttentionBatch) -> _Graph | None:
-        captured = self.captured
-        index = bisect_left(captured, batch.num_sequences)
-        if index == len(captured) or batch.host is None:
+        index = bisect_left(self._graphs, batch.num_sequences, key=lambda graph: graph.batch.size)
+        if index == len(self._graphs) or batch.host is None:
             return None
-        graph = self._graphs[captured[index]]
+        graph = self._graphs[index]
         return graph if graph.batch.fits(batch) else None
 
     def _captured(self, prepared: list[StaticBatch]) -> Iterator[_Graph]:
