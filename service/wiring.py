@@ -163,6 +163,7 @@ def build_service(
             options=config.engine,
             metrics=EngineMetrics(),
             logger=logger,
+            device=backend,
             on_fault=None if flight is None else flight.on_fault,
         ),
         tokenizer,

@@ -88,14 +88,28 @@ class Sampler(Protocol[LogitsIn]):
     def sample(self, logits: LogitsIn, output: SchedulerOutput) -> tuple[SampledSequence, ...]: ...
 
 
+class Device(Protocol):
+    """What the model computes on."""
+
+    def adopt_thread(self) -> None:
+        """Called once by the thread that will compute, before all else."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when all that was enqueued is done. Raises if the device can't go on."""
+        ...
+
+
 class Engine:
-    """One scheduler, one KV cache, one model. Call `apply` and `step` from one thread.
+    """One scheduler, one KV cache, one model. Call `adopt_thread`, `apply` and `step` from one thread.
 
     A step that fails costs only the requests that the scheduler finds guilty. What cannot be survived
     is raised from `apply` or `step`: a fault of the scheduler itself, as it comes, or EngineDead
-    after max_consecutive_failures failed steps without a success.
+    after max_consecutive_failures failed steps without a success, or after one that the device did not
+    survive. (A GPU's kernel that faults fails every call from then on, and no request is to blame.)
 
-    on_fault: told, without a word of any user's, of the first step of a row that fails.
+    device: None for the machine's own processor. on_fault: told, without a word of any user's, of the
+    first step of a row that fails.
     """
 
     def __init__(
@@ -109,6 +123,7 @@ class Engine:
         options: EngineOptions,
         metrics: EngineMetrics,
         logger: FilteringBoundLogger,
+        device: Device | None = None,
         on_fault: Callable[[str], object] | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -118,6 +133,7 @@ class Engine:
         self._clock = clock
         self._options = options
         self._logger = logger
+        self._device = device
         self._on_fault = on_fault
         self.metrics = metrics
         self.stats = scheduler.stats()
@@ -128,6 +144,11 @@ class Engine:
         self._num_failures = 0
         self._num_empty_schedules = 0
         self._next_stats = 0.0
+
+    def adopt_thread(self) -> None:
+        """The caller's thread is the one that will compute."""
+        if self._device is not None:
+            self._device.adopt_thread()
 
     def apply(self, command: Command) -> tuple[EngineOutput, ...]:
         """Carry out one command between two steps."""
@@ -227,6 +248,7 @@ class Engine:
             num_failures=self._num_failures,
             exc_info=error,
         )
+        self._check_device(error)
         if self._num_failures > self._options.max_consecutive_failures:
             raise EngineDead(
                 f"{self._num_failures} steps failed in a row, the last one with: {error}"
@@ -235,6 +257,14 @@ class Engine:
         if self._on_fault is not None and self._num_failures == 1:
             self._on_fault(f"a step failed of {type(error).__name__}")
         return events
+
+    def _check_device(self, error: Exception) -> None:
+        if self._device is None:
+            return
+        try:
+            self._device.synchronize()
+        except Exception as fault:
+            raise EngineDead(f"the device can't go on: {fault}") from error
 
     def _notice_standstill(self) -> tuple[Event, ...]:
         """Work that nobody advances would hang for ever behind a healthy face: give up the oldest."""

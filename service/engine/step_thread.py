@@ -62,6 +62,7 @@ class StepThread:
     def _run(self) -> None:
         fault: BaseException | None = None
         try:
+            self._engine.adopt_thread()
             while self._iterate():
                 pass
         except BaseException as error:  # whatever it is, every stream must hear of it

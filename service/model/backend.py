@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,8 +30,8 @@ class HeadShape:
 ChooseOps = Callable[[HeadShape, torch.dtype], "PagedOps"]
 
 
-def _nothing_to_wait_for() -> None:
-    """The CPU has finished when it returns."""
+def _nothing() -> None:
+    """The CPU has finished when it returns, and is any thread's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +39,39 @@ class Backend:
     """A device, and the way to use it.
 
     choose_ops: the operations for a shape of heads in a dtype. streams: its queues. synchronize: returns
-    when all that was enqueued on the device is done. meter: of the device's own memory, None where that is
-    the machine's. graphs: what captures decode steps, if anything does.
+    when all that was enqueued on the device is done. adopt_thread: makes it the current device of the
+    calling thread. meter: of the device's own memory, None where that is the machine's. graphs: what
+    captures decode steps, if anything does.
     """
 
     device: torch.device
     choose_ops: ChooseOps
     streams: Streams
-    synchronize: Callable[[], None] = field(default=_nothing_to_wait_for)
+    synchronize: Callable[[], None] = field(default=_nothing)
+    adopt_thread: Callable[[], None] = field(default=_nothing)
     meter: MemoryMeter | None = None
     graphs: GraphBackend | None = None
 
 
 def backend_of(device: torch.device, choose_ops: ChooseOps) -> Backend:
-    """The backend of a device as torch has it."""
+    """The backend of a device as torch has it, which is the calling thread's current one from now on.
+
+    (CUDA keeps a current device for each thread, the first by default, and makes a context on it, half a
+    gigabyte, when a thread comes back to it: where that GPU is full, every launch on ours would fail.)
+    """
     if device.type != "cuda":
         return Backend(device, choose_ops, streams_of(device))
     # Here, not above: serving on the CPU has no use for it.
     from pageturner.service.model.graphs import TorchGraphs
 
+    adopt_thread = partial(torch.cuda.set_device, device)
+    adopt_thread()
     return Backend(
         device,
         choose_ops,
         streams_of(device),
-        synchronize=lambda: torch.cuda.synchronize(device),
+        synchronize=partial(torch.cuda.synchronize, device),
+        adopt_thread=adopt_thread,
         meter=CudaMemoryMeter(device),
         graphs=TorchGraphs(device),
     )

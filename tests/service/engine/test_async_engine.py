@@ -32,7 +32,7 @@ from pageturner.service.engine.api import (
     Submission,
 )
 from pageturner.service.engine.async_engine import AsyncEngine
-from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.engine import Device, Engine
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.tokenizer import Tokenizer
@@ -117,11 +117,20 @@ async def serving(
     max_requests: int = 1000,
     options: EngineOptions = OPTIONS,
     has_tokenizer: bool = True,
+    device: Device | None = None,
 ) -> AsyncIterator[Bench]:
     clock, scheduler, model = ManualClock(100.0), ScriptedScheduler(max_requests), ScriptedModel()
     logger, log = recording_logger()
     engine = Engine(
-        scheduler, model, model, model, clock=clock, options=options, metrics=EngineMetrics(), logger=logger
+        scheduler,
+        model,
+        model,
+        model,
+        clock=clock,
+        options=options,
+        metrics=EngineMetrics(),
+        logger=logger,
+        device=device,
     )
     async_engine = AsyncEngine(
         engine,
@@ -457,6 +466,28 @@ async def test_a_failing_model_kills_the_engine_within_its_bound() -> None:
         errors = [type(await outcome_of(stream)) for stream in streams]
         assert Counter(errors) == {StepFailed: 1, EngineDead: 7}
         assert bench.engine.health is EngineHealth.DEAD
+
+
+class ThreadOfDevice:
+    """Remembers who adopted it."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def adopt_thread(self) -> None:
+        self.threads.append(threading.current_thread().name)
+
+    def synchronize(self) -> None: ...
+
+
+async def test_the_engines_thread_adopts_the_device_once_before_it_computes() -> None:
+    """What a device's current number is, and its current stream, each thread has of its own."""
+    device = ThreadOfDevice()
+    async with serving(device=device) as bench:
+        stream = await bench.submit(max_tokens=4)
+        assert device.threads == ["pageturner-engine"]
+        assert await outcome_of(stream) is None
+    assert device.threads == ["pageturner-engine"]
 
 
 async def test_a_drain_lets_the_running_finish() -> None:

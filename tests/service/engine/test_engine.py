@@ -24,7 +24,7 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Submit
-from pageturner.service.engine.engine import STATS_INTERVAL, Engine
+from pageturner.service.engine.engine import STATS_INTERVAL, Device, Engine
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import (
@@ -69,6 +69,7 @@ def make_bench(
     *,
     engine_class: Callable[..., Engine] = Engine,
     scheduler_class: type[ScriptedScheduler] = ScriptedScheduler,
+    device: Device | None = None,
 ) -> Bench:
     clock, scheduler, model = ManualClock(100.0), scheduler_class(max_requests), ScriptedModel()
     engine = engine_class(
@@ -80,6 +81,7 @@ def make_bench(
         options=OPTIONS,
         metrics=EngineMetrics(),
         logger=recording_logger()[0],
+        device=device,
     )
     return Bench(clock, scheduler, model, engine)
 
@@ -156,6 +158,44 @@ def test_too_many_failures_in_a_row_kill_the_engine(bench: Bench) -> None:
         bench.submit(str(i))
     with pytest.raises(EngineDead, match=r"9 steps failed in a row.*broken"):
         bench.steps(9)
+
+
+class LosableDevice:
+    """A GPU whose context may break: from then on every wait for it raises."""
+
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+        self.num_waits = 0
+
+    def adopt_thread(self) -> None: ...
+
+    def synchronize(self) -> None:
+        self.num_waits += 1
+        if self.fault is not None:
+            raise self.fault
+
+
+def test_a_lost_device_kills_the_engine_and_blames_no_request() -> None:
+    device = LosableDevice()
+    bench = make_bench(device=device)
+    for i in range(3):
+        bench.submit(str(i))
+    bench.steps(1)
+    assert device.num_waits == 0
+    device.fault = bench.model.fail_in["forward"] = RuntimeError("CUDA error: an illegal memory access")
+    with pytest.raises(EngineDead, match=r"can't go on: CUDA error"):
+        bench.steps(1)
+    assert bench.scheduler.suspects == []
+
+
+def test_a_step_that_fails_on_a_sound_device_is_survived() -> None:
+    bench = make_bench(device=LosableDevice())
+    bench.submit("a", max_tokens=2)
+    bench.model.fail_in["forward"] = RuntimeError("CUDA out of memory")
+    bench.steps(1)
+    bench.model.fail_in.clear()
+    bench.submit("b")
+    assert error_of(bench.steps(6), "b") is None
 
 
 def test_a_success_clears_the_count_of_failures(bench: Bench) -> None:
