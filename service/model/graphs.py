@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,26 +40,48 @@ class GraphBackend(Protocol):
 class TorchGraphs:
     """CUDA graphs of one GPU. Our launches join in because they sample torch's current stream.
 
+    All of it happens on one stream: cuBLAS keeps a workspace, 32 MiB on Hopper, for each that it meets.
     cuda: torch.cuda, or what stands for it.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
+        self._stream = cuda.Stream(device)
         self._memory = cuda.graph_pool_handle()
 
     def warm_up(self, forward: Callable[[], torch.Tensor]) -> None:
-        # On a stream of its own, as torch asks for: cuBLAS keeps its workspaces by stream.
-        side, current = self._cuda.Stream(self._device), self._cuda.current_stream(self._device)
-        side.wait_stream(current)
-        with self._cuda.stream(side):
+        current = self._cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with self._cuda.stream(self._stream):
             forward()
-        current.wait_stream(side)
+        current.wait_stream(self._stream)
 
     def capture(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        graph = self._cuda.CUDAGraph()
-        with self._cuda.device(self._device), self._cuda.graph(graph, pool=self._memory):
-            result = forward()
+        cuda, graph = self._cuda, self._cuda.CUDAGraph()
+        reason: Exception | None = None
+        capturing = cuda.graph(graph, pool=self._memory, stream=self._stream)
+        try:
+            # The stream twice: torch does not leave its own where ending a capture fails.
+            with cuda.device(self._device), cuda.stream(self._stream), capturing:
+                try:
+                    result = forward()
+                except Exception as error:
+                    reason = error
+                    raise
+        except Exception as error:
+            self._end_allocations()
+            # Ending a capture that something has spoilt fails as well, and only says that it was spoilt.
+            raise reason or error from None
         return graph.replay, result
+
+    def _end_allocations(self) -> None:
+        """What torch leaves out where ending a capture fails (as of 2.13).
+
+        Its allocator would think it under way for ever: never give memory back, and refuse to be asked to.
+        """
+        with suppress(RuntimeError):  # there is nothing to end: the capture ended well, or never began
+            self._cuda.memory._cuda_endAllocateToPool(self._device.index, self._memory)
+            self._cuda.memory._cuda_releasePool(self._device.index, self._memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,27 @@ def test_the_embedded_model_finds_the_cpus_tokens_as_likely() -> None:
     assert num_equal > 0.9 * NUM_TOKENS
 
 
+@pytest.mark.gpu
+def test_a_refused_capture_leaves_torch_as_it_was() -> None:
+    device = gpu_launcher().runtime.device
+    ones = torch.ones(64, 64, device=device)
+    current = torch.cuda.current_stream(device)
+
+    def reads_on_the_host() -> torch.Tensor:
+        product = ones @ ones
+        return product if float(product.sum()) > 0 else ones
+
+    graphs = TorchGraphs(device)
+    graphs.warm_up(reads_on_the_host)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        graphs.capture(reads_on_the_host)
+    assert torch.cuda.current_stream(device) == current
+    torch.cuda.empty_cache()  # torch asserts that no capture is under way
+    replay, product = TorchGraphs(device).capture(lambda: ones @ ones)
+    replay()
+    assert bool((product == 64).all())
+
+
 class _Side:
     """The embedded model on one device."""
 
