@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 import torch
-from pageturner.kernels.errors import KernelsUnavailable
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps, select_ops
 from pageturner.service import __version__
 from pageturner.service.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, measure_rates
-from pageturner.service.config import CacheConfig, LoadedConfig, ServiceConfig
+from pageturner.service.config import LoadedConfig
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.flight import Setting
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.recorder import RecordedScheduler, recorded_scheduler
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ModelInfo, ServerInfo
@@ -32,29 +30,20 @@ from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.recording import RecordedEngine, Recorder, RecordingScheduler
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
-from pageturner.service.errors import ConfigError, ModelError
+from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
-from pageturner.service.model.backend import Backend, HeadShape, backend_of, choose_device
+from pageturner.service.model.backend import Backend
 from pageturner.service.model.build import build_model
 from pageturner.service.model.causal_model import CausalModel
-from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
+from pageturner.service.placement import choose_backend, decode_graphs, make_cache
 from pageturner.service.profile import run_largest_steps
 from pageturner.service.rpc.server import Server
-from pageturner.service.sizing import (
-    fit_model_len,
-    machine_memory,
-    measure_memory,
-    size_cache,
-    size_gpu_cache,
-)
+from pageturner.service.sizing import fit_model_len
 from structlog.typing import FilteringBoundLogger
-
-if TYPE_CHECKING:
-    from pageturner.service.model.graphs import DecodeGraphs
 
 _Step = TypeVar("_Step")
 
@@ -110,10 +99,10 @@ def build_service(
     )
     limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
     sampler = Sampler(model.vocab_size)
-    cache, kv_cache = _make_cache(
+    cache, kv_cache = make_cache(
         config.cache, layout, ops, backend, partial(run_largest_steps, model, layout, ops, limits, sampler)
     )
-    graphs = _decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
+    graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)
     on_gpu = backend.device.type == "cuda"
     rates = measure_rates(
@@ -202,89 +191,6 @@ def build_service(
         block_bytes=layout.block_bytes,
     )
     return Service(engine, Server(engine, config.server, logger, clock))
-
-
-def choose_backend(config: ServiceConfig, cache_dir: Path, logger: FilteringBoundLogger) -> Backend:
-    """The device that the configuration chooses, and the operations for it. Raises ConfigError."""
-    device, trouble = choose_device(config.model)
-    if trouble is not None:
-        level = logger.info if config.model.device == "auto" else logger.warning
-        level("no_gpu", reason=trouble, device=str(device))
-
-    def choose_ops(heads: HeadShape, dtype: torch.dtype) -> PagedOps:
-        try:
-            return select_ops(
-                device,
-                dtype,
-                head_dim=heads.head_dim,
-                block_size=config.cache.block_size,
-                deterministic=config.model.deterministic,
-                cache_dir=cache_dir,
-                group=heads.num_heads // heads.num_kv_heads,
-                allow_fallback=config.model.allow_fallback,
-                debug=config.model.debug_kernels,
-            )
-        except KernelsUnavailable as reason:
-            advice = "model.allow_fallback = true serves without the CUDA kernels, slower"
-            raise ConfigError("model.device", f"{device}: {reason}; {advice}") from reason
-
-    return backend_of(device, choose_ops)
-
-
-def _make_cache(
-    config: CacheConfig,
-    layout: KvLayout,
-    ops: PagedOps,
-    backend: Backend,
-    largest_steps: Callable[[], object],
-) -> tuple[CacheOptions, KvCache]:
-    """As large as was asked for, or as the memory beside the largest steps allows. Raises ConfigError."""
-    if backend.meter is None:
-        cache = size_cache(config, layout.block_bytes, machine_memory())
-    else:
-        memory = measure_memory(backend.meter, largest_steps)
-        cache = size_gpu_cache(config, layout.block_bytes, memory, machine_memory())
-    try:
-        kv_cache = KvCache(
-            layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams
-        )
-    except MemoryError as error:
-        raise ConfigError("cache.swap_space", str(error)) from error
-    except torch.OutOfMemoryError as error:
-        reason = f"{cache.num_blocks} blocks are no longer free on {backend.device}: {error}"
-        raise ConfigError("cache.gpu_memory_utilization", reason) from error
-    return cache, kv_cache
-
-
-def _decode_graphs(
-    model: CausalModel,
-    kv_cache: KvCache,
-    ops: PagedOps,
-    backend: Backend,
-    options: ModelOptions,
-    limits: SchedulerOptions,
-    logger: FilteringBoundLogger,
-) -> DecodeGraphs | None:
-    """Captured, where the backend captures and the operations have static plans."""
-    if backend.graphs is None or not options.cuda_graphs:
-        return None
-    # Here, not above: serving on the CPU has no use for them.
-    from pageturner.kernels.cuda.ops import CudaOps
-    from pageturner.service.model.graphs import DecodeGraphs, graph_sizes
-
-    if not isinstance(ops, CudaOps):
-        logger.info("no_cuda_graphs", reason=f"the operations are {ops.name}'s")
-        return None
-    sizes = graph_sizes(min(options.cuda_graphs, limits.max_num_seqs))
-    max_blocks = -(-limits.max_model_len // kv_cache.layout.block_size)
-    graphs = DecodeGraphs(model, kv_cache, ops, backend.graphs, sizes, max_blocks)
-    begin = time.perf_counter()
-    if (reason := graphs.capture()) is not None:
-        logger.warning("no_cuda_graphs", reason=reason)
-        return None
-    seconds = round(time.perf_counter() - begin, 2)
-    logger.info("cuda_graphs", largest=sizes[-1], sizes=len(sizes), seconds=seconds)
-    return graphs
 
 
 def _finished(step: Callable[[_Step], object], backend: Backend) -> Callable[[_Step], None]:
