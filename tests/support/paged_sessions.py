@@ -131,8 +131,7 @@ class PagedSession:
     def swap_in(self, sequence: PagedSequence) -> None:
         sequence.blocks = [self._free.pop() for _ in sequence.host_blocks]
         self._copy(swap_ins=_copies(sequence.host_blocks, sequence.blocks))
-        host_pool, host_blocks = self.kv_cache.host_pool, sequence.host_blocks
-        self.kv_cache.fences.copy([], lambda: host_pool.__setitem__(host_blocks, math.nan))
+        self._poison_host(sequence.host_blocks)
         self._free_host[:0] = sequence.host_blocks
         sequence.host_blocks = []
 
@@ -146,6 +145,17 @@ class PagedSession:
     def _poison(self, blocks: Sequence[int]) -> None:
         pool = self.kv_cache.pool
         self.kv_cache.fences.compute(blocks, lambda: pool.__setitem__(list(blocks), math.nan))
+
+    def _poison_host(self, blocks: Sequence[int]) -> None:
+        """By copies in the order of their stream: a GPU may still be reading what they overwrite."""
+        pool, host_pool = self.kv_cache.pool, self.kv_cache.host_pool
+
+        def work() -> None:
+            nothing = torch.full_like(pool[0], math.nan)
+            for block in blocks:
+                host_pool[block].copy_(nothing, non_blocking=True)
+
+        self.kv_cache.fences.copy([], work)
 
     def _copy(self, swap_outs: tuple[BlockCopy, ...] = (), swap_ins: tuple[BlockCopy, ...] = ()) -> None:
         self.kv_cache.apply(BlockCopies(swap_outs=swap_outs, swap_ins=swap_ins))
