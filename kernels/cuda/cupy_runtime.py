@@ -126,8 +126,13 @@ class CupyRuntime:
         with ThreadPoolExecutor(max_workers=len(by_source) or 1) as pool:
             compiled = pool.map(self._compile, by_source.items())
             loaded = dict[Variant, Kernel]()
-            for group, result in zip(by_source.values(), compiled, strict=True):
-                loaded.update(self._load(group, result))
+            for (source, group), result in zip(by_source.items(), compiled, strict=True):
+                try:
+                    loaded.update(self._load(group, result))
+                except RuntimeError as error:  # CuPy's errors of the driver are
+                    raise KernelsUnavailable(
+                        f"the driver of {self.gpu.name} refuses the kernels of {source}: {error}"
+                    ) from error
         return loaded
 
     def _compile(self, group: tuple[str, tuple[Variant, ...]]) -> Compiled:

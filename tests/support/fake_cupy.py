@@ -39,7 +39,8 @@ class Launch:
 
 @dataclass
 class FakeGpu:
-    """The machine: change a field to break it. modules: the cubins that were loaded."""
+    """The machine: change a field to break it. refusal: why its driver loads nothing, if it does not.
+    modules: the cubins that were loaded."""
 
     name: str = "NVIDIA H200"
     capability: tuple[int, int] = (9, 0)
@@ -49,6 +50,7 @@ class FakeGpu:
     torch_cuda: str | None = "13.0"
     torch_available: bool = True
     address_holder: int = 0
+    refusal: str | None = None
     block_shared_bytes: int = 227 * 1024
     current_stream: FakeTorchStream = field(default_factory=lambda: FakeTorchStream(7))
     modules: list[bytes] = field(default_factory=list)
@@ -137,6 +139,8 @@ class _Module:
         self._gpu, self._path = gpu, path
 
     def get_function(self, name: str) -> _Kernel:
+        if self._gpu.refusal is not None:
+            raise RuntimeError(self._gpu.refusal)
         cubin = self._path.read_bytes()
         if cubin not in self._gpu.modules:
             self._gpu.modules.append(cubin)

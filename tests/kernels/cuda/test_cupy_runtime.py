@@ -113,6 +113,13 @@ def test_more_shared_memory_than_there_is(gpu: FakeGpu, tmp_path: Path) -> None:
     assert not gpu.modules
 
 
+def test_a_driver_that_refuses_the_machine_code(runtime: CupyRuntime, gpu: FakeGpu) -> None:
+    """As one that is older than the compiler may: at start-up, where the service can still fall back."""
+    gpu.refusal = "CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available for execution on the device"
+    with pytest.raises(KernelsUnavailable, match=r"NVIDIA H200 refuses .*doubled\.cu: CUDA_ERROR_NO_BINARY"):
+        runtime.load((FLOATS,))
+
+
 def change(**fields: object) -> Callable[[FakeGpu], FakeGpu]:
     return lambda gpu: replace(gpu, **fields)  # type: ignore[arg-type]  # fields of several types
 
