@@ -130,7 +130,3 @@ class AttentionBatch:
     @property
     def num_sequences(self) -> int:
         return int(self.seq_lens.shape[0])
-
-    @property
-    def is_decode_only(self) -> bool:
-        return self.max_query_len == 1
