@@ -41,6 +41,9 @@ BLOCK_BYTES = 16_384
 TOLERANCE = 0.06
 """Log-probabilities of two tokens that bfloat16 may turn around: a few times its rounding of logits of 5."""
 
+EMBEDDED_TOLERANCE = 0.25
+"""The same of a model of thirty layers, with logits of up to 30."""
+
 SHARED = [7 * i % 120 for i in range(35)]
 REQUESTS: Sequence[tuple[list[int], Options]] = [
     ([*SHARED, 5, 6, 7], {}),
@@ -101,21 +104,22 @@ Streams = dict[int, list[SampledToken]]
 """What one request streamed, by choice."""
 
 
+async def ask(client: Client, prompt: str | Sequence[int], options: Options) -> Streams:
+    given: Options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 10}
+    streams: Streams = defaultdict(list)
+    asked = prompt if isinstance(prompt, str) else tuple(prompt)
+    async for item in client.stream(asked, **(given | options)):
+        if isinstance(item, Delta):
+            streams[item.index].extend(item.tokens)
+    assert sorted(streams) == list(range(options.get("n", 1)))
+    assert {len(tokens) for tokens in streams.values()} == {24}
+    return streams
+
+
 async def ask_all(client: Client) -> list[Streams]:
     """The shared prefix is in the cache when the others come, all at once."""
-
-    async def ask(prompt: list[int], options: Options) -> Streams:
-        given: Options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 10}
-        streams: Streams = defaultdict(list)
-        async for item in client.stream(tuple(prompt), **(given | options)):
-            if isinstance(item, Delta):
-                streams[item.index].extend(item.tokens)
-        assert sorted(streams) == list(range(options.get("n", 1)))
-        assert {len(tokens) for tokens in streams.values()} == {24}
-        return streams
-
-    first = await ask(*REQUESTS[0])
-    return [first, *await asyncio.gather(*(ask(*request) for request in REQUESTS[1:]))]
+    first = await ask(client, *REQUESTS[0])
+    return [first, *await asyncio.gather(*(ask(client, *request) for request in REQUESTS[1:]))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +215,23 @@ async def test_a_step_that_does_not_wait_for_a_swap_would_be_seen(
         found = await ask_all(client)
     with pytest.raises(AssertionError):
         check_greedy(expected, found)
+
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Once upon a time, in a house by the sea,",
+    "To bake bread, you need flour, water,",
+)
+
+
+@pytest.mark.gpu
+async def test_the_embedded_model_is_served_as_on_the_cpu() -> None:
+    gpu_launcher()  # skips where there is none
+    served: list[list[Streams]] = []
+    for device in ("cpu", "cuda"):
+        flags = {"model.source": "embedded", "model.device": device, "cache.num_blocks": "64"}
+        async with running(Path(), None, **flags) as client:
+            served.append(await asyncio.gather(*(ask(client, prompt, {}) for prompt in PROMPTS)))
+    partings = [parting(one[0], other[0]) for one, other in zip(*served, strict=True)]
+    assert all(found is None or found.gap < EMBEDDED_TOLERANCE for found in partings), partings
