@@ -11,6 +11,7 @@ from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from pageturner.service.bench.kernel_report import Estimated, Measured
 
 Scale = Literal["linear", "log"]
 Series = Mapping[str, Sequence[tuple[int, float]]]
@@ -38,8 +39,40 @@ def write_plot(panels: Mapping[str, Series], label: str, file: Path, *, scale: S
         raise PageturnerError(f"{file}: {error}") from error
 
 
-def panel_of(case: Case) -> str:
+def measured_panels(found: Measured) -> dict[str, Series]:
+    """A line a contender: of decodes, those of the largest batch."""
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for result in found.results:
+        for timing in result.timings:
+            fraction = result.fraction(timing, found.machine)
+            if fraction is not None and result.case.batch == _largest_batch(found, result.case):
+                line = panels.setdefault(_panel_of(result.case), {}).setdefault(timing.contender, [])
+                line.append((result.case.context, fraction))
+    return dict(panels)
+
+
+def paper_panels(found: Estimated) -> dict[str, Series]:
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for estimate in found.estimates:
+        case = estimate.case
+        line = panels.setdefault(_panel_of(case), {}).setdefault(f"batch {case.batch}", [])
+        line.append((case.context, estimate.seconds * 1e6))
+    return dict(panels)
+
+
+def _panel_of(case: Case) -> str:
     return f"{case.kind}, {case.heads.model}"
+
+
+def _largest_batch(found: Measured, like: Case) -> int:
+    """Measured for that kind, model and context."""
+    return max(
+        result.case.batch
+        for result in found.results
+        if result.timings
+        and (result.case.kind, result.case.heads, result.case.context)
+        == (like.kind, like.heads, like.context)
+    )
 
 
 def _draw(axes: Axes, title: str, label: str, series: Series, scale: Scale) -> None:

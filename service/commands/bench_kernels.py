@@ -142,6 +142,7 @@ Found = tuple[dict[str, Any], "list[str]", "dict[str, Series]"]
 
 
 def _measured(chosen: Sequence[Case], gpu: GpuAtHand) -> Found:
+    from pageturner.service.bench.kernel_plot import measured_panels
     from pageturner.service.bench.kernel_report import Origin
 
     found = measure(chosen, gpu)
@@ -149,7 +150,7 @@ def _measured(chosen: Sequence[Case], gpu: GpuAtHand) -> Found:
     return (
         {"origin": asdict(origin), "measured": True} | found.document(),
         [f"{gpu.name}, {gpu.driver}", *found.lines()],
-        _measured_panels(found),
+        measured_panels(found),
     )
 
 
@@ -177,6 +178,7 @@ def measure(chosen: Sequence[Case], gpu: GpuAtHand) -> Measured:
 def _on_paper(chosen: Sequence[Case], name: str) -> Found:
     from pageturner.kernels.errors import CompilerUnavailable
     from pageturner.service.bench import kernels
+    from pageturner.service.bench.kernel_plot import paper_panels
     from pageturner.service.bench.kernel_report import Origin
 
     found = estimate_cases(chosen, name)
@@ -186,9 +188,9 @@ def _on_paper(chosen: Sequence[Case], name: str) -> Found:
     try:
         timings = kernels.measure_cpu_kernels(cache_directory(), kernels.SHAPES)
     except CompilerUnavailable as reason:
-        return document | {"cpu": None}, [*lines, f"nothing: {reason}"], _paper_panels(found)
+        return document | {"cpu": None}, [*lines, f"nothing: {reason}"], paper_panels(found)
     document |= {"cpu": kernels.cpu_document(timings)}
-    return document, [*lines, *kernels.cpu_lines(timings)], _paper_panels(found)
+    return document, [*lines, *kernels.cpu_lines(timings)], paper_panels(found)
 
 
 def estimate_cases(chosen: Sequence[Case], name: str) -> Estimated:
@@ -208,42 +210,6 @@ def estimate_cases(chosen: Sequence[Case], name: str) -> Estimated:
     kernels = kernels_of(case.heads for case in chosen)
     instructions = count_instructions(kernels, gpu.arch, read_machine_code(cache_directory()))
     return Estimated(gpu, instructions, [estimate(case, gpu, instructions) for case in chosen])
-
-
-def _measured_panels(found: Measured) -> dict[str, Series]:
-    """A line a contender: of decodes, those of the largest batch."""
-    from pageturner.service.bench.kernel_plot import panel_of
-
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for result in found.results:
-        for timing in result.timings:
-            fraction = result.fraction(timing, found.machine)
-            if fraction is not None and result.case.batch == _largest_batch(found, result.case):
-                line = panels.setdefault(panel_of(result.case), {}).setdefault(timing.contender, [])
-                line.append((result.case.context, fraction))
-    return dict(panels)
-
-
-def _largest_batch(found: Measured, like: Case) -> int:
-    """Measured for that kind, model and context."""
-    return max(
-        result.case.batch
-        for result in found.results
-        if result.timings
-        and (result.case.kind, result.case.heads, result.case.context)
-        == (like.kind, like.heads, like.context)
-    )
-
-
-def _paper_panels(found: Estimated) -> dict[str, Series]:
-    from pageturner.service.bench.kernel_plot import panel_of
-
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for estimate in found.estimates:
-        case = estimate.case
-        line = panels.setdefault(panel_of(case), {}).setdefault(f"batch {case.batch}", [])
-        line.append((case.context, estimate.seconds * 1e6))
-    return dict(panels)
 
 
 def _versions() -> dict[str, str]:
