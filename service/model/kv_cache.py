@@ -11,7 +11,7 @@ from pageturner.kernels import checks
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.service.model.fences import Fences
-from pageturner.service.model.memory import Pinned
+from pageturner.service.model.memory import Pinned, own_pages
 from pageturner.service.model.streams import Streams, streams_of
 from pageturner.service.model.upload import upload
 
@@ -51,8 +51,11 @@ class KvCache:
         self.layout = layout
         self.device = device
         self.pool = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype, device=device)
-        self.host_pool = torch.empty(layout.pool_shape(num_host_blocks), dtype=layout.dtype)
-        if device.type == "cuda":
+        host_shape = layout.pool_shape(num_host_blocks)
+        if device.type != "cuda":
+            self.host_pool = torch.empty(host_shape, dtype=layout.dtype)
+        else:
+            self.host_pool = own_pages(host_shape, layout.dtype)
             # Before the pages go back to the system, which would hand them out pinned. Not at the end of
             # the process: the driver may be gone by then.
             finalize(self, Pinned(self.host_pool).close).atexit = False

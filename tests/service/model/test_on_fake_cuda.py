@@ -5,6 +5,7 @@ The numbers of waits asserted here are those that the sampler's docstring states
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,6 +29,7 @@ from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.invariance import check_batch_invariance
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import WeightFiles
+from pageturner.service.model.memory import own_pages
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.model.streams import Streams
 from pageturner.service.model.transformers_model import checked_model
@@ -291,6 +293,24 @@ def test_the_host_pool_is_pinned_as_long_as_there_is_a_cache() -> None:
         del cache
         assert gpu.registered == set()
         assert pool.shape[0] == 3
+
+
+def test_a_pinned_pool_has_pages_of_its_own() -> None:
+    """Small ones, too, which a heap would lay side by side; the driver pins no page twice."""
+    layout = KvLayout(1, 1, 4, 2, torch.bfloat16)
+    with FakeCuda():
+        caches = [KvCache(layout, 2, 3, TorchOps(), CUDA, lazy_copies()) for _ in range(3)]
+    addresses = [cache.host_pool.data_ptr() for cache in caches]
+    assert all(address % mmap.PAGESIZE == 0 for address in addresses)
+    assert len(set(addresses)) == 3
+    for number, cache in enumerate(caches):
+        cache.host_pool.fill_(number)
+    assert [float(cache.host_pool.sum()) for cache in caches] == [48.0 * number for number in range(3)]
+
+
+def test_a_host_pool_that_the_machine_does_not_have_is_named() -> None:
+    with pytest.raises(MemoryError, match=f"{1 << 60} bytes of the host cannot be had"):
+        own_pages((1 << 60,), torch.uint8)
 
 
 def test_a_machine_that_will_not_pin_the_host_pool_is_named() -> None:
