@@ -88,9 +88,9 @@ def choose_device(
     """
     device, trouble = torch.device("cpu"), None
     if options.device != "cpu":
-        wanted = torch.device("cuda" if options.device == "auto" else options.device)
-        wanted = torch.device("cuda", wanted.index or 0)
-        trouble = (trouble_of or gpu_trouble)(wanted.index or 0)
+        index = 0 if options.device == "auto" else torch.device(options.device).index or 0
+        wanted = torch.device("cuda", index)
+        trouble = (trouble_of or gpu_trouble)(index)
         if trouble is None:
             return wanted, None
         if options.device != "auto" and not options.allow_fallback:
