@@ -106,6 +106,8 @@ def check_vector_pages(kv_layer: torch.Tensor, least_block_size: int) -> None:
 def check_query(query: torch.Tensor, kv_layer: torch.Tensor, num_rows: int) -> None:
     """[T, num_heads, head_dim] in the cache's dtype; kv heads divide heads."""
     num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
+    if not num_kv_heads:
+        raise KernelArgumentError("kv_layer", describe(kv_layer), "a kv head")
     check_shape("query", query, (num_rows, None, head_dim), kv_layer.dtype)
     if query.shape[1] == 0 or query.shape[1] % num_kv_heads:
         raise KernelArgumentError("query", describe(query), f"heads a multiple of {num_kv_heads}")
@@ -144,7 +146,7 @@ def check_rms_norm(
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> None:
     """hidden [..., H], weight [H], residual as hidden; one dtype."""
-    if hidden.dim() < 1 or hidden.dtype not in dtypes:
+    if hidden.dim() < 1 or not hidden.shape[-1] or hidden.dtype not in dtypes:
         raise KernelArgumentError("hidden", describe(hidden), f"{either(dtypes)}[..., H]")
     check_shape("weight", weight, (hidden.shape[-1],), hidden.dtype)
     if residual is not None:
@@ -166,20 +168,21 @@ def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> Host
     devices = {getattr(batch, name).device for name in BATCH_TENSORS}
     if len(devices) > 1:
         raise KernelArgumentError("batch", f"spread over {sorted(map(str, devices))}", "on one device")
+    check_shape("seq_lens", batch.seq_lens, (None,), torch.int32)
+    check_shape("slot_mapping", batch.slot_mapping, (None,), torch.int64)
     num_sequences, num_rows = batch.num_sequences, batch.slot_mapping.shape[0]
     check_shape("query_start_loc", batch.query_start_loc, (num_sequences + 1,), torch.int32)
-    check_shape("seq_lens", batch.seq_lens, (num_sequences,), torch.int32)
     check_shape("block_tables", batch.block_tables, (num_sequences, None), torch.int32)
-    check_shape("slot_mapping", batch.slot_mapping, (num_rows,), torch.int64)
     check_shape("positions", batch.positions, (num_rows,), torch.int64)
 
     host = batch.host
     if host is None:
         host = HostBatch(*(getattr(batch, name).cpu().numpy() for name in HOST_ARRAYS))
     for name in HOST_ARRAYS:
-        found, needed = getattr(host, name).shape, tuple(getattr(batch, name).shape)
-        if found != needed:
-            raise KernelArgumentError(f"host.{name}", str(list(found)), f"{list(needed)}, as its tensor")
+        array, tensor = getattr(host, name), getattr(batch, name)
+        if array.shape != tensor.shape or array.dtype.name != dtype_name(tensor.dtype):
+            found = f"{array.dtype.name}{list(array.shape)}"
+            raise KernelArgumentError(f"host.{name}", found, f"{describe(tensor)}, as its tensor")
     check_addresses(host, num_blocks, block_size)
     for name, longest in (
         ("max_query_len", np.diff(host.query_start_loc).max(initial=0)),
@@ -245,16 +248,34 @@ class CheckedBatch:
 
 def check_copy(pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Ids inside the pool, destinations distinct."""
+    _check_blocks("pool", pool)
     _check_pairs(pairs, pool.shape[0], pool.shape[0])
 
 
 def check_transfer(source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Two pools of equal blocks, ids inside each, destinations distinct."""
+    _check_blocks("source", source)
+    _check_blocks("destination", destination)
     if source.shape[1:] != destination.shape[1:] or source.dtype != destination.dtype:
         raise KernelArgumentError("destination", describe(destination), f"blocks as {describe(source)}")
-    if source.numel() and source.data_ptr() == destination.data_ptr():
-        raise KernelArgumentError("destination", "the source itself", "another pool; see copy_blocks")
+    (begin, end), (other_begin, other_end) = _span(source), _span(destination)
+    if source.device == destination.device and begin < other_end and other_begin < end:
+        raise KernelArgumentError("destination", "of the source's memory", "another pool; see copy_blocks")
     _check_pairs(pairs, source.shape[0], destination.shape[0])
+
+
+def _check_blocks(name: str, pool: torch.Tensor) -> None:
+    if pool.dim() < 2:
+        raise KernelArgumentError(name, describe(pool), "[num_blocks, ...]")
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from its first byte to behind its last; equal if it has none."""
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_destinations: int) -> None:

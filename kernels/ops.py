@@ -14,6 +14,9 @@ from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
 
 logger = logging.getLogger(__name__)
 
+MAX_KEYS = 2**31 - 1
+"""Of a sequence: lengths are int32."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -22,7 +25,8 @@ class AttentionSpec:
     scale: factor on q.k. sliding_window: a row sees at most so many keys, itself included (None: all).
     logit_softcap: scores become cap * tanh(score / cap). sinks: float32 [num_heads], a logit per head
     that joins the softmax's denominator only. chunk: a row sees only keys of its own chunk of so many
-    positions (llama4). Raises KernelArgumentError for a window, chunk or cap that is not positive.
+    positions (llama4). Raises KernelArgumentError for a cap that is not positive, and for a window or chunk
+    that is no positive int32.
     """
 
     scale: float
@@ -32,9 +36,12 @@ class AttentionSpec:
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sliding_window", "logit_softcap", "chunk"):
-            if (bound := getattr(self, name)) is not None and not bound > 0:
-                raise KernelArgumentError(name, str(bound), "above 0, or None")
+        for name in ("sliding_window", "chunk"):
+            bound = getattr(self, name)
+            if bound is not None and not (isinstance(bound, int) and 0 < bound <= MAX_KEYS):
+                raise KernelArgumentError(name, str(bound), f"1 to {MAX_KEYS}, or None")
+        if self.logit_softcap is not None and not self.logit_softcap > 0:
+            raise KernelArgumentError("logit_softcap", str(self.logit_softcap), "above 0, or None")
 
 
 class PagedOps(Protocol):

@@ -52,7 +52,8 @@ class Steps:
             return registered
         if self._current is None or self._current.batch is not batch:
             self._check_device(batch)
-        if self._checked_batch.check(batch, kv_layer) or self._current is None:
+        is_new = self._checked_batch.check(batch, kv_layer)
+        if is_new or self._current is None or self._current.batch is not batch:
             self._current = Step(batch, self._checked_batch.host)
         return self._current
 

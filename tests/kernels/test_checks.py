@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
-from pageturner.kernels.checks import BATCH_TENSORS
+from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import AttentionBatch, KeyPage, KvLayout
+from pageturner.kernels.layout import AttentionBatch, HostBatch, KeyPage, KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from support.emulation import emulated_launcher
@@ -66,6 +68,8 @@ BAD_BATCHES: dict[str, tuple[str, Callable[[AttentionBatch], AttentionBatch]]] =
     "slot below -1": ("slot_mapping", lambda b: replace(b, slot_mapping=b.slot_mapping * 0 - 2)),
     "wide lengths": ("seq_lens", lambda b: replace(b, seq_lens=b.seq_lens.long())),
     "wide table": ("block_tables", lambda b: replace(b, block_tables=b.block_tables.long())),
+    "one length": ("seq_lens", lambda b: replace(b, seq_lens=b.seq_lens[0])),
+    "one slot": ("slot_mapping", lambda b: replace(b, slot_mapping=b.slot_mapping[0])),
     "narrow slots": ("slot_mapping", lambda b: replace(b, slot_mapping=b.slot_mapping.int())),
     "wrong longest chunk": ("max_query_len", lambda b: replace(b, max_query_len=1)),
     "wrong longest sequence": ("max_seq_len", lambda b: replace(b, max_seq_len=29)),
@@ -104,6 +108,7 @@ def test_bad_pages(ops: PagedOps, case: PagedCase) -> None:
     for layer in (
         case.kv_layer[:, 0],
         case.kv_layer.double(),
+        case.kv_layer[:, :, :0],
         case.kv_layer.transpose(3, 4).contiguous().transpose(3, 4),
     ):
         with pytest.raises(KernelArgumentError, match="kv_layer is"):
@@ -146,6 +151,8 @@ def test_bad_rows(ops: PagedOps, dtype: torch.dtype, other: torch.dtype) -> None
     ):
         with pytest.raises(KernelArgumentError):
             ops.rms_norm(hidden, weight, 1e-5, residual)
+    with pytest.raises(KernelArgumentError, match="hidden is"):
+        ops.rms_norm(hidden[:, :0], weights[:0], 1e-5)
     for gate_up in (hidden[:, :7], hidden[0], hidden.double()):
         with pytest.raises(KernelArgumentError, match="gate_up is"):
             ops.silu_and_mul(gate_up)
@@ -163,9 +170,20 @@ def test_bad_copies(ops: PagedOps) -> None:
         (host[:, :2], [(0, 0)]),
         (host.double(), [(0, 0)]),
         (pool, [(0, 1)]),
+        (pool[1:], [(0, 1)]),
     ):
         with pytest.raises(KernelArgumentError):
             ops.transfer_blocks(pool, destination, pairs)
+    for flat in (pool[0], pool[0, 0]):
+        with pytest.raises(KernelArgumentError, match=r"pool is .*; needed: \[num_blocks"):
+            ops.copy_blocks(flat, [])
+        with pytest.raises(KernelArgumentError, match="source is"):
+            ops.transfer_blocks(flat, host, [])
+        with pytest.raises(KernelArgumentError, match="destination is"):
+            ops.transfer_blocks(host, flat, [])
+    ops.transfer_blocks(pool[2:], pool[:2], [(0, 0)])  # beside each other
+    assert torch.equal(pool[0], before[2])
+    pool[0] = before[0]
     assert torch.equal(pool, before)
     assert not host.any()
 
@@ -189,11 +207,59 @@ def test_tensors_elsewhere_are_refused(case: PagedCase) -> None:
         CpuOps(cpu_library()).silu_and_mul(torch.zeros(2, 8, device="meta"))
 
 
-@pytest.mark.parametrize("field", ["sliding_window", "chunk", "logit_softcap"])
 @pytest.mark.parametrize("bound", [0, -1, math.nan])
+@pytest.mark.parametrize("field", ["sliding_window", "chunk", "logit_softcap"])
 def test_specs_that_mean_nothing(field: str, bound: float) -> None:
-    with pytest.raises(KernelArgumentError, match="above 0"):
+    with pytest.raises(KernelArgumentError, match=f"{field} is {bound}; needed: .*, or None"):
         replace(SPEC, **{field: bound})  # type: ignore[arg-type]  # the field is not known here
+
+
+@pytest.mark.parametrize("bound", [2**31, 2**32 + 1, 10**30, 21.0, math.inf])
+@pytest.mark.parametrize("field", ["sliding_window", "chunk"])
+def test_bounds_that_an_int32_does_not_hold(field: str, bound: float) -> None:
+    """A kernel would be passed the lower half of their bits."""
+    with pytest.raises(KernelArgumentError, match="needed: 1 to 2147483647, or None"):
+        replace(SPEC, **{field: bound})  # type: ignore[arg-type]  # the field is not known here
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "chunk"])
+def test_the_widest_bounds_hide_nothing(ops: PagedOps, case: PagedCase, field: str) -> None:
+    expected = ops.attention(case.query, case.kv_layer, case.batch, SPEC)
+    spec = replace(SPEC, **{field: 2**31 - 1})  # type: ignore[arg-type]  # the field is not known here
+    assert_same(ops.attention(case.query, case.kv_layer, case.batch, spec), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.int8])
+@pytest.mark.parametrize("name", HOST_ARRAYS)
+def test_addresses_on_the_host_have_the_dtypes_of_their_tensors(
+    cuda: CudaOps, cuda_case: PagedCase, name: str, dtype: type[np.generic]
+) -> None:
+    batch = cuda_case.batch
+    host = HostBatch(*(getattr(batch, name).numpy() for name in HOST_ARRAYS))
+    if getattr(host, name).dtype == dtype:
+        dtype = np.int32
+    wrong = replace(host, **{name: getattr(host, name).astype(dtype)})
+    with pytest.raises(KernelArgumentError, match=rf"host\.{name} is {dtype.__name__}\["):
+        cuda.attention(cuda_case.query, cuda_case.kv_layer, replace(batch, host=wrong), SPEC)
+
+
+def test_a_batch_that_could_not_be_read_whole_is_read_again(
+    cuda: CudaOps, cuda_case: PagedCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device out of memory, in the middle: the step before is not taken for it."""
+    case, other = cuda_case, make_case([(4, 9)], layout=KvLayout(2, 2, DIM, 16, torch.bfloat16), num_heads=4)
+    expected = cuda.attention(case.query, case.kv_layer, case.batch, SPEC)
+    cuda.attention(other.query, other.kv_layer, other.batch, SPEC)
+    batch = replace(case.batch, block_tables=case.batch.block_tables.repeat_interleave(2, 1)[:, ::2])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "contiguous", lambda tensor: fail())
+        with pytest.raises(torch.OutOfMemoryError):
+            cuda.attention(case.query, case.kv_layer, batch, SPEC)
+    assert_same(cuda.attention(case.query, case.kv_layer, batch, SPEC), expected)
+
+
+def fail() -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.fixture
