@@ -11,7 +11,7 @@ from pageturner.kernels import checks
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.service.model.fences import Fences
-from pageturner.service.model.memory import Pinned, own_pages
+from pageturner.service.model.pinned import Pinned, own_pages
 from pageturner.service.model.streams import Streams, streams_of
 from pageturner.service.model.upload import upload
 
