@@ -29,6 +29,8 @@ from pageturner.kernels.ops import AttentionSpec
 
 LEAST_BLOCK_SIZE = tiles.DECODE_KEYS
 OCTET = row_grids.OCTET
+SCORE_FACTORS = (1e-15, 1e15)
+"""What scales and caps must lie between: then float32 holds their ratio and the scores times them."""
 
 
 class CudaOps:
@@ -100,6 +102,7 @@ class CudaOps:
         step = self._check(kv_layer, batch)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_sinks(spec.sinks, query.shape[1])
+        _check_score_factors(spec)
         checks.check_device(self.device, query=query, sinks=spec.sinks)
         num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
         if head_dim not in tiles.HEAD_DIMS:
@@ -280,6 +283,19 @@ class CudaOps:
         if capacity.merge_items:
             merge = variants.decode_merge(dtype, shape.head_dim)
             launch(merge, (capacity.merge_items, kv_heads, merge_rows), arguments)
+
+
+def _check_score_factors(spec: AttentionSpec) -> None:
+    """The kernels find the highest score before they scale it, so the factor must be above 0. That is the
+    scale, or the cap where there is one: the scale is then applied first, and may have any sign."""
+    least, most = SCORE_FACTORS
+    if spec.logit_softcap is None:
+        if not least <= spec.scale <= most:
+            raise KernelArgumentError("scale", str(spec.scale), f"from {least} to {most}")
+    elif not least <= spec.logit_softcap <= most:
+        raise KernelArgumentError("logit_softcap", str(spec.logit_softcap), f"from {least} to {most}")
+    elif not abs(spec.scale) <= most:
+        raise KernelArgumentError("scale", str(spec.scale), f"from {-most} to {most}")
 
 
 def _kv(kv_layer: torch.Tensor) -> KvLayer:

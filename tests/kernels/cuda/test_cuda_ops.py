@@ -264,7 +264,7 @@ def test_a_batch_brings_its_addresses_on_the_host(emulated: CudaOps, case: Paged
     with pytest.raises(KernelArgumentError, match="seq_lens is 130 at 0"):
         emulated.attention(case.query, case.kv_layer, replace(case.batch, host=beyond), PLAIN)
     short = replace(host, seq_lens=host.seq_lens[:1])
-    with pytest.raises(KernelArgumentError, match=r"host.seq_lens is \[1\]; needed: \[2\]"):
+    with pytest.raises(KernelArgumentError, match=r"host.seq_lens is int32\[1\]; needed: int32\[2\]"):
         emulated.attention(case.query, case.kv_layer, replace(case.batch, host=short), PLAIN)
 
 
@@ -311,6 +311,39 @@ def test_a_plan_that_does_not_fit_changes_nothing(emulated: CudaOps) -> None:
         with pytest.raises(KernelArgumentError, match="the device plan's"):
             plan.fill(made)
     assert torch.equal(plan.words, before)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (AttentionSpec(scale=0.0), "scale"),
+        (AttentionSpec(scale=-0.125), "scale"),
+        (AttentionSpec(scale=1e-40), "scale"),
+        (AttentionSpec(scale=math.nan), "scale"),
+        (AttentionSpec(scale=math.inf, logit_softcap=3.0), "scale"),
+        (AttentionSpec(scale=0.1, logit_softcap=math.inf), "logit_softcap"),
+        (AttentionSpec(scale=0.1, logit_softcap=1e-40), "logit_softcap"),
+    ],
+)
+def test_factors_that_the_kernels_cannot_scale_scores_by(
+    emulated: CudaOps, case: PagedCase, spec: AttentionSpec, name: str
+) -> None:
+    with pytest.raises(KernelArgumentError, match=f"^{name} is "):
+        emulated.attention(case.query, case.kv_layer, case.batch, spec)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_under_a_cap_the_scale_may_have_any_sign(launcher: Launcher, case: PagedCase, scale: float) -> None:
+    spec = AttentionSpec(scale=scale, logit_softcap=2.5)
+    result = cuda_ops(launcher).attention(case.query, case.kv_layer, case.batch, spec)
+    assert_near(result, ReferenceOps().attention(case.query, case.kv_layer, case.batch, spec))
+
+
+@pytest.mark.parametrize("sink", [-math.inf, -200.0, 200.0])
+def test_sinks_that_weigh_nothing_or_outweigh_all(launcher: Launcher, case: PagedCase, sink: float) -> None:
+    spec = replace(PLAIN, sinks=torch.full((4,), sink))
+    result = cuda_ops(launcher).attention(case.query, case.kv_layer, case.batch, spec)
+    assert_near(result, ReferenceOps().attention(case.query, case.kv_layer, case.batch, spec))
 
 
 @pytest.mark.parametrize("wrong", [10**6, -1])
