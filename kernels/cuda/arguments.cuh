@@ -22,18 +22,19 @@ struct KvLayer {
 // Keys [first_key, end_key) of one sequence, for all its rows: the work of one block of paged_decode. first_key is a
 // multiple of 16, and so is end_key unless it is the sequence's.
 // partial: where its unfinished result goes; -1: it is the only item of its sequence, and writes the output.
-struct DecodeItem { int32_t sequence, first_key, end_key, partial; };
+// Items are aligned for one load each.
+struct alignas(16) DecodeItem { int32_t sequence, first_key, end_key, partial; };
 
 // The partials [first_partial, first_partial + num_partials) of one sequence, to be added in this order.
-struct MergeItem { int32_t sequence, first_partial, num_partials, unused; };
+struct alignas(16) MergeItem { int32_t sequence, first_partial, num_partials, unused; };
 
 // Packed rows from first_row on of one sequence: the work of one block of paged_prefill.
-struct PrefillTile { int32_t sequence, first_row; };
+struct alignas(8) PrefillTile { int32_t sequence, first_row; };
 
 // Attention of one layer: of paged_decode, decode_merge and paged_prefill.
 //
-// The query heads that share a kv head are *packed* as rows, so that its keys are read once for all of them:
-// packed row r of a sequence is its row r / group of the batch, query head kv_head * group + r % group.
+// The query heads that share a kv head are *packed* as rows, so that its keys are read once for all of them: see
+// PackedRows in sequence.cuh.
 struct AttentionArguments {
   void* output;                    // [T, num_heads, head_dim], contiguous
   const void* query;               // [T, num_heads, head_dim], rows query_stride apart

@@ -50,8 +50,8 @@ BUDGETS: Mapping[tuple[str, int | None], Budget] = {
     # do registers allow fewer blocks of sm_90 than the rings do, which is what the comments say.
     ("paged_decode", 64): Budget(registers=115, instructions=397, softcap=20),  # rings allow 4 blocks
     ("paged_decode", 96): Budget(registers=132, instructions=421, softcap=20),  # 3
-    ("paged_decode", 128): Budget(registers=172, instructions=478, softcap=20),  # 2
-    ("paged_decode", 256): Budget(registers=249, instructions=690, softcap=20),  # 2, of half the warps
+    ("paged_decode", 128): Budget(registers=168, instructions=478, softcap=20),  # 3
+    ("paged_decode", 256): Budget(registers=249, instructions=690, softcap=20),  # 3, of half the warps
     # Prefill is bound by the tensor cores and wants large tiles in registers, so it takes what a thread can
     # have and gets two blocks of 4 warps. Two instructions cap a score; a lane has row_tiles * keys / 2.
     ("paged_prefill", 64): Budget(registers=255, instructions=1105, softcap=130, sm_100=1370),

@@ -13,8 +13,8 @@ Int32Array = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Ints = np.ndarray[tuple[int], np.dtype[np.integer]]
 
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""Decode blocks that run side by side on an SM of Hopper, at least, for every head_dim. Their rings hold more
-than latency times bandwidth of its share of HBM, so that two fill it."""
+"""Decode blocks that run side by side on an SM of Ampere (A100) or Hopper, at least, for every head_dim. Two
+have more bytes on their way than keep its share of HBM busy (tiles.DecodeTiles)."""
 
 BLOCK_COST_BYTES = 32_768
 """What a block moves in the time (some 2 us) that it takes to start, to fill its ring, to merge its warps and

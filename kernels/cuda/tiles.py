@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEAD_DIMS = (64, 96, 128, 256)
+"""Those of the models at large, and multiples of 32: eight rows of a tile are then whole copies of a warp."""
 MMA_ROWS = 16
 """Rows of one mma.m16n8k16; a decode item packs its query heads (times its new tokens) into them."""
 DECODE_KEYS = 16
-"""Keys of one decode tile: they lie in one block for every block size that 16 divides."""
+"""Keys of one decode tile: the depth of the mma that adds up values, and never in two blocks, as every block
+size is a multiple of it."""
 WARP_SIZE = 32
 ELEMENT_BYTES = 2
 _FLOAT_BYTES = _INT_BYTES = 4
@@ -22,12 +24,15 @@ _MERGE_PADDING = 8  # kMergePadding of paged_decode.cu
 @dataclass(frozen=True, slots=True)
 class DecodeTiles:
     """warps: each walks every warps-th key tile. stages: tiles of a warp's ring, one computed, the rest on
-    their way; 3 keep two tiles of 16 keys in flight a warp, which hides the latency of HBM at the
-    occupancy that the registers allow."""
+    their way.
+
+    To keep a memory of bandwidth B and latency L busy, a multiprocessor needs B * L bytes on their way: 15 KB
+    on an A100, 40 KB on an H200 under load. Every shape below has 64 KiB or more on either.
+    """
 
     head_dim: int
     warps: int
-    stages: int = 3
+    stages: int
 
     @property
     def threads(self) -> int:
@@ -35,7 +40,7 @@ class DecodeTiles:
 
     @property
     def shared_bytes(self) -> int:
-        """The rings; afterwards the same memory holds what the warps merge: outputs, maxima and sums. Behind
+        """The rings; afterwards the same memory holds what the warps merge: outputs, anchors and sums. Behind
         them the queries, for a head_dim whose queries and outputs the registers cannot both hold."""
         rings = self.warps * self.stages * 2 * DECODE_KEYS * self.head_dim * ELEMENT_BYTES
         merge = self.warps * MMA_ROWS * (self.head_dim + _MERGE_PADDING + 2) * _FLOAT_BYTES
@@ -47,7 +52,9 @@ class DecodeTiles:
 class PrefillTiles:
     """warps x row_tiles x 16 packed rows look at `keys` keys a step, of which `stages` steps are buffered.
 
-    row_tiles: m16 tiles of a warp; each K and V fragment that it loads serves all of them.
+    row_tiles: m16 tiles of a warp; each K and V fragment that it loads serves all of them, so two halve the
+    traffic of shared memory, which would otherwise bound the tensor cores. warps: one for each of a
+    multiprocessor's four schedulers; two such blocks fill its registers.
     """
 
     head_dim: int
@@ -71,19 +78,22 @@ class PrefillTiles:
         return tiles + self.rows * _INT_BYTES
 
 
+# 4 warps, one a scheduler. 3 stages, but 2 from 128 on: two blocks then fit an SM of sm_80. They have as many
+# bytes on their way as one block of 3 stages, and one computes while the other starts or merges.
 DECODE = {
-    64: DecodeTiles(64, warps=4),
-    96: DecodeTiles(96, warps=4),
-    128: DecodeTiles(128, warps=4),
-    # 4 warps would take 192 KiB, more than sm_80 has and one block an SM elsewhere.
-    256: DecodeTiles(256, warps=2),
+    64: DecodeTiles(64, warps=4, stages=3),
+    96: DecodeTiles(96, warps=4, stages=3),
+    128: DecodeTiles(128, warps=4, stages=2),
+    # 4 warps would take 136 KiB: one block an SM, and none where a block gets 99 KiB (sm_86, sm_89, sm_120).
+    256: DecodeTiles(256, warps=2, stages=2),
 }
 
+# Of 255 registers, row_tiles * (head_dim + keys) / 2 hold outputs and scores. 3 stages where a step is short.
 PREFILL = {
     64: PrefillTiles(64, row_tiles=2, keys=64, stages=2),
-    # From 96 on, scores of 64 keys would push the accumulators out of the registers.
+    # From 96 on, scores of 64 keys would push the outputs out of the registers.
     96: PrefillTiles(96, row_tiles=2, keys=32, stages=3),
     128: PrefillTiles(128, row_tiles=2, keys=32, stages=3),
-    # Two row tiles would need 256 registers for the output alone.
+    # Two row tiles would need 256 registers for the output alone; with 3 stages a block would fill an SM.
     256: PrefillTiles(256, row_tiles=1, keys=32, stages=2),
 }
