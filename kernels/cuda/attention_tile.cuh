@@ -5,11 +5,11 @@
 //
 //   weight(key) = 2^(unit * score(key) - anchor)     sum = total of weights     output = total of weight * value
 //
-// An anchor near the highest score keeps the weights in range; the result, output / sum, is the same for any. It
-// begins as the highest score of the first tile that the row sees and follows only scores that rise far above it,
-// for then all sums must be multiplied: with a slack of 2^8 that is soon over, and a step costs one vote instead of
-// four shuffles and head_dim / 2 multiplications a row tile. Each row decides for itself, so that its result does
-// not depend on the rows beside it.
+// The anchor keeps the weights in range; the result, output / sum, is the same for any. FlashAttention-2 takes the
+// highest score so far, and multiplies sum and output whenever it rises. Here the anchor begins as the highest score
+// of the first tile with a key that the row sees, and moves only when a score exceeds it by more than kAnchorSlack.
+// That soon becomes rare: then a step costs one vote, instead of four shuffles and head_dim / 2 multiplications for
+// each row tile. Each row decides for itself, so that its result does not depend on the rows beside it.
 //
 // A row tile is 16 rows, one mma.m16n8k16. Lane l holds of each 16 x 8 product the columns l % 4 * 2 and the next of
 // two rows, l / 4 (half 0) and l / 4 + 8 (half 1):
@@ -25,16 +25,17 @@
 
 constexpr int kHalves = 2;  // rows of a 16 x 8 product that a lane holds
 
-// The score of a key that a row does not see: minus infinity itself, so that its weight is 0 whatever the anchor.
+// The score of a key that a row does not see: minus infinity, so that its weight is 0 whatever the anchor.
 __device__ __forceinline__ float masked_score() { return __uint_as_float(0xff800000u); }
 
-// Powers of two that a score may exceed the anchor by. 2^8 times a weight is far from float16's end, 2^16, and sums
-// of a million of them from float32's.
+// By how many powers of two a score may exceed the anchor. So the largest weight of a row is at most 2^8, far below
+// float16's end at 2^16. It is at least 1, since the anchor is the score of one of the keys: what float16 cuts off
+// below 2^-14 is small beside it.
 constexpr float kAnchorSlack = 8.0f;
 
 // Turns scores (q . k) into powers of two: unit * capped(score).
 template <bool kSoftcap> struct ScoreScale {
-  float inside;  // of the tanh
+  float inside;  // factor of the score inside the tanh
   float unit;    // above 0, so that the highest score has the highest weight
 
   __device__ __forceinline__ explicit ScoreScale(const AttentionArguments& arguments)
@@ -70,7 +71,7 @@ template <int kHeadDim, int kRowTiles> struct RowSums {
     }
   }
 
-  // Adds up what the four lanes of a row hold. Outputs need it not: each lane has its own dims.
+  // Adds up the sums of the four lanes of a row. Outputs are whole already: each lane has its own dims.
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -83,13 +84,14 @@ template <int kHeadDim, int kRowTiles> struct RowSums {
   }
 };
 
-// The row, of a row tile's 16, that a lane holds in `half`.
+// Which of a row tile's 16 rows the lane holds in `half`.
 __device__ __forceinline__ int row_of_lane(int half) { return threadIdx.x % kWarpSize / 4 + half * 8; }
 
-// The first of the two columns, of a product's 8, that a lane holds.
+// The first of the two neighbouring columns, of a product's 8, that the lane holds.
 __device__ __forceinline__ int column_of_lane() { return threadIdx.x % 4 * 2; }
 
-// scores = Q K^T of `kKeys` keys. read_query(fragments, step) gives columns 16 * step and on of each row tile.
+// scores = Q K^T for `kKeys` keys. read_query(fragments, step) reads columns 16 * step to 16 * step + 15 of each row
+// tile.
 template <class T, int kHeadDim, int kRowTiles, int kKeys, class ReadQuery>
 __device__ __forceinline__ void compute_scores(float (&scores)[kRowTiles][kKeys / 8][4],
                                                const FragmentReader<T, kHeadDim>& reader,
@@ -132,8 +134,8 @@ __device__ __forceinline__ void cap_scores(float (&scores)[kRowTiles][kKeys / 8]
   }
 }
 
-// Selects away the scores of keys that a row does not see. first_key: of the tile. visible(row tile, half): what the
-// lane's row sees.
+// Masks the scores of keys that a row does not see. first_key: of the tile. visible(row tile, half): the range of keys
+// that the lane's row sees.
 template <int kRowTiles, int kKeys, class Visible>
 __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeys / 8][4], int first_key,
                                             const Visible& visible) {
@@ -155,8 +157,8 @@ __device__ __forceinline__ bool is_above(float score, float unit, float anchor) 
   return fmaf(score, unit, -anchor) > kAnchorSlack;
 }
 
-// Moves the anchor of each row with a score above it to the row's highest, and brings what the row has summed up
-// to it; before the first anchor, that is 0, and so is the factor. All lanes of the warp come here together.
+// Moves the anchor of each row that has a score too far above it to the row's highest score, and multiplies what the
+// row has summed up to match: by 1 in the other rows, by 0 where there was no anchor yet. All lanes take part.
 template <int kHeadDim, int kRowTiles>
 __device__ __forceinline__ void move_anchors(RowSums<kHeadDim, kRowTiles>& sums,
                                              const float (&highest_of_lane)[kRowTiles][kHalves], float unit) {
@@ -181,7 +183,7 @@ __device__ __forceinline__ void move_anchors(RowSums<kHeadDim, kRowTiles>& sums,
   }
 }
 
-// scores -> weights, in place, and their sums.
+// Turns scores into weights, in place, and adds them to the sums.
 template <int kHeadDim, int kRowTiles, int kKeys>
 __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys / 8][4],
                                                 RowSums<kHeadDim, kRowTiles>& sums, float unit) {
@@ -215,8 +217,8 @@ __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys
   }
 }
 
-// output += weights V. The product of scores is, register for register, the operand A of this one: two 16 x 8
-// tiles of it side by side are 16 x 16.
+// output += weights V. The weights lie where the operand A of this product wants them: two 16 x 8 results side by side
+// are, register for register, one 16 x 16 operand.
 template <class T, int kHeadDim, int kRowTiles, int kKeys>
 __device__ __forceinline__ void add_values(RowSums<kHeadDim, kRowTiles>& sums,
                                            const FragmentReader<T, kHeadDim>& reader,
@@ -245,8 +247,8 @@ __device__ __forceinline__ void add_values(RowSums<kHeadDim, kRowTiles>& sums,
   }
 }
 
-// What the output of a row is multiplied by in the end: 1 / sum, where the head's sink, a score without a value,
-// joins the sum once. 0 for a row that has seen no key.
+// What the output of a row is multiplied by in the end: 1 / sum. The head's sink, a score without a value, joins the
+// sum here, once. 0 for a row that has seen no key; where the sum is NaN the outputs are, too, and stay so.
 __device__ __forceinline__ float normalization(float anchor, float sum, const float* sinks, int head) {
   if (!(sum > 0.0f)) return 0.0f;
   if (sinks == nullptr) return 1.0f / sum;

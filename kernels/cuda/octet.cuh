@@ -39,8 +39,7 @@ __device__ __forceinline__ bool is_octet(const void* address, int count) {
   return count >= kOctet && uint64_t(address) % 16 == 0;
 }
 
-// The first `count` elements at `from`, where that is less than eight; the rest are zero. None where it is
-// negative.
+// The first `count` elements at `from`, at most eight and none where it is negative, and zeros for the rest.
 template <class T> __device__ __forceinline__ uint4 load_octet(const T* from, int count = kOctet) {
   if (is_octet(from, count)) return octet_at(from);
   uint32_t words[4] = {};

@@ -1,16 +1,19 @@
-// Attention of few rows to many keys in pages: the step that makes one token (or verifies a few) a sequence.
+// Attention of few rows to many keys in pages: the step that makes one token a sequence, or verifies a few.
 //
-// It moves every key and value once and computes little on them, so all of it serves to keep copies in flight.
-// Split-KV as FlashDecoding's (Dao et al. 2023), over pages as PagedAttention's (Kwon et al. 2023, arXiv:2309.06180).
+// It reads every key and value once and computes little on them: what counts is that copies never stop. Contexts are
+// split as in FlashDecoding (Dao et al. 2023) and lie in pages as in PagedAttention (Kwon et al. 2023,
+// arXiv:2309.06180).
 //
 // grid            (decode items or more, num_kv_heads); an item is a range of one sequence's keys
 // block           kWarps warps
-// shared memory   kWarps private rings; once they are drained, the outputs and sums that the warps merge
-// registers       some 112, 128, 167 and 245 at head_dim 64, 96, 128 and 256, of which head_dim / 4 hold the query and
-//                 head_dim / 2 the output; an SM's registers and rings allow 4, 3, 2 and 2 blocks (sm_90)
+// shared memory   a ring of tiles for each warp; once they are drained, the outputs and sums that the warps merge.
+//                 At head_dim 256 the queries behind them
+// registers       about 110, 127, 167 and 243 at head_dim 64, 96, 128 and 256: head_dim / 2 of them hold the output,
+//                 head_dim / 4 the query, except at 256
+// occupancy       4, 3, 3 and 3 blocks an SM on sm_90; 3, 2, 2 and 2 on sm_80, which has less shared memory
 //
 // The 16 rows of mma.m16n8k16 are the query heads of one kv head, times the new tokens: keys are read once for all.
-// A warp takes every kWarps-th tile of 16 keys and needs none of the others until the end:
+// A warp takes every kWarps-th tile of 16 keys, and meets the others only at the end, to merge:
 //
 //   keys   | tile 0 | tile 1 | tile 2 | tile 3 | tile 4 | tile 5 | ...        first_key .. end_key
 //   warp       0        1        2        3        0        1
@@ -23,8 +26,8 @@
 // the output's 128, too many: there each step reads its fragment from shared memory.
 template <int kHeadDim> constexpr bool kQueryInShared = kHeadDim > 128;
 
-// Floats behind each row of what the warps merge. A warp stores 32 bytes of 8 rows at once; rows of a multiple of 128
-// bytes would all begin in the same bank, and these begin in the next eighth of the banks each.
+// Floats behind each row of what the warps merge. Half a warp stores 32 bytes of each of 4 rows at once. Rows of a
+// multiple of 128 bytes would all begin in the same bank; with 32 bytes more, each begins a quarter of the banks on.
 constexpr int kMergePadding = 8;
 
 // What the warps leave to be merged: their parts of each row's output, anchor and sum. A warp that saw no key leaves
@@ -34,13 +37,13 @@ template <int kHeadDim, int kWarps> struct WarpResults {
   float2 sums[kWarps][kMmaRows];
 };
 
-// The rings; once all are drained, in their place the results.
+// First the rings; in their place, once all are drained, the results.
 template <class T, int kHeadDim, int kWarps, int kStages> union DecodeShared {
   T rings[kWarps][kStages][2 * kTileKeys * kHeadDim];
   WarpResults<kHeadDim, kWarps> results;
 };
 
-// Of packed row `row` of a partial result, in partial_sums; in partial_outputs it is head_dim times that.
+// The index of packed row `row` of a partial result, in partial_sums; times head_dim, in partial_outputs.
 __device__ __forceinline__ int64_t partial_row(const AttentionArguments& arguments, int partial, int kv_head, int row) {
   return (int64_t(partial) * arguments.num_kv_heads + kv_head) * kMmaRows + row;
 }
@@ -63,8 +66,8 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[kHeadDim / 16][4], 
   }
 }
 
-// Adds a part of a row's keys to what sums (anchor and sum) and values (two dims) hold. The anchor is the highest of
-// all parts.
+// Adds the result of some of a row's keys to that of others. Sums are (anchor, sum), values two dims of the output;
+// the anchor in `sums` is the highest of all parts.
 __device__ __forceinline__ void add_part(float2& sums, float2& values, float2 part_sums, float2 part_values) {
   const float factor = exp2_approximate(part_sums.x - sums.x);
   sums.y += factor * part_sums.y;
@@ -81,6 +84,7 @@ __device__ __forceinline__ void store_output(const AttentionArguments& arguments
   *reinterpret_cast<uint32_t*>(output) = pack<T>(values.x * factor, values.y * factor);
 }
 
+// Leaves this warp's sums for the merge, row by row.
 template <int kHeadDim, int kWarps>
 __device__ __forceinline__ void leave_results(WarpResults<kHeadDim, kWarps>& results, const RowSums<kHeadDim, 1>& sums,
                                               int warp, int num_rows) {
@@ -134,7 +138,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
   constexpr int kQueryBytes = kQueryInShared<kHeadDim> ? kMmaRows * kHeadDim * sizeof(T) : 0;
   DYNAMIC_SHARED(shared_bytes, sizeof(Shared) + kQueryBytes);
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
-  T* const query_tile = reinterpret_cast<T*>(shared_bytes + sizeof(Shared));  // where it is in shared memory
+  T* const query_tile = reinterpret_cast<T*>(shared_bytes + sizeof(Shared));  // if the query is in shared memory
 
   if (int(blockIdx.x) >= *arguments.num_decode_items) return;
   const DecodeItem item = arguments.decode_items[blockIdx.x];
@@ -157,8 +161,8 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
   int copy_stage = 0;
   int copy_block = copy_key < item.end_key ? pages.block_of(copy_key) : 0;
 
-  // Starts the copies of this warp's next tile as one group, an empty one after the last tile: groups are counted.
-  // The block is known since the copy before, so that no copy waits for the table.
+  // Starts to copy this warp's next tile, as one group. After the last tile the group is empty, because the waits
+  // below count groups. The tile's block was looked up one copy earlier, so no copy waits for the table.
   const auto start_copy = [&] {
     if (copy_key < item.end_key) {
       T* const stage = shared.rings[warp][copy_stage];
@@ -175,7 +179,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
 
   // While the first tiles arrive: the queries, the scale and the masks.
   const FragmentReader<T, kHeadDim> reader;
-  uint32_t query[kHeadDim / 16][4];  // where it is in registers
+  uint32_t query[kHeadDim / 16][4];  // if it is in registers
   if constexpr (kQueryInShared<kHeadDim>) {
     cp_async_wait<kStages - 1>();  // the oldest group is the query's
     __syncthreads();               // all threads' parts of it are there
@@ -191,11 +195,11 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
     }
   };
   const ScoreScale<kSoftcap> scale(arguments);
-  // Hidden from the compiler, which would else carry the rows' ranges through the loop: few tiles need them.
+  // `kept`, or else the compiler would hold the rows' ranges in registers throughout the loop: few tiles need them.
   const auto visible = [&](int, int half) {
     return visible_keys<kBounded>(arguments, end_of_visible_keys(rows, kept(row_of_lane(half))));
   };
-  // What every row sees: a tile inside needs no mask.
+  // The keys that every row sees: a tile among them needs no mask.
   const KeyRange of_first = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, 0));
   const KeyRange of_last = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, rows.count - 1));
   const KeyRange unmasked = {of_last.first, of_first.end};
@@ -218,17 +222,18 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArgu
   }
   sums.finish();
 
-  __syncthreads();  // the rings are free: every copy has been waited for, groups after the last tile's are empty
+  __syncthreads();  // the rings are free: all copies have been waited for, and all warps have read their last tile
   leave_results<kHeadDim, kWarps>(shared.results, sums, warp, rows.count);
   __syncthreads();  // all results are there
   merge_results<T, kHeadDim, kWarps>(shared.results, arguments, rows, item.partial);
 }
 
-// Adds up the partial results of each sequence that was cut, in the order of its items: whatever ran first, the
+// Adds up the partial results of each sequence that was split, in the order of its items: whichever ran first, the
 // result is the same to the bit.
 //
-// grid     (merge items or more, num_kv_heads, 16 or at least the packed rows of a sequence)
-// block    head_dim / 2 threads, two neighbouring dims each
+// grid        (merge items or more, num_kv_heads, packed rows of a sequence or more)
+// block       head_dim / 2 threads, two neighbouring dims each; no shared memory
+// registers   64 at head_dim 64, else 34
 template <class T, int kHeadDim>
 __global__ void __launch_bounds__(kHeadDim / 2) decode_merge(AttentionArguments arguments) {
   if (int(blockIdx.x) >= *arguments.num_merge_items) return;

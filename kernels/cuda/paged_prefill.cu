@@ -1,21 +1,22 @@
 // Attention of many rows to the keys before them, causal, with all keys in pages: a prompt or a chunk of one.
 //
-// FlashAttention-2 (Dao 2023, arXiv:2307.08691) over pages: a block of packed rows walks the keys it sees once, and
-// neither scores nor weights leave the registers. The tensor cores set the pace: each fragment of keys or values
-// that a warp loads serves all its row tiles.
+// FlashAttention-2 (Dao 2023, arXiv:2307.08691) over pages: a block holds some packed rows and walks once over the keys
+// that they see; neither scores nor weights leave the registers. The tensor cores set the pace, so each fragment of
+// keys or values that a warp loads serves all its row tiles.
 //
-// grid            (prefill tiles, num_kv_heads). Blocks start in the order of x, so the planner puts the tiles that
-//                 see most keys first: the last to start are short, and no multiprocessor ends long after the rest
-// block           kWarps warps, kRowTiles x 16 packed rows each
+// grid            (prefill tiles, num_kv_heads). Blocks start in the order of x, and the planner puts the tiles that
+//                 see most keys first: the last to start are short, and all multiprocessors end at about the same time
+// block           kWarps warps, each with kRowTiles x 16 packed rows
 // shared memory   the block's queries, then kStages of kKeys keys and values, all swizzled (shared_tile.cuh), then the
-//                 end of what each row sees: the masks need it seldom, and registers are scarce
-// registers       up to 255, of which kRowTiles * (head_dim + kKeys) / 2 hold outputs and scores; an SM holds 2 blocks
+//                 end of what each row sees, which only masked steps need: registers are scarce
+// registers       up to 255, of which kRowTiles * (head_dim + kKeys) / 2 hold outputs and scores
+// occupancy       2 blocks an SM; on sm_80, 1 at head_dim 256
 //
-//                    keys: first ............................ end
-//   warp 0  row tile 0 |      |######|######|######|###\   |      |      #  computed without a mask
-//           row tile 1 |      |######|######|######|####\  |      |      \  causal edge: masked steps
-//   warp 1  row tile 0 |      |######|######|######|#####\ |      |      the same at the left, where a window
-//           ...        |skipped|     each | | is one step of kKeys       or chunk begins
+//   step of kKeys         0      1      2      3      4        all warps walk the steps of the block together
+//   warp 0  row tile 0 |..####|######|######|###...|......|    #  a key that the rows see
+//           row tile 1 |...###|######|######|####..|......|    .  one that they do not: after their own, or before
+//   warp 1  row tile 0 |....##|######|######|#####.|......|       their window or chunk
+//           ...         masked   not masked   masked  masked   a step is, unless all rows of the block see all of it
 //
 //   shared | queries kWarps * kRowTiles * 16 | keys kKeys | values kKeys | keys | values | ... | ends |
 //            rows of head_dim                  `- stage 0                  `- stage 1
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   const int last_row = min(tile.first_row + kRows, rows.count) - 1;
   const KeyRange of_first = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, tile.first_row));
   const KeyRange of_last = visible_keys<kBounded>(arguments, end_of_visible_keys(rows, last_row));
-  // Steps begin at multiples of kKeys: however a prompt is cut into chunks, a row's result has the same bits.
+  // Steps begin at multiples of kKeys, so that a row's result has the same bits however a prompt is cut into chunks.
   const int first_key = of_first.first / kKeys * kKeys;
   const int end_key = of_last.end;
   const KeyRange unmasked = {of_last.first, of_first.end};  // every row sees these
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   int copy_key = first_key;
   int copy_stage = 0;
   const auto key_of_part = [&](int part) { return copy_key + (warp * kWarpParts + part) / 2 * kTileKeys; };
-  // Any block will do for keys beyond the end: none of it is read.
+  // Keys beyond the end are not copied: any block will do for them.
   const auto block_of_part = [&](int part) {
     const int key = key_of_part(part);
     return key < end_key ? pages.block_of(key) : 0;
@@ -80,8 +81,8 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
     copy_blocks[part] = block_of_part(part);
   }
 
-  // Starts this warp's copies of the next step as one group, an empty one after the last step: groups are counted.
-  // The blocks are known since the step before, so that no copy waits for the table.
+  // Starts this warp's copies of the next step, as one group. After the last step the group is empty, because the
+  // waits below count groups. The blocks were looked up one step earlier, so no copy waits for the table.
   const auto start_copy = [&] {
     if (copy_key < end_key) {
       T* const stage = ring + copy_stage * kStageElements;
@@ -128,8 +129,8 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   }
   sums.finish();
 
-  // Hidden from the compiler, which would else carry what it knows of the rows through the loop, in registers that it
-  // needs there.
+  // `kept`, or else the compiler would hold what it knows of the rows in registers throughout the loop, which needs
+  // them all.
   const int first_row = kept(tile.first_row + warp_row);
 #pragma unroll
   for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {

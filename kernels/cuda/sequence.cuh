@@ -5,7 +5,10 @@
 #include "shared_tile.cuh"
 
 // The rows that a sequence computes in this step. The query heads that share a kv head are packed as rows: packed
-// row r is row r / group of the sequence, query head kv_head * group + r % group.
+// row r is token r / group of the step, query head kv_head * group + r % group.
+//
+//   group 3    row  0 1 2 | 3 4 5 | 6 7 8 | ..
+//            token    0   |   1   |   2   | ..     at positions first_position, first_position + 1 ..
 struct PackedRows {
   int first_token;     // of the sequence, in the batch
   int first_position;  // of that token
@@ -32,7 +35,8 @@ struct PackedRows {
   }
 };
 
-// The first key that a row at `position` sees; it sees all from there to its own. Never falls as positions rise.
+// The first key that a row at `position` sees; it sees all from there to its own. A later position never sees further
+// back.
 __device__ __forceinline__ int first_visible_key(int position, int window, int chunk) {
   int first = 0;
   if (window > 0) first = max(first, position - window + 1);
@@ -46,18 +50,18 @@ struct KeyRange {
 
   __device__ __forceinline__ bool contains(int key) const { return first <= key && key < end; }
 
-  // All of a tile. Where no mask is bounded, every range begins at key 0.
+  // Whether all keys of a tile are in it. Without a window or chunk (not kBounded) every range begins at key 0.
   template <bool kBounded> __device__ __forceinline__ bool contains(int first_key, int num_keys) const {
     return (!kBounded || first <= first_key) && first_key + num_keys <= end;
   }
 };
 
-// The end of what the row sees: its own key is the last. 0 for a row beyond the sequence's.
+// The end of the keys that a row sees: its own is the last. 0 for a row beyond the sequence's, which sees none.
 __device__ __forceinline__ int end_of_visible_keys(const PackedRows& rows, int row) {
   return row < rows.count ? rows.position(row) + 1 : 0;
 }
 
-// What a row sees, by the end of it.
+// The keys that a row sees, given where they end.
 template <bool kBounded>
 __device__ __forceinline__ KeyRange visible_keys(const AttentionArguments& arguments, int end) {
   return {kBounded ? first_visible_key(end - 1, arguments.window, arguments.chunk) : 0, end};
@@ -79,7 +83,7 @@ template <class T, int kHeadDim> struct PagedSequence {
         table(arguments.block_tables + int64_t(sequence) * arguments.table_stride),
         block_stride(int32_t(arguments.kv.block_stride)), block_size_log2(arguments.kv.block_size_log2),
         num_blocks(arguments.kv.num_blocks), table_width(arguments.table_stride) {
-    // In 32 bits, so that an offset is one multiplication: a block holds far fewer than 2^31 elements.
+    // 32 bits, so that an offset is one multiplication: blocks are less than 2^31 elements apart (checks.py).
     BOUNDS_CHECK(arguments.kv.block_stride == block_stride);
   }
 
@@ -92,7 +96,7 @@ template <class T, int kHeadDim> struct PagedSequence {
     return block;
   }
 
-  // Of `key` in that block, from `keys` or `values`.
+  // Where `key`, which is in `block`, begins, in elements from `keys` or `values`.
   __device__ __forceinline__ int64_t offset(int block, int key) const {
     const int in_block = key & ((1 << block_size_log2) - 1);
     return wide_product(block, block_stride) + in_block * kHeadDim;

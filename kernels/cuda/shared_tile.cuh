@@ -1,10 +1,10 @@
 // Tiles in shared memory: where an element lies, how a warp brings a tile there and reads it as fragments.
 //
-// A tile is some rows (keys, values or queries) of head_dim 16-bit elements. A row is cut into chunks of 16 bytes,
-// which is what one lane of cp.async writes and what one lane of ldmatrix reads. Shared memory serves 128 bytes at
-// once if they come from 32 different banks: 8 chunks from different eighths of a 128-byte line. ldmatrix wants the
-// same chunk of 8 rows, and were the rows stored plainly, these would all lie in the same eighth (two of them where
-// head_dim is 96). So the chunks of a row change places, row by row:
+// A tile is some rows (keys, values or queries) of head_dim 16-bit elements. A row is cut into chunks of 16 bytes:
+// what one lane of cp.async writes, and what one lane of ldmatrix reads. Shared memory serves 128 bytes at once if they
+// come from 32 different banks, that is, 8 chunks from different eighths of a 128-byte line. ldmatrix wants the same
+// chunk of 8 rows. Were rows stored plainly, these would all lie in the same eighth (at head_dim 96, in two of them).
+// So the chunks of a row change places, row by row:
 //
 //   head_dim 64, 128, 256: chunk c of row r lies at c ^ (r % 8)      head_dim 96: at c ^ (r / 2 % 4)
 //
@@ -14,7 +14,7 @@
 //     row 3 | 3 2 1 0 7 6 5 4 |                                        row 3 | 1 0 3 2  5 4 7 6  9 8 b a |
 //      ...                                                              ...   rows are a line and a half apart
 //
-// After 8 rows the pattern repeats, so that the addresses 8 rows apart differ by a constant.
+// After 8 rows the pattern repeats: a row and the one 8 further on differ by a constant offset.
 #pragma once
 
 #include "primitives.cuh"
@@ -22,9 +22,9 @@
 constexpr int kChunkElements = 8;
 constexpr int kSwizzleRows = 8;  // the pattern's period
 constexpr int kMmaRows = 16;     // rows of A, of mma.m16n8k16
-constexpr int kTileKeys = 16;    // its k: keys that one product of weights and values takes; divides every block size
+constexpr int kTileKeys = 16;    // its depth: keys of one product of weights and values. Divides every block size
 
-// So many adjacent chunks change places among themselves.
+// How many adjacent chunks change places among themselves.
 template <int kHeadDim> constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4;
 
 // Where chunk `chunk` of row `row` begins, in elements from the tile's first.
@@ -47,13 +47,15 @@ template <int kHeadDim> __device__ constexpr bool is_conflict_free() {
 
 // How one warp copies tiles of 16 rows that are adjacent in global memory, as the tokens of a block are.
 //
-// Copy i of a lane is chunk 32 * i + lane of the tile, so that a warp reads 512 adjacent bytes at a time. head_dim /
-// 32 copies are 8 rows, the swizzle's period: the places of 8 rows serve the other 8 with a constant added.
+// Copy i of a lane is chunk 32 * i + lane of the tile, so that a warp reads 512 adjacent bytes at a time. head_dim / 32
+// copies are 8 rows, the swizzle's period: the other 8 rows have the same places, plus a constant.
 template <class T, int kHeadDim> struct TileCopy {
   static constexpr int kChunks = kHeadDim / kChunkElements;
   static constexpr int kPeriod = kSwizzleRows * kChunks / kWarpSize;
-  // Where 32 chunks are whole rows, a lane keeps one place: the others turn it by the rows between, which its own row
-  // in the copy does not carry into, and add constants. Else (head_dim 96) it keeps each of a period.
+  // Rows of one copy of the warp, where these are whole: then a lane keeps only the place of its first copy. Copy i
+  // lies i * kWholeRows rows further on. The lane's row within a copy is less than kWholeRows, a power of two, so that
+  // the two add up without a carry, and the swizzle may XOR with one after the other. Else (head_dim 96) a lane keeps
+  // all its places in a period.
   static constexpr int kWholeRows = kWarpSize % kChunks == 0 ? kWarpSize / kChunks : 0;
   static_assert(kHeadDim % 32 == 0, "whole copies a period");
   static_assert(is_conflict_free<kHeadDim>(), "another swizzle is needed for this head_dim");
@@ -69,7 +71,7 @@ template <class T, int kHeadDim> struct TileCopy {
     }
   }
 
-  // Of copy `copy` of a period, in elements.
+  // Where copy `copy` of a period lies, in elements.
   __device__ __forceinline__ int place(int copy) const {
     if constexpr (kWholeRows != 0) {
       const int row = copy * kWholeRows;
@@ -79,8 +81,8 @@ template <class T, int kHeadDim> struct TileCopy {
     }
   }
 
-  // Starts the copies of one tile. Rows from num_rows on, which may be 0 or less, become zeros and are not read:
-  // such a slot may hold NaN, which a weight of 0 would not silence.
+  // Starts to copy one tile. Rows from num_rows on become zeros and are not read (all of them, where num_rows is 0 or
+  // less): such a slot may hold NaN, which a weight of 0 would not silence.
   __device__ __forceinline__ void start(T* shared, const T* global, int num_rows) const {
     const int num_chunks = num_rows * kChunks - lane;
     const T* const source = global + lane * kChunkElements;
@@ -96,19 +98,19 @@ template <class T, int kHeadDim> struct TileCopy {
 };
 
 // How one warp reads 16 x 16 fragments of tiles, for mma_m16n8k16: 16 rows down, two chunks across, as four 8 x 8
-// matrices. Which of them lands in which register is the order in which the lanes name rows; a B operand wants its
-// two matrices in neighbouring registers:
+// matrices. Lanes 0-7 name the rows of the matrix for register 0, lanes 8-15 of that for register 1, and so on. The
+// numbers are registers; the two of a B operand follow each other:
 //
 //             queries, as A      keys, as B: b0 b1             values, as B, transposed: b0 b1
 //                c   c + 1          c   c + 1                     c   c + 1
 //   rows 0-7   | 0 |   2   |      | 0 |   1   |  keys 0-7       | 0 |   2   |   b0    0 1 of dims of chunk c
 //   rows 8-15  | 1 |   3   |      | 2 |   3   |  keys 8-15      | 1 |   3   |   b1    2 3 of the next
 template <class T, int kHeadDim> struct FragmentReader {
-  // Steps of two chunks after which the swizzle repeats: a lane keeps so many places and adds constants for the rest.
+  // After so many steps of two chunks the swizzle repeats: a lane keeps as many places, and adds constants to them.
   static constexpr int kPeriod = kSwizzleChunks<kHeadDim> / 2;
 
-  int rows_first[kPeriod];    // matrices 0 and 1 above each other
-  int chunks_first[kPeriod];  // beside each other
+  int rows_first[kPeriod];    // registers 0 and 1 are above each other
+  int chunks_first[kPeriod];  // they are beside each other
 
   __device__ __forceinline__ FragmentReader() {
     const int lane = threadIdx.x % kWarpSize;
@@ -119,7 +121,7 @@ template <class T, int kHeadDim> struct FragmentReader {
     }
   }
 
-  // Columns 16 * step and on of 16 rows.
+  // Columns 16 * step to 16 * step + 15 of 16 rows.
   __device__ __forceinline__ void read_queries(uint32_t (&registers)[4], const T* tile, int step) const {
     ldmatrix_x4(registers, tile + rows_first[step % kPeriod] + constant_part(step));
   }

@@ -6,9 +6,8 @@
 //   access     neighbouring threads hold neighbouring octets: a warp reads and writes runs of a head, or with
 //              rope of half a head, which from head_dim 32 on is a full 32-byte sector
 //
-// A slot is asked for first and looked at last, so that its load and those of the row are on their way
-// together. Slots of a batch are distinct: no two threads write the same place. Inputs may lie anywhere; the
-// pool, the table and the rotated query at multiples of 16 bytes.
+// Slots of a batch are distinct: no two threads write the same place. Inputs may lie anywhere; the pool, the
+// table and the rotated query begin at multiples of 16 bytes.
 #include "arguments.cuh"
 #include "octet.cuh"
 
@@ -95,7 +94,8 @@ __device__ __forceinline__ void rotate(uint4& low_octet, uint4& high_octet, cons
 //                   query, turned    | key, turned       | value, as it is
 //                   -> rotated_query | -> the slot's key | -> the slot's value
 //
-// A row without a slot still has a query.
+// A row without a slot still has a query. The slot is loaded first and looked at last, so that it and the row
+// are on their way together.
 template <class T, class Table>
 __global__ void __launch_bounds__(kRowThreads) rope_and_write_kv(const KvWriteArguments args) {
   const int row = blockIdx.x;
