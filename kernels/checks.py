@@ -11,7 +11,13 @@ from pageturner.kernels.layout import KEY_TILE, AttentionBatch, HostBatch, KeyPa
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of the operations on the CPU; those on a GPU have their own."""
-HOST_ARRAYS = ("query_start_loc", "seq_lens", "block_tables", "slot_mapping")
+HOST_ARRAYS = {
+    "query_start_loc": np.dtype(np.int32),
+    "seq_lens": np.dtype(np.int32),
+    "block_tables": np.dtype(np.int32),
+    "slot_mapping": np.dtype(np.int64),
+}
+"""Of a HostBatch, and of the tensors of the same names."""
 BATCH_TENSORS = (*HOST_ARRAYS, "positions")
 VECTOR_BYTES = 16
 """What a GPU's thread loads and stores at once, from addresses that it divides."""
@@ -178,9 +184,9 @@ def check_batch(batch: AttentionBatch, num_blocks: int, block_size: int) -> Host
     host = batch.host
     if host is None:
         host = HostBatch(*(getattr(batch, name).cpu().numpy() for name in HOST_ARRAYS))
-    for name in HOST_ARRAYS:
+    for name, dtype in HOST_ARRAYS.items():
         array, tensor = getattr(host, name), getattr(batch, name)
-        if array.shape != tensor.shape or array.dtype.name != dtype_name(tensor.dtype):
+        if array.shape != tensor.shape or array.dtype != dtype:
             found = f"{array.dtype.name}{list(array.shape)}"
             raise KernelArgumentError(f"host.{name}", found, f"{describe(tensor)}, as its tensor")
     check_addresses(host, num_blocks, block_size)
