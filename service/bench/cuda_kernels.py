@@ -125,17 +125,22 @@ def _timings(
         if inputs is None or inputs.kv_layer.shape[3] != block_size:
             inputs = None  # so that its memory serves the next
             inputs = make_inputs(case, block_size, device)
-        try:
-            call = contender.prepare(inputs)
-            output = call()
-        except NotAtHand as reason:
-            yield Timing(contender.name, None, why_not=str(reason))
-            continue
-        except torch.OutOfMemoryError as error:
-            yield Timing(contender.name, None, why_not=str(error).partition(". ")[0])
-            continue
-        # Pools of different block sizes hold different numbers: each is compared within its own.
-        expected = ours.setdefault(block_size, output)
-        difference = float((output.float() - expected.float()).abs().max())
-        del output
-        yield Timing(contender.name, stopwatch.median_seconds(call), difference)
+        yield _timing(contender, inputs, ours, stopwatch)
+
+
+def _timing(
+    contender: Contender, inputs: Inputs, ours: dict[int, torch.Tensor], stopwatch: Stopwatch
+) -> Timing:
+    """Nothing that it makes outlives it, for `call` holds on to the inputs."""
+    try:
+        call = contender.prepare(inputs)
+        output = call()
+    except NotAtHand as reason:
+        return Timing(contender.name, None, why_not=str(reason))
+    except torch.OutOfMemoryError as error:
+        return Timing(contender.name, None, why_not=str(error).partition(". ")[0])
+    # Pools of different block sizes hold different numbers: each is compared within its own.
+    expected = ours.setdefault(contender.block_size, output)
+    difference = float((output.float() - expected.float()).abs().max())
+    del output
+    return Timing(contender.name, stopwatch.median_seconds(call), difference)
