@@ -68,13 +68,20 @@ def load_nvrtc() -> Nvrtc:
     """CuPy's NVRTC. Raises KernelsUnavailable, naming what is not installed."""
     try:
         from cupy.cuda import nvrtc
-    except ImportError as error:
-        raise KernelsUnavailable(f"CuPy cannot be imported ({error}); {INSTALL}") from error
+    except Exception as error:  # beside another NumPy than its own, it may raise anything
+        raise KernelsUnavailable(f"CuPy cannot be imported ({reason_of(error)}); {INSTALL}") from error
     try:
         nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError) as error:
-        raise KernelsUnavailable(f"the library of NVRTC cannot be loaded ({error}); {INSTALL}") from error
+        reason = f"the library of NVRTC cannot be loaded ({reason_of(error)}); {INSTALL}"
+        raise KernelsUnavailable(reason) from error
     return cast(Nvrtc, nvrtc)
+
+
+def reason_of(error: BaseException) -> str:
+    """In one line. (CuPy gives what stopped its import a page of advice around it.)"""
+    cause = error.__cause__ or error
+    return str(cause).strip().partition("\n")[0] or type(cause).__name__
 
 
 class Compiler:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pageturner.kernels.cuda.compiler import INSTALL, Compiled, Compiler
+from pageturner.kernels.cuda.compiler import INSTALL, Compiled, Compiler, reason_of
 from pageturner.kernels.cuda.runtime import Dim3, Kernel, Struct
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelsUnavailable
@@ -49,6 +49,15 @@ class Gpu:
 def probe_gpu(device: torch.device) -> Gpu:
     """What `device` is. Raises KernelsUnavailable with the reason where the kernels can't run on it."""
     cupy = _import_cupy()
+    try:
+        return _probe(cupy, device)
+    except KernelsUnavailable:
+        raise
+    except (AssertionError, OSError, RuntimeError) as error:  # as torch and CuPy tell of what CUDA refuses
+        raise KernelsUnavailable(f"CUDA cannot be used: {reason_of(error)}") from error
+
+
+def _probe(cupy: Any, device: torch.device) -> Gpu:
     runtime = cupy.cuda.runtime
     needed, driver = _version(runtime.runtimeGetVersion()), _version(runtime.driverGetVersion())
     if driver == (0, 0):
@@ -131,7 +140,11 @@ class CupyRuntime:
                     loaded.update(self._load(group, result))
                 except RuntimeError as error:  # CuPy's errors of the driver are
                     raise KernelsUnavailable(
-                        f"the driver of {self.gpu.name} refuses the kernels of {source}: {error}"
+                        f"the driver of {self.gpu.name} refuses the kernels of {source}: {reason_of(error)}"
+                    ) from error
+                except OSError as error:
+                    raise KernelsUnavailable(
+                        f"the machine code of {source} cannot be put in a file for CuPy: {reason_of(error)}"
                     ) from error
         return loaded
 
@@ -175,8 +188,8 @@ class _OnTorchStream:
 def _import_cupy() -> Any:
     try:
         import cupy
-    except ImportError as error:
-        raise KernelsUnavailable(f"CuPy cannot be imported ({error}); {INSTALL}") from error
+    except Exception as error:  # beside another NumPy than its own, it may raise anything
+        raise KernelsUnavailable(f"CuPy cannot be imported ({reason_of(error)}); {INSTALL}") from error
     return cupy
 
 

@@ -40,7 +40,7 @@ class Launch:
 @dataclass
 class FakeGpu:
     """The machine: change a field to break it. refusal: why its driver loads nothing, if it does not.
-    modules: the cubins that were loaded."""
+    trouble: why it tells nothing of its devices, if it does not. modules: the cubins that were loaded."""
 
     name: str = "NVIDIA H200"
     capability: tuple[int, int] = (9, 0)
@@ -51,6 +51,7 @@ class FakeGpu:
     torch_available: bool = True
     address_holder: int = 0
     refusal: str | None = None
+    trouble: str | None = None
     block_shared_bytes: int = 227 * 1024
     current_stream: FakeTorchStream = field(default_factory=lambda: FakeTorchStream(7))
     modules: list[bytes] = field(default_factory=list)
@@ -69,7 +70,7 @@ class FakeGpu:
                 runtime=SimpleNamespace(
                     runtimeGetVersion=lambda: self.runtime,
                     driverGetVersion=lambda: self.driver,
-                    getDeviceCount=lambda: self.num_devices,
+                    getDeviceCount=self._count,
                     getDeviceProperties=self._properties,
                     pointerGetAttributes=lambda address: SimpleNamespace(device=self.address_holder),
                 ),
@@ -90,6 +91,11 @@ class FakeGpu:
         }.items():
             monkeypatch.setattr(torch.cuda, name, answer)
         monkeypatch.setattr(cupy_runtime, "_address_on", lambda device: 0x7F00)
+
+    def _count(self) -> int:
+        if self.trouble is not None:
+            raise RuntimeError(self.trouble)  # as CuPy's errors of the runtime are
+        return self.num_devices
 
     def _properties(self, index: int) -> Mapping[str, Any]:
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import cast
 import pytest
 import torch
 from pageturner.kernels.cuda.arguments import Arguments
-from pageturner.kernels.cuda.compiler import Compiler
+from pageturner.kernels.cuda.compiler import Compiler, load_nvrtc
 from pageturner.kernels.cuda.cupy_runtime import CupyRuntime, Gpu, probe_gpu
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.variants import Variant
@@ -132,6 +133,10 @@ def change(**fields: object) -> Callable[[FakeGpu], FakeGpu]:
         (change(torch_cuda=None), r"torch .* is a build for the CPU"),
         (change(torch_available=False), "finds no CUDA device"),
         (change(num_devices=0), "there is no cuda:0"),
+        (
+            change(trouble="cudaErrorInitializationError: driver error\nand more"),
+            "^CUDA cannot be used: cudaErrorInitializationError: driver error$",
+        ),
         (change(capability=(7, 5)), r"NVIDIA H200 has compute capability 7\.5; needed: 8\.0 or newer"),
         (change(address_holder=1), r"torch's cuda:0 is device 1 to CuPy"),
     ],
@@ -159,6 +164,35 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(KernelsUnavailable, match=r"CuPy cannot be imported .*pageturner\[cuda13\]"):
         probe_gpu(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        ("raise ImportError('====\\nFailed to import CuPy.') from ImportError('libcudart.so.13: absent')",
+         r"\(libcudart\.so\.13: absent\)"),
+        ("raise ValueError('numpy.dtype size changed')", r"\(numpy\.dtype size changed\)"),
+        ("raise AttributeError", r"\(AttributeError\)"),
+    ],
+)  # fmt: skip
+def test_a_broken_cupy(raised: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its page of advice is left out; what stopped it is not."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "cupy.py").write_text(raised)
+    monkeypatch.syspath_prepend(tmp_path)
+    for ask in (load_nvrtc, lambda: probe_gpu(CUDA)):
+        with pytest.raises(KernelsUnavailable, match=f"^CuPy cannot be imported {shown}; pip install .*$"):
+            ask()
+
+
+def test_nowhere_to_put_machine_code(
+    runtime: CupyRuntime, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(KernelsUnavailable, match=r"machine code of doubled\.cu cannot be put in a file"):
+        runtime.load((FLOATS,))
+    assert not gpu.modules
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
