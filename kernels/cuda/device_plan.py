@@ -67,25 +67,11 @@ class DevicePlan:
     partial_sums: torch.Tensor
 
     @classmethod
-    def allocate(cls, capacity: PlanCapacity, shape: AttentionShape, device: torch.device) -> DevicePlan:
-        """Room for plans up to `capacity`, to be filled before each launch: a graph's plan."""
-        words = torch.zeros(capacity.words, dtype=torch.int32, device=device)
-        return cls(capacity, words, *make_partials(capacity.partials, shape, device))
-
-    @classmethod
     def send(cls, plan: AttentionPlan, partials: Partials, device: torch.device) -> DevicePlan:
         """`plan` on the device, in one copy on torch's current stream, with partials of enough room."""
         capacity = PlanCapacity.of(plan)
         packed = pack(plan, capacity, pinned=device.type == "cuda")
         return cls(capacity, packed.to(device, non_blocking=True), *partials)
-
-    def fill(self, plan: AttentionPlan) -> None:
-        """One copy on torch's current stream; kernels enqueued after it see `plan`.
-
-        Raises KernelArgumentError for a plan that does not fit, and then changes nothing.
-        """
-        self.capacity.check(plan)
-        self.words.copy_(pack(plan, self.capacity, pinned=self.words.is_cuda), non_blocking=True)
 
     @property
     def num_decode_items_address(self) -> int:

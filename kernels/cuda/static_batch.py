@@ -126,10 +126,6 @@ class StaticBatch:
         )
         self.load(self.token_ids[:0], _NOBODY)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._buffer.numel()
-
     def fits(self, batch: AttentionBatch) -> bool:
         return (
             batch.max_query_len == 1

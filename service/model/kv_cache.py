@@ -81,6 +81,8 @@ class KvCache:
         swap-in brought. Raises KernelArgumentError for an id outside its pool or a block written twice
         by one kind; then nothing has moved.
         """
+        if not copies:
+            return  # as in most steps
         swap_outs, swap_ins, moves = map(_pairs, (copies.swap_outs, copies.swap_ins, copies.copies))
         checks.check_copy(self.pool, [(block, block) for block in copies.clears])
         checks.check_transfer(self.pool, self.host_pool, swap_outs)

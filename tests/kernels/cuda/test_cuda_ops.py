@@ -7,13 +7,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
-from pageturner.kernels.cuda.device_plan import DevicePlan
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.runtime import Launcher
@@ -266,51 +264,6 @@ def test_a_batch_brings_its_addresses_on_the_host(emulated: CudaOps, case: Paged
     short = replace(host, seq_lens=host.seq_lens[:1])
     with pytest.raises(KernelArgumentError, match=r"host.seq_lens is int32\[1\]; needed: int32\[2\]"):
         emulated.attention(case.query, case.kv_layer, replace(case.batch, host=short), PLAIN)
-
-
-def test_a_registered_batch_follows_its_plan(emulated: CudaOps) -> None:
-    """As a captured graph does: the same launches again and again, over plans that change in between."""
-    shape = AttentionShape(2, 2, 64)
-    steps = [make_case([(1, length) for length in lengths], layout=LAYOUT, num_heads=4)
-             for lengths in ((1500, 2), (60, 1100), (5, 5))]  # fmt: skip
-    width = max(step.batch.block_tables.shape[1] for step in steps)
-    static = AttentionBatch(
-        query_start_loc=torch.arange(3, dtype=torch.int32),
-        seq_lens=torch.ones(2, dtype=torch.int32),
-        block_tables=torch.zeros(2, width, dtype=torch.int32),
-        slot_mapping=torch.full((2,), -1),
-        positions=torch.zeros(2, dtype=torch.int64),
-        max_query_len=1,
-        max_seq_len=1,
-    )
-    capacity = emulated.planner.decode_capacity(2, 1500, shape)
-    plan = DevicePlan.allocate(capacity, shape, emulated.device)
-    emulated.register(static, {shape: plan})
-    for step in steps:
-        tables = step.batch.block_tables
-        static.seq_lens.copy_(step.batch.seq_lens)
-        static.block_tables[:, : tables.shape[1]] = tables
-        starts, lens = step.batch.query_start_loc.numpy(), step.batch.seq_lens.numpy()
-        plan.fill(emulated.planner.plan(starts, lens, shape))
-        result = emulated.attention(step.query, step.kv_layer, static, PLAIN)
-        assert_same(result, emulated.attention(step.query, step.kv_layer, step.batch, PLAIN))
-
-    with pytest.raises(KernelArgumentError, match="registered without a plan"):
-        emulated.attention(step.query, step.kv_layer, static, replace(PLAIN, sliding_window=3))
-    emulated.forget(static)
-    with pytest.raises(KernelArgumentError, match="max_seq_len is 1"):
-        emulated.attention(step.query, step.kv_layer, static, PLAIN)
-
-
-def test_a_plan_that_does_not_fit_changes_nothing(emulated: CudaOps) -> None:
-    shape = AttentionShape(2, 2, 64)
-    plan = DevicePlan.allocate(emulated.planner.decode_capacity(2, 100, shape), shape, emulated.device)
-    before = plan.words.clone()
-    for starts, lens in (([0, 1, 2, 3], [5, 5, 5]), ([0, 1, 2], [9000, 9000]), ([0, 9], [9])):
-        made = emulated.planner.plan(np.array(starts, np.int32), np.array(lens, np.int32), shape)
-        with pytest.raises(KernelArgumentError, match="the device plan's"):
-            plan.fill(made)
-    assert torch.equal(plan.words, before)
 
 
 @pytest.mark.parametrize(
