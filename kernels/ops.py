@@ -130,26 +130,36 @@ def select_ops(
     """
     # Here, not above: the backends import this file, and a compiler is only looked for when asked.
     from pageturner.kernels.checks import DTYPES, either
+    from pageturner.kernels.torch_ops import TorchOps
 
     dtypes = (*DTYPES, torch.float16) if device.type == "cuda" else DTYPES
     if dtype not in dtypes:
         raise KernelArgumentError("dtype", str(dtype), f"{either(dtypes)} on {device}")
-    if device.type == "cuda":
-        return _select_cuda(
+    if device.type != "cuda":
+        return _select_cpu(
             device,
-            dtype,
-            dtypes,
             head_dim=head_dim,
             block_size=block_size,
             deterministic=deterministic,
             cache_dir=cache_dir,
-            group=group,
-            allow_fallback=allow_fallback,
-            debug=debug,
         )
-    return _select_cpu(
-        device, head_dim=head_dim, block_size=block_size, deterministic=deterministic, cache_dir=cache_dir
-    )
+
+    from pageturner.kernels.cuda.selection import make_cuda_ops, not_covered
+
+    reason = not_covered(dtype, head_dim=head_dim, block_size=block_size, group=group)
+    if deterministic:
+        reason = "deterministic results were asked for"
+    elif cache_dir is None:
+        reason = "there is no folder for compiled kernels"
+    elif reason is None:
+        try:
+            return make_cuda_ops(device, dtype, head_dim, cache_dir, debug=debug)
+        except KernelsUnavailable as unavailable:
+            if not allow_fallback:
+                raise
+            reason = str(unavailable)
+    logger.warning("attention runs in torch on %s, several times slower: %s", device, reason)
+    return TorchOps(deterministic=deterministic, dtypes=dtypes)
 
 
 def _select_cpu(
@@ -166,36 +176,3 @@ def _select_cpu(
         except CompilerUnavailable as reason:
             logger.warning("attention runs in torch, several times slower: %s", reason)
     return TorchOps(deterministic=deterministic)
-
-
-def _select_cuda(
-    device: torch.device,
-    dtype: torch.dtype,
-    dtypes: Sequence[torch.dtype],
-    *,
-    head_dim: int,
-    block_size: int,
-    deterministic: bool,
-    cache_dir: Path | None,
-    group: int | None,
-    allow_fallback: bool,
-    debug: bool,
-) -> PagedOps:
-    from pageturner.kernels.cuda.selection import make_cuda_ops, not_covered
-    from pageturner.kernels.torch_ops import TorchOps
-
-    reason = not_covered(dtype, head_dim=head_dim, block_size=block_size, group=group)
-    if deterministic:
-        reason = "deterministic results were asked for"
-    if cache_dir is None:
-        reason = "there is no folder for compiled kernels"
-    if reason is None:
-        assert cache_dir is not None
-        try:
-            return make_cuda_ops(device, dtype, head_dim, cache_dir, debug=debug)
-        except KernelsUnavailable as unavailable:
-            if not allow_fallback:
-                raise
-            reason = str(unavailable)
-    logger.warning("attention runs in torch on %s, several times slower: %s", device, reason)
-    return TorchOps(deterministic=deterministic, dtypes=dtypes)
