@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "pageturner bench kernels --batches 1,16,256 --contexts 512,8192 --json --output kernels.json"
 _DRIVER = Path("/proc/driver/nvidia/version")
+_MOST = 1 << 24
+"""Sequences, and tokens of each: far more than any GPU holds."""
+_PLOTS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.attention_cases import BATCHES, CONTEXTS, MODELS, cases
 
+    _check_files(arguments.output, arguments.plot)  # measuring takes minutes
     chosen = tuple(cases(MODELS, arguments.batches or BATCHES, arguments.contexts or CONTEXTS))
     scale: Scale
     gpu = None if arguments.device == "cpu" else find_gpu(wanted=arguments.device == "cuda")
@@ -73,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         document, lines, panels = _measured(chosen, gpu)
         label, scale = "fraction of what the machine can do", "linear"
+    write(json.dumps(document, indent=2) if arguments.json else "\n".join(lines))
     if arguments.output is not None:
         _save(arguments.output, json.dumps(document, indent=2) + "\n")
     if arguments.plot is not None:
@@ -80,7 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         write_plot(panels, label, arguments.plot, scale=scale)
         note(f"wrote {arguments.plot}")
-    write(json.dumps(document, indent=2) if arguments.json else "\n".join(lines))
     return 1 if document.get("stopped") else 0
 
 
@@ -225,6 +229,15 @@ def _when() -> Iterator[str]:
     yield shlex.join(["pageturner", *sys.argv[1:]])
 
 
+def _check_files(output: Path | None, plot: Path | None) -> None:
+    """Raises ConfigError for one whose folder is not there, and a plot of another format."""
+    for option, file in (("--output", output), ("--plot", plot)):
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(option, f"{file}: there is no folder {file.parent}")
+    if plot is not None and plot.suffix not in _PLOTS:
+        raise ConfigError("--plot", f"{plot} is none of {', '.join(_PLOTS)}")
+
+
 def _save(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
@@ -237,6 +250,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         numbers = (0,)
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers above 0")
+    if min(numbers) < 1 or max(numbers) > _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 1 to {_MOST}")
     return numbers

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pageturner.kernels.cuda.sass import find_nvdisasm
     from pageturner.kernels.errors import KernelsUnavailable
 
-    archs = _archs(arguments.arch) if arguments.arch else budgets.ARCHS
+    archs = budgets.ARCHS if arguments.arch is None else _archs(arguments.arch)
     try:
         compiler, nvdisasm = Compiler(cache_directory()), find_nvdisasm()
         with _Progress() as progress:

@@ -113,7 +113,7 @@ def gpu_trouble(index: int) -> str | None:
         if index >= count:
             return f"the machine has {count} of them"
         torch.zeros(1, device=torch.device("cuda", index)).add_(1).item()
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         # torch says in the first sentence what is missing, and in the others where to get it.
-        return str(error).strip().partition("\n")[0].partition(". ")[0]
+        return str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
     return None

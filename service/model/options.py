@@ -10,7 +10,8 @@ from pageturner.service.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Forward = Literal["auto", "lean", "transformers"]
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+_DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?")
+"""torch reads no other digits, no leading zeros, and takes 256 for 0."""
 
 
 @dataclass(frozen=True, slots=True)

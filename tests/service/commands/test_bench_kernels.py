@@ -15,7 +15,7 @@ from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelsUnavailable
 from pageturner.service.bench import cuda_kernels, kernels, paper_estimate
 from pageturner.service.bench.attention_cases import Inputs, make_inputs
-from pageturner.service.cli import main
+from pageturner.service.cli import EXIT_USER_ERROR, main
 from pageturner.service.commands import bench_kernels
 from pageturner.service.errors import PageturnerError
 from support.fake_timing import FakeCuda, ToldTime
@@ -109,12 +109,37 @@ def test_without_a_gpu(paper: None, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<svg" in plot.read_text()
 
 
+def test_files_are_looked_at_before_minutes_are_spent(
+    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(bench_kernels, "find_gpu")
+    for option in ("--output", "--plot"):
+        assert main([*ARGUMENTS, option, "/no/such/folder/x.png"]) == EXIT_USER_ERROR
+
+
+def test_what_was_measured_is_shown_though_it_cannot_be_saved(
+    gpu: FakeCuda, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ARGUMENTS, "--output", "/dev/full"]) == EXIT_USER_ERROR
+    assert json.loads(capsys.readouterr().out)["measured"] is True
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         (["--device", "cpu", "--gpu", "H2000"], "'H2000' is none of A100, H100, H200"),
-        (["--contexts", "0"], "'0' is no list of numbers above 0"),
-        (["--device", "cpu", "--output", "/no/such/folder/x.json"], "/no/such/folder/x.json"),
+        (["--contexts", "0"], "'0' is no list of numbers from 1 to 16777216"),
+        (["--contexts", "1" + 22 * "0"], "is no list of numbers from 1 to"),
+        (
+            ["--device", "cpu", "--output", "/no/such/folder/x.json"],
+            "--output: /no/such/folder/x.json: there",
+        ),
+        (["--device", "cpu", "--output", "/dev"], "Is a directory"),
+        (
+            ["--device", "cpu", "--plot", "/no/such/folder/x.png"],
+            "--plot: /no/such/folder/x.png: there is no",
+        ),
+        (["--device", "cpu", "--plot", "x.xyz"], "--plot: x.xyz is none of .png, .svg, .pdf"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -65,9 +65,14 @@ def test_over_budget(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert main(["kernels", "--json"]) == EXIT_OVER_BUDGET
 
 
-def test_an_architecture_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kernels", "--arch", "sm_90,volta"]) == EXIT_USER_ERROR
-    assert "--arch: 'volta' is none of sm_80, sm_86, " in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("archs", "wrong"), [("sm_90,volta", "volta"), ("sm_10", "sm_10"), ("sm_90,", ""), ("", "")]
+)
+def test_an_architecture_that_nobody_knows(
+    archs: str, wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kernels", "--arch", archs]) == EXIT_USER_ERROR
+    assert f"--arch: {wrong!r} is none of sm_80, sm_86, " in capsys.readouterr().err
 
 
 def test_without_cupy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

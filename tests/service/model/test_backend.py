@@ -46,6 +46,38 @@ def test_a_gpu_that_was_asked_for_is_named_and_left_only_where_that_is_allowed()
     assert asked == [1, 2, 2]
 
 
+@pytest.mark.parametrize(
+    "device", ["cuda:", "cuda:00", "cuda:128", "cuda:256", "cuda:\u0663", "cuda:-1", "gpu"]
+)
+def test_numbers_that_torch_would_misread_are_refused(device: str) -> None:
+    """It takes 256 for 0, and 128 for a number below 0."""
+    with pytest.raises(ConfigError, match="is none of auto, cpu, cuda, cuda:1"):
+        ModelOptions(device=device)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("The NVIDIA driver is too old. Please update it"), "The NVIDIA driver is too old"),
+        (AssertionError(), "AssertionError"),
+        (
+            torch.cuda.DeferredCudaCallError(
+                "CUDA call failed lazily\n\nCUDA call was originally invoked at:"
+            ),
+            "CUDA call failed lazily",
+        ),
+    ],
+)
+def test_what_torch_finds_wrong_is_a_reason(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    assert gpu_trouble(0) == reason
+
+
 def test_float16_is_for_gpus() -> None:
     assert choose(None, dtype="float16")[0].type == "cuda"
     with pytest.raises(
