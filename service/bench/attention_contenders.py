@@ -124,29 +124,34 @@ class TritonPaged:
         sums = [torch.empty_like(parts[..., 0]) for _ in range(2)]
 
         def attend() -> torch.Tensor:
-            attention(
-                q=inputs.query,
-                k=keys,
-                v=values,
-                out=output,
-                cu_seqlens_q=batch.query_start_loc,
-                max_seqlen_q=batch.max_query_len,
-                seqused_k=batch.seq_lens,
-                max_seqlen_k=batch.max_seq_len,
-                softmax_scale=inputs.spec.scale,
-                causal=True,
-                window_size=(-1, -1),
-                block_table=batch.block_tables,
-                softcap=0.0,
-                q_descale=None,
-                k_descale=None,
-                v_descale=None,
-                seq_threshold_3D=most_split,
-                num_par_softmax_segments=self.segments,
-                softmax_segm_output=parts,
-                softmax_segm_max=sums[0],
-                softmax_segm_expsum=sums[1],
-            )
+            try:
+                attention(
+                    q=inputs.query,
+                    k=keys,
+                    v=values,
+                    out=output,
+                    cu_seqlens_q=batch.query_start_loc,
+                    max_seqlen_q=batch.max_query_len,
+                    seqused_k=batch.seq_lens,
+                    max_seqlen_k=batch.max_seq_len,
+                    softmax_scale=inputs.spec.scale,
+                    causal=True,
+                    window_size=(-1, -1),
+                    block_table=batch.block_tables,
+                    softcap=0.0,
+                    q_descale=None,
+                    k_descale=None,
+                    v_descale=None,
+                    seq_threshold_3D=most_split,
+                    num_par_softmax_segments=self.segments,
+                    softmax_segm_output=parts,
+                    softmax_segm_max=sums[0],
+                    softmax_segm_expsum=sums[1],
+                )
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whichever version is installed may take other arguments
+                raise NotAtHand(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
             return output
 
         return attend

@@ -124,6 +124,14 @@ class TestTriton:
         with pytest.raises(NotAtHand, match="vllm"):
             TritonPaged().prepare(make_inputs(Case("decode", TINY, 1, 20), 16, CPU))
 
+    def test_a_vllm_that_takes_other_arguments_is_not_at_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = ModuleType("triton_unified_attention")
+        module.__dict__["unified_attention"] = lambda query, key_cache: None
+        monkeypatch.setitem(sys.modules, "vllm.v1.attention.ops.triton_unified_attention", module)
+        call = TritonPaged().prepare(make_inputs(Case("decode", TINY, 1, 20), 16, CPU))
+        with pytest.raises(NotAtHand, match=r"TypeError: .* unexpected keyword argument"):
+            call()
+
     def test_it_gets_tokens_before_heads_and_the_tables(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A stand-in that takes vLLM's arguments by name and attends by the definition."""
 
