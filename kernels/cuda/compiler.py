@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from pageturner.kernels.errors import KernelsUnavailable
 
@@ -66,16 +66,27 @@ class Nvrtc(Protocol):
 
 def load_nvrtc() -> Nvrtc:
     """CuPy's NVRTC. Raises KernelsUnavailable, naming what is not installed."""
+    import_cupy()
     try:
         from cupy.cuda import nvrtc
-    except Exception as error:  # beside another NumPy than its own, it may raise anything
-        raise KernelsUnavailable(f"CuPy cannot be imported ({reason_of(error)}); {INSTALL}") from error
-    try:
+
         nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError) as error:
         reason = f"the library of NVRTC cannot be loaded ({reason_of(error)}); {INSTALL}"
         raise KernelsUnavailable(reason) from error
     return cast(Nvrtc, nvrtc)
+
+
+def import_cupy() -> Any:
+    """The package, imported when it is first asked for. Raises KernelsUnavailable with the reason."""
+    try:
+        import cupy
+    except OSError as error:
+        reason = f"CuPy needs a folder to write in ({reason_of(error)}); name one in CUPY_CACHE_DIR"
+        raise KernelsUnavailable(reason) from error
+    except Exception as error:  # beside another NumPy than its own, it may raise anything
+        raise KernelsUnavailable(f"CuPy cannot be imported ({reason_of(error)}); {INSTALL}") from error
+    return cupy
 
 
 def reason_of(error: BaseException) -> str:

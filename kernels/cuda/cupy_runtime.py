@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pageturner.kernels.cuda.compiler import INSTALL, Compiled, Compiler, reason_of
+from pageturner.kernels.cuda.compiler import Compiled, Compiler, import_cupy, reason_of
 from pageturner.kernels.cuda.runtime import Dim3, Kernel, Struct
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelsUnavailable
@@ -48,7 +48,7 @@ class Gpu:
 
 def probe_gpu(device: torch.device) -> Gpu:
     """What `device` is. Raises KernelsUnavailable with the reason where the kernels can't run on it."""
-    cupy = _import_cupy()
+    cupy = import_cupy()
     try:
         return _probe(cupy, device)
     except KernelsUnavailable:
@@ -110,7 +110,7 @@ class CupyRuntime:
 
     def __init__(self, device: torch.device, compiler: Compiler) -> None:
         self.gpu = probe_gpu(device)
-        self._cupy = _import_cupy()
+        self._cupy = import_cupy()
         self._device = torch.device("cuda", _index(device))
         self._compiler = compiler
 
@@ -183,14 +183,6 @@ class _OnTorchStream:
         # The device first: CuPy takes a stream for one of the device that is current when it is entered.
         with self._cuda.Device(self._device.index), self._cuda.Stream.from_external(current):
             self._kernel(grid, block, args, shared_mem=shared_mem)
-
-
-def _import_cupy() -> Any:
-    try:
-        import cupy
-    except Exception as error:  # beside another NumPy than its own, it may raise anything
-        raise KernelsUnavailable(f"CuPy cannot be imported ({reason_of(error)}); {INSTALL}") from error
-    return cupy
 
 
 def _source(variant: Variant) -> str:

@@ -82,18 +82,19 @@ def find_nvdisasm() -> Path:
 
 
 def disassemble(cubin: bytes, nvdisasm: Path) -> str:
-    """The text of all kernels. Raises KernelsUnavailable if the program fails, say for being too old."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        try:
+    """The text of all kernels. Raises KernelsUnavailable if the program fails, say for being too old, or if
+    there is no room for its file."""
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
             # The program is the package's own, with a file that we just wrote.
             done = subprocess.run(  # noqa: S603
                 [nvdisasm, "--print-code", file.name], capture_output=True, text=True, check=True, timeout=300
             )
-        except (OSError, subprocess.SubprocessError) as error:
-            detail = (getattr(error, "stderr", None) or str(error)).strip()
-            raise KernelsUnavailable(f"nvdisasm failed: {detail[-500:]}") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip()
+        raise KernelsUnavailable(f"nvdisasm failed: {detail[-500:]}") from error
     return done.stdout
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -173,6 +176,7 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
          r"\(libcudart\.so\.13: absent\)"),
         ("raise ValueError('numpy.dtype size changed')", r"\(numpy\.dtype size changed\)"),
         ("raise AttributeError", r"\(AttributeError\)"),
+        ("import nothing_of_this_name", r"\(No module named 'nothing_of_this_name'\)"),
     ],
 )  # fmt: skip
 def test_a_broken_cupy(raised: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +188,22 @@ def test_a_broken_cupy(raised: str, shown: str, tmp_path: Path, monkeypatch: pyt
     for ask in (load_nvrtc, lambda: probe_gpu(CUDA)):
         with pytest.raises(KernelsUnavailable, match=f"^CuPy cannot be imported {shown}; pip install .*$"):
             ask()
+
+
+def test_cupy_imports_only_where_it_can_write(tmp_path: Path) -> None:
+    """It makes its cache's folder on import. In a container whose home is read-only, a variable helps."""
+    environment = os.environ | {"HOME": os.devnull}
+    environment.pop("CUPY_CACHE_DIR", None)
+    needed = "CuPy needs a folder to write in .*; name one in CUPY_CACHE_DIR"
+    assert re.search(needed, run_load_nvrtc(environment))
+    assert run_load_nvrtc(environment | {"CUPY_CACHE_DIR": str(tmp_path)}) == ""
+
+
+def run_load_nvrtc(environment: dict[str, str]) -> str:
+    """What a fresh process says of it."""
+    program = "from pageturner.kernels.cuda.compiler import load_nvrtc; load_nvrtc()"
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
 
 
 def test_nowhere_to_put_machine_code(

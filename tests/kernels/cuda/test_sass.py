@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -221,6 +222,12 @@ def test_machine_code_of_each_architecture(arch: str, tmp_path: Path) -> None:
     (loop,) = found.loops
     assert loop.products == 3
     assert 20 < loop.instructions < len(found.opcodes)
+
+
+def test_no_room_for_the_file_that_nvdisasm_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(KernelsUnavailable, match="nvdisasm failed: .*No such file"):
+        disassemble(b"", find_nvdisasm())
 
 
 def test_a_cubin_that_is_none(tmp_path: Path) -> None:
