@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   const KeyRange unmasked = {of_last.first, of_first.end};  // every row sees these
 
   const int warp_row = warp * kWarpRows;
-  for (int row = threadIdx.x; row < kRows; row += kWarps * kWarpSize) {
+  static_assert(kRows <= kWarps * kWarpSize, "a thread for each row");
+  if (const int row = threadIdx.x; row < kRows) {
     ends[row] = end_of_visible_keys(rows, tile.first_row + row);  // read after the loop's first barrier
   }
   const auto visible = [&](int row_tile, int half) {

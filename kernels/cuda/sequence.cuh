@@ -103,18 +103,32 @@ template <class T, int kHeadDim> struct PagedSequence {
   }
 };
 
-// Starts copying packed rows first_row and on, gathered from the batch's tokens and heads, as one swizzled tile.
-// Rows beyond the sequence's become zeros.
+// Starts to copy packed rows first_row and on, gathered from the batch's tokens and heads, as one swizzled tile. Rows
+// beyond the sequence's become zeros.
+//
+// Each warp copies the same number of rows. To find where one begins takes a division by the group: each lane does that
+// for one row, and whoever copies a chunk of it asks that lane.
 template <class T, int kHeadDim, int kRows, int kThreads>
 __device__ __forceinline__ void start_query_copy(T* shared, const AttentionArguments& arguments,
                                                  const PackedRows& rows, int first_row) {
   constexpr int kChunks = kHeadDim / kChunkElements;
+  constexpr int kWarpRows = kRows / (kThreads / kWarpSize);
+  static_assert(kWarpRows <= kWarpSize, "a lane for each row");
+  static_assert(kWarpRows * kChunks % kWarpSize == 0, "all lanes come to every shuffle");
+  const int lane = threadIdx.x % kWarpSize;
+  const int first_of_warp = threadIdx.x / kWarpSize * kWarpRows;
+  int64_t own_offset = -1;  // there is no such row
+  if (const int row = first_of_warp + lane % kWarpRows; first_row + row < rows.count) {
+    own_offset = rows.offset<kHeadDim>(first_row + row, arguments.query_stride);
+  }
   const T* const query = static_cast<const T*>(arguments.query);
-  for (int index = threadIdx.x; index < kRows * kChunks; index += kThreads) {
-    const int row = index / kChunks;
+#pragma unroll
+  for (int index = lane; index < kWarpRows * kChunks; index += kWarpSize) {
+    const int row = first_of_warp + index / kChunks;
     const int chunk = index % kChunks;
-    const bool exists = first_row + row < rows.count;
-    const int64_t offset = exists ? rows.offset<kHeadDim>(first_row + row, arguments.query_stride) : 0;
-    cp_async_16(shared + swizzled<kHeadDim>(row, chunk), query + offset + chunk * kChunkElements, exists);
+    const int64_t offset = __shfl_sync(kFullWarp, own_offset, index / kChunks);
+    const bool exists = offset >= 0;
+    const T* const source = query + (exists ? offset : 0) + chunk * kChunkElements;
+    cp_async_16(shared + swizzled<kHeadDim>(row, chunk), source, exists);
   }
 }

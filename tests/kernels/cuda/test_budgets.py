@@ -11,6 +11,7 @@ import torch
 from pageturner.kernels.cuda import budgets, variants
 from pageturner.kernels.cuda.compiler import Compiler
 from pageturner.kernels.cuda.occupancy import MULTIPROCESSORS
+from pageturner.kernels.cuda.plan import BLOCKS_PER_MULTIPROCESSOR
 from pageturner.kernels.cuda.ptxas import Resources
 from pageturner.kernels.cuda.report import Row, inspect_kernels, label_of
 from pageturner.kernels.cuda.sass import KernelCode, Loop, find_nvdisasm
@@ -40,6 +41,15 @@ def test_every_shipped_kernel_is_within_its_budget(arch: str, shipped_rows: tupl
     over = [f"{row.label}: {'; '.join(row.violations)}" for row in rows if row.violations]
     assert not over, "\n".join(over)
     assert all(row.blocks > 0 for row in rows)
+
+
+def test_tiles_fit_the_machines_that_they_are_made_for(shipped_rows: tuple[Row, ...]) -> None:
+    """A block, the GPUs that give it least; decode blocks, side by side as plans take them to be."""
+    least = min(machine.block_shared_bytes for machine in MULTIPROCESSORS.values())
+    assert all(variant.shared_bytes <= least for variant in variants.shipped())
+    decode = [row for row in shipped_rows if row.label.startswith("paged_decode")]
+    assert decode
+    assert all(row.blocks >= BLOCKS_PER_MULTIPROCESSOR for row in decode)
 
 
 def test_budgets_are_no_larger_than_what_they_are_for(shipped_rows: tuple[Row, ...]) -> None:
