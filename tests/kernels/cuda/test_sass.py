@@ -226,7 +226,7 @@ def test_machine_code_of_each_architecture(arch: str, tmp_path: Path) -> None:
 
 def test_no_room_for_the_file_that_nvdisasm_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(KernelsUnavailable, match="nvdisasm failed: .*No such file"):
+    with pytest.raises(KernelsUnavailable, match=r"nvdisasm failed: .*No such file"):
         disassemble(b"", find_nvdisasm())
 
 
