@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pageturner.kernels.checks import BATCH_TENSORS
-from pageturner.kernels.layout import AttentionBatch, KeyPage
+from pageturner.kernels.layout import KeyPage
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from support.kernel_checks import (
@@ -19,6 +19,7 @@ from support.kernel_checks import (
     check_non_finite_token,
     check_rope,
     check_shared_blocks,
+    check_step_without_rows,
     layout_for,
 )
 from support.ops import BACKENDS
@@ -171,22 +172,7 @@ def test_sequences_may_share_blocks(ops: PagedOps) -> None:
 
 
 def test_a_step_without_rows(ops: PagedOps) -> None:
-    layout = layout_for(ops, 1, 16, 16)
-    case = make_case([(1, 4)], layout=layout, num_heads=1)
-    batch = AttentionBatch(
-        query_start_loc=torch.zeros(1, dtype=torch.int32),
-        seq_lens=torch.zeros(0, dtype=torch.int32),
-        block_tables=torch.zeros(0, 1, dtype=torch.int32),
-        slot_mapping=torch.zeros(0, dtype=torch.int64),
-        positions=torch.zeros(0, dtype=torch.int64),
-        max_query_len=0,
-        max_seq_len=0,
-    )
-    rows, table = torch.zeros(0, 1, 16), torch.zeros(0, 16)
-    assert ops.attention(rows, case.kv_layer, batch, AttentionSpec(scale=1.0)).shape == (0, 1, 16)
-    assert ops.rope_and_write_kv(rows, rows, rows, table, table, case.kv_layer, batch).shape == (0, 1, 16)
-    assert ops.rms_norm(table, torch.ones(16), 1e-5)[0].shape == (0, 16)
-    assert ops.silu_and_mul(table).shape == (0, 8)
+    check_step_without_rows(ops, layout_for(ops, 1, 16, 16))
 
 
 def test_strided_arguments_are_read_as_they_are(ops: PagedOps) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
 
@@ -59,6 +59,29 @@ def check_shared_blocks(ops: PagedOps, layout: KvLayout) -> None:
     shorter = replace(case.batch, seq_lens=case.batch.seq_lens - 23, max_seq_len=17)
     expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, shorter, spec)
     assert_near(together[2:], expected)
+
+
+def check_step_without_rows(ops: PagedOps, layout: KvLayout) -> None:
+    """Nobody is scheduled: results are as empty."""
+    heads, head_dim, dtype = layout.num_kv_heads, layout.head_dim, layout.dtype
+    kv_layer = make_case([(1, 4)], layout=layout, num_heads=heads).kv_layer
+    batch = AttentionBatch(
+        query_start_loc=torch.zeros(1, dtype=torch.int32),
+        seq_lens=torch.zeros(0, dtype=torch.int32),
+        block_tables=torch.zeros(0, 1, dtype=torch.int32),
+        slot_mapping=torch.zeros(0, dtype=torch.int64),
+        positions=torch.zeros(0, dtype=torch.int64),
+        max_query_len=0,
+        max_seq_len=0,
+    )
+    rows, table = torch.zeros(0, heads, head_dim, dtype=dtype), torch.zeros(0, head_dim, dtype=dtype)
+    assert ops.attention(rows, kv_layer, batch, AttentionSpec(scale=1.0)).shape == rows.shape
+    assert ops.rope_and_write_kv(rows, rows, rows, table, table, kv_layer, batch).shape == rows.shape
+    assert ops.rms_norm(table, torch.ones(head_dim, dtype=dtype), 1e-5)[0].shape == table.shape
+    assert ops.silu_and_mul(table).shape == (0, head_dim // 2)
+    pool = kv_layer.contiguous()
+    ops.copy_blocks(pool, [])
+    ops.transfer_blocks(pool, pool.clone(), [])
 
 
 def check_chunking(

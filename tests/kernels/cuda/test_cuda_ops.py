@@ -16,7 +16,7 @@ from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelArgumentError, KernelFault
-from pageturner.kernels.layout import AttentionBatch, HostBatch, KvLayout
+from pageturner.kernels.layout import HostBatch, KvLayout
 from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.reference import ReferenceOps
 from support.attention_kernels import AttentionCase
@@ -41,6 +41,7 @@ from support.kernel_checks import (
     check_non_finite_token,
     check_rope,
     check_shared_blocks,
+    check_step_without_rows,
 )
 from support.paged import PagedCase, assert_near, assert_same, make_case
 
@@ -178,24 +179,7 @@ def test_block_copies_and_transfers(runtime: str, seed: int, count: int) -> None
 
 
 def test_a_step_without_rows(launcher: Launcher) -> None:
-    case = make_case([(1, 4)], layout=LAYOUT, num_heads=2)
-    batch = AttentionBatch(
-        query_start_loc=torch.zeros(1, dtype=torch.int32),
-        seq_lens=torch.zeros(0, dtype=torch.int32),
-        block_tables=torch.zeros(0, 1, dtype=torch.int32),
-        slot_mapping=torch.zeros(0, dtype=torch.int64),
-        positions=torch.zeros(0, dtype=torch.int64),
-        max_query_len=0,
-        max_seq_len=0,
-    )
-    ops, rows, table = cuda_ops(launcher), torch.zeros(0, 2, 64, dtype=BF16), torch.zeros(0, 64, dtype=BF16)
-    assert ops.attention(rows, case.kv_layer, batch, PLAIN).shape == (0, 2, 64)
-    assert ops.rope_and_write_kv(rows, rows, rows, table, table, case.kv_layer, batch).shape == (0, 2, 64)
-    assert ops.rms_norm(table, torch.ones(64, dtype=BF16), 1e-5)[0].shape == (0, 64)
-    assert ops.silu_and_mul(table).shape == (0, 32)
-    pool = case.kv_layer.contiguous()
-    ops.copy_blocks(pool, [])
-    ops.transfer_blocks(pool, pool.clone(), [])
+    check_step_without_rows(cuda_ops(launcher), LAYOUT)
 
 
 def test_arguments_that_kernels_cannot_read_as_they_lie(launcher: Launcher, case: PagedCase) -> None:
