@@ -85,12 +85,11 @@ def _no_window(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, 
 def _one_window(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     if config.get("layer_types"):
         raise NotLean("a mistral whose layers differ in kind (layer_types)")
-    window = config.get("sliding_window", 4096)
-    return (None if window is None else int(window),) * num_layers
+    return (_window(config),) * num_layers
 
 
 def _window_by_layer(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+    window = _window(config) if config.get("use_sliding_window", False) else None
     kinds = config.get("layer_types")
     if kinds is None:
         first = int(config.get("max_window_layers", 28))
@@ -98,6 +97,13 @@ def _window_by_layer(config: Mapping[str, Any], num_layers: int) -> tuple[int | 
     if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise NotLean(f"layer_types {kinds} are not one of full or sliding for each of {num_layers} layers")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    window = config.get("sliding_window", 4096)
+    if window is not None and not (isinstance(window, int) and 0 < window < 2**31):
+        raise NotLean(f"sliding_window {window!r} is no number of keys")
+    return window
 
 
 _FAMILIES: Mapping[str, _Family] = {

@@ -227,6 +227,13 @@ class TestRefusals:
         with pytest.raises(NotLean, match=reason):
             parse_decoder_config(config.to_dict() | changes)
 
+    @pytest.mark.parametrize("family", ["mistral_window", "qwen2_window"])
+    @pytest.mark.parametrize("window", [0, -1, 4096.0, 2**31])
+    def test_a_window_is_a_number_of_keys(self, family: str, window: float) -> None:
+        config, _ = tiny_model(family, 0)
+        with pytest.raises(NotLean, match=f"sliding_window {window} is no number of keys"):
+            parse_decoder_config(config.to_dict() | {"sliding_window": window})
+
     def test_a_weight_without_a_place_is_refused(self, tmp_path: Path) -> None:
         _, model = tiny_model("llama", 0)
         file = save(model, tmp_path) / "model.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -191,6 +192,20 @@ def test_a_saved_model_is_loaded_and_served(family: str, tmp_path: Path) -> None
     assert model.max_position == 100
     session = PagedSession(model, model.ops)
     assert_near(session.finish(session.add(tokens_of(1)), 30), plain_logits(family, 1)[[29, 44]])
+
+
+@pytest.mark.parametrize("nonsense", [{"sliding_window": 2.5}, {"query_pre_attn_scalar": 0}])
+def test_a_config_that_makes_no_sense_is_refused_in_one_line(
+    nonsense: dict[str, object], tmp_path: Path
+) -> None:
+    """transformers checks some fields by classes of its own, and divides by others."""
+    _, hf_model = tiny_model("gemma2", 0)
+    folder = save(hf_model, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | nonsense))
+    artifacts = read_folder("test", "oddity", folder, ModelOptions(source="test"))
+    with pytest.raises(ModelError, match=r"^transformers cannot read oddity: .*$"):
+        load_transformers_model(artifacts, lambda _: TorchOps())
 
 
 def test_a_model_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
