@@ -112,7 +112,7 @@ class AttentionBatch:
     seq_lens: int32 [S], keys of sequence s including this step's own rows; row r of n rows is at
         position seq_lens[s] - n + r and sees keys 0 .. that position.
     block_tables: int32 [S, max_blocks], padded with 0 (a block that is never read beyond seq_lens).
-    slot_mapping: int64 [T], where each row's K and V go; -1 writes nothing.
+    slot_mapping: int64 [T], where each row's K and V go, each to a slot of its own; -1 writes nothing.
     positions: int64 [T].
     max_query_len, max_seq_len: maxima over the batch, as Python ints.
     host: the same addresses on the host, where the maker of the batch had them there anyway.

@@ -29,8 +29,9 @@ from pageturner.kernels.ops import AttentionSpec
 
 LEAST_BLOCK_SIZE = tiles.DECODE_KEYS
 OCTET = row_grids.OCTET
-SCORE_FACTORS = (1e-15, 1e15)
-"""What scales and caps must lie between: then float32 holds their ratio and the scores times them."""
+SCORE_FACTORS = (1e-15, 1e6)
+"""What scales and caps must lie between: then float32 holds their ratio, and scores times them so exactly
+that two to the highest one, less the same as rounded, is no infinity. (From 1e10 on, it was.)"""
 
 
 class CudaOps:

@@ -256,6 +256,7 @@ def test_a_batch_brings_its_addresses_on_the_host(emulated: CudaOps, case: Paged
         (AttentionSpec(scale=0.0), "scale"),
         (AttentionSpec(scale=-0.125), "scale"),
         (AttentionSpec(scale=1e-40), "scale"),
+        (AttentionSpec(scale=1e7), "scale"),
         (AttentionSpec(scale=math.nan), "scale"),
         (AttentionSpec(scale=math.inf, logit_softcap=3.0), "scale"),
         (AttentionSpec(scale=0.1, logit_softcap=math.inf), "logit_softcap"),
@@ -267,6 +268,14 @@ def test_factors_that_the_kernels_cannot_scale_scores_by(
 ) -> None:
     with pytest.raises(KernelArgumentError, match=f"^{name} is "):
         emulated.attention(case.query, case.kv_layer, case.batch, spec)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e6])
+def test_scales_at_the_ends_of_what_is_taken(launcher: Launcher, case: PagedCase, scale: float) -> None:
+    """At 1e6 only the highest score counts."""
+    spec = AttentionSpec(scale=scale)
+    result = cuda_ops(launcher).attention(case.query, case.kv_layer, case.batch, spec)
+    assert_near(result, ReferenceOps().attention(case.query, case.kv_layer, case.batch, spec))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3])
