@@ -63,7 +63,10 @@ def make_cache(
     if backend.meter is None:
         cache = size_cache(config, layout.block_bytes, machine_memory())
     else:
-        memory = measure_memory(backend.meter, largest_steps)
+        try:
+            memory = measure_memory(backend.meter, largest_steps)
+        except KernelsUnavailable as reason:  # kernels for this model's masks load when they are first met
+            raise ConfigError("model.device", f"{backend.device}: {reason}") from reason
         cache = size_gpu_cache(config, layout.block_bytes, memory, machine_memory())
     try:
         kv_cache = KvCache(

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from pageturner.kernels.errors import KernelsUnavailable
+from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service import placement
 from pageturner.service.config import load_config
 from pageturner.service.errors import ConfigError
 from pageturner.service.model import backend
 from pageturner.service.model.backend import HeadShape
+from pageturner.service.model.streams import streams_of
+from support.fake_meter import FakeMeter
 from support.scripted import recording_logger
 
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
@@ -74,3 +77,18 @@ def test_kernels_that_cannot_be_had_are_named_with_the_way_out(
     chosen, _ = choose(tmp_path, device="cpu")
     with pytest.raises(ConfigError, match=r"cpu: CuPy is not installed; model\.allow_fallback = true"):
         chosen.choose_ops(HEADS, torch.bfloat16)
+
+
+def test_kernels_that_cannot_be_had_when_they_are_first_met_are_named() -> None:
+    """A window's are compiled in the steps that measure memory."""
+
+    def largest_steps() -> None:
+        raise KernelsUnavailable("no room for the machine code")
+
+    device = torch.device("cpu")
+    meter = FakeMeter(1024, size=100, weights=10, others=0, activations=0)
+    on_gpu = backend.Backend(device, lambda heads, dtype: TorchOps(), streams_of(device), meter=meter)
+    layout = KvLayout(1, 1, 16, 16, torch.float32)
+    config = load_config(None, {}, {}).config.cache
+    with pytest.raises(ConfigError, match=r"^model\.device: cpu: no room for the machine code$"):
+        placement.make_cache(config, layout, TorchOps(), on_gpu, largest_steps)
