@@ -65,8 +65,8 @@ def make_cache(
     else:
         try:
             memory = measure_memory(backend.meter, largest_steps)
-        except KernelsUnavailable as reason:  # kernels for this model's masks load when they are first met
-            raise ConfigError("model.device", f"{backend.device}: {reason}") from reason
+        except KernelsUnavailable as error:  # kernels for this model's masks load when they are first met
+            raise ConfigError("model.device", f"{backend.device}: {error}") from error
         cache = size_gpu_cache(config, layout.block_bytes, memory, machine_memory())
     try:
         kv_cache = KvCache(
