@@ -20,7 +20,7 @@ from pageturner.service.config import LoadedConfig
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.flight import Setting
 from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.recorder import RecordedScheduler, recorded_scheduler
+from pageturner.service.core.recorded_scheduler import RecordedScheduler, recorded_scheduler
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine

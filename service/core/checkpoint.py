@@ -158,7 +158,7 @@ def take_checkpoint(
         next_order=scheduler._next_order,
         next_seq_id=scheduler._next_seq_id,
         next_step_id=scheduler._next_step_id,
-        next_resort=scheduler._next_resort,
+        next_resort=scheduler._queue_order._next_resort,
         device=_pool_state(scheduler.manager.device, name_of),
         host=_pool_state(scheduler.manager.host, name_of),
         guard=guard,
@@ -230,8 +230,7 @@ def restore_checkpoint(scheduler: Scheduler, checkpoint: Checkpoint) -> None:
         request = _restored_request(scheduler, recorded)
         by_order[request.order] = request
         state.requests[request.request_id] = request
-        if request.new.deadline is not None:
-            scheduler._watch(request.new.deadline, request)
+        scheduler._deadlines.watch(request)
     state.running.update((order, by_order[order]) for order in checkpoint.running)
     state.holders.update((order, by_order[order]) for order in checkpoint.holders)
     for order in checkpoint.waiting:
@@ -244,7 +243,7 @@ def restore_checkpoint(scheduler: Scheduler, checkpoint: Checkpoint) -> None:
     scheduler._next_order = checkpoint.next_order
     scheduler._next_seq_id = checkpoint.next_seq_id
     scheduler._next_step_id = checkpoint.next_step_id
-    scheduler._next_resort = checkpoint.next_resort
+    scheduler._queue_order._next_resort = checkpoint.next_resort
     _restore_pool(scheduler.manager.device, checkpoint.device)
     _restore_pool(scheduler.manager.host, checkpoint.host)
     restore_guard(scheduler.guard, checkpoint.guard)

@@ -30,7 +30,9 @@ from pageturner.service.core.flight import (
 )
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TextDelta
 from pageturner.service.core.pseudonyms import NameHasher
-from pageturner.service.core.recorder import FlightRecorder, RecordedError, RecordedScheduler
+from pageturner.service.core.recorded_error import RecordedError
+from pageturner.service.core.recorded_scheduler import RecordedScheduler
+from pageturner.service.core.recorder import FlightRecorder
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError

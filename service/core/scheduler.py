@@ -10,22 +10,21 @@ with its tokens. `schedule` may run one step ahead of `update` (depth 1).
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Mapping
-from itertools import islice
 from types import MappingProxyType
 
 from pageturner.policies import registry
-from pageturner.policies.interfaces import KeyChange, PolicySet, SortKey
-from pageturner.policies.views import LoadView, Rates
+from pageturner.policies.interfaces import PolicySet
+from pageturner.policies.views import Rates
 from pageturner.service.core import views
 from pageturner.service.core.admission_checks import checked_max_tokens
 from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.block_pool import BlockPool
 from pageturner.service.core.champion import champion_note, choose_champion
 from pageturner.service.core.committer import Committer
+from pageturner.service.core.deadlines import Deadlines
 from pageturner.service.core.endings import Endings
 from pageturner.service.core.figures import scheduler_stats
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
@@ -39,22 +38,14 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.planner import Planner
 from pageturner.service.core.policy_guard import AxisReport, PolicyGuard, PolicyReport
 from pageturner.service.core.prefix_cache import PrefixHasher
+from pageturner.service.core.queue_order import QueueOrder
 from pageturner.service.core.request import NewRequest, Request, RequestStatus, Sequence
 from pageturner.service.core.results import Results
 from pageturner.service.core.state import SchedulerState
 from pageturner.service.core.suspects import Suspects
 from pageturner.service.core.telling import StepTally, live_history, tell_queued
 from pageturner.service.core.waiting_queue import WaitingQueue
-from pageturner.service.errors import (
-    DeadlineExceeded,
-    DuplicateRequest,
-    PageturnerError,
-    QueueFull,
-    StepFailed,
-)
-
-MAX_LOOKUPS = 1024
-"""How many waiting requests, first ones first, a look for new cache hits takes in."""
+from pageturner.service.errors import DuplicateRequest, PageturnerError, QueueFull, StepFailed
 
 
 class Scheduler:
@@ -91,13 +82,14 @@ class Scheduler:
         host = BlockPool(cache.num_host_blocks, cache.block_size)
         hasher = hasher or PrefixHasher(hash_key)
         self.manager = BlockManager(device, host, hasher if cache.enable_prefix_caching else None)
-        is_key_fixed = self.guard.key_change is KeyChange.NEVER
+        order = QueueOrder(self.guard, self.manager, options.resort_interval_seconds)
+        self._queue_order = order
         self.state = SchedulerState(
             options,
             self.manager,
             self.guard,
             rates,
-            WaitingQueue(self._queue_key, lambda: self.state.load(), is_key_fixed=is_key_fixed),
+            WaitingQueue(order.key, lambda: self.state.load(), is_key_fixed=order.is_fixed),
             watermark_blocks=math.ceil(options.watermark * cache.num_blocks),
         )
         self._planner = Planner(self.state)
@@ -105,13 +97,12 @@ class Scheduler:
         self._endings = Endings(self.state, self._committer, stop_condition)
         self._results = Results(self.state, self._endings, stop_condition)
         self._suspects = Suspects()
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines = Deadlines(self.state)
         self._champion: Request | None = None
         self._unfinished_steps: deque[int] = deque()
         self._next_order = 0
         self._next_seq_id = 0
         self._next_step_id = 1
-        self._next_resort = 0.0
 
     # --- requests in and out ---------------------------------------------------------------
 
@@ -146,8 +137,7 @@ class Scheduler:
             self._stop_condition.start(sequence.seq_id, new)
         state.requests[new.request_id] = request
         request.policies = self.guard.names
-        if new.deadline is not None:
-            self._watch(new.deadline, request)
+        self._deadlines.watch(request)
         tell_queued(state, request, is_first=True)
         waiting.add(request)
         return max_tokens
@@ -158,29 +148,9 @@ class Scheduler:
         return () if request is None else (self._endings.abort(request, error),)
 
     def expire(self, now: float) -> tuple[Event, ...]:
-        """End every request whose deadline has passed, and shed those that can no longer make it.
-
-        A request that still waits when not even its prompt could be computed in time would only take
-        blocks from others. It is looked at just after the latest moment at which it could have started.
-        """
+        """End every request whose deadline has passed, and shed those that can no longer make it."""
         self.state.now = now
-        events: list[Event] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            deadline = request.new.deadline
-            if request.status is RequestStatus.FINISHED or deadline is None:
-                continue
-            is_waiting = request.status is RequestStatus.WAITING
-            latest_start = deadline - self._least_seconds(request) if is_waiting else deadline
-            if deadline <= now:
-                events.append(self._endings.abort(request, DeadlineExceeded("the deadline passed")))
-            elif latest_start < now:
-                reason = "the deadline can no longer be met: the request waited too long to start"
-                events.append(self._endings.abort(request, DeadlineExceeded(reason)))
-            else:
-                moment = math.nextafter(latest_start, math.inf) if is_waiting else deadline
-                heapq.heappush(self._deadlines, (moment, request.order, request))
-        return tuple(events)
+        return tuple(self._endings.abort(request, error) for request, error in self._deadlines.missed(now))
 
     def pause_request(self, request_id: str) -> None:
         """Stop computing for a client that does not read; its blocks are the first to be taken."""
@@ -206,7 +176,7 @@ class Scheduler:
         self.state.now = now
         self._keep_suspects()
         self._renew_orders()
-        self._refresh_order(now)
+        self._queue_order.refresh(self.state.waiting, now)
         champion = choose_champion(self.state, self._champion)
         is_new, self._champion = champion is not self._champion, champion
         plan = self._planner.plan(champion)
@@ -268,6 +238,13 @@ class Scheduler:
             if request.order == culprit or request.num_step_failures > self._options.max_step_failures
         )
 
+    def _keep_suspects(self) -> None:
+        """Whoever cannot run at present would hold up the search, and with it everybody."""
+        if self._suspects:
+            live = {request.order for request in self.state.requests.values() if not request.is_paused}
+            self._suspects.keep(live)
+        self.state.suspects = self._suspects.running_alone
+
     def _end_step(self, output: SchedulerOutput, now: float) -> None:
         assert self._unfinished_steps, "no step is in flight"
         expected = self._unfinished_steps.popleft()
@@ -277,11 +254,15 @@ class Scheduler:
         self.manager.device.complete(output.step_id)
         self.manager.host.complete(output.step_id)
 
-    # --- figures ---------------------------------------------------------------------------
+    # --- figures and proof -----------------------------------------------------------------
 
     def stats(self) -> SchedulerStats:
         """Gauges of this moment, and totals since start."""
         return scheduler_stats(self.state)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError, naming the invariant, unless the whole state is consistent."""
+        self.state.check_integrity()
 
     @property
     def policy_faults(self) -> Mapping[str, str]:
@@ -320,72 +301,7 @@ class Scheduler:
         """What was ordered by a policy that no longer decides is ordered by the one that does."""
         while stale := self.guard.take_stale_axes():
             if "queue" in stale:
-                is_key_fixed = self.guard.key_change is KeyChange.NEVER
-                self.state.waiting.rekey(self.state.running.values(), is_key_fixed=is_key_fixed)
+                running = self.state.running.values()
+                self.state.waiting.rekey(running, is_key_fixed=self._queue_order.is_fixed)
             if "eviction" in stale:
                 self.manager.device.rescore()
-
-    # --- order -----------------------------------------------------------------------------
-
-    def _queue_key(self, request: Request, load: LoadView) -> SortKey:
-        request.num_cached_tokens = self.manager.num_cached_tokens(request)
-        return self.guard.queue_key(views.request_view(request), load)
-
-    def _refresh_order(self, now: float) -> None:
-        """Once an interval: keys that change with time anew, others where the cache holds more or less."""
-        change, waiting = self.guard.key_change, self.state.waiting
-        if change is KeyChange.NEVER or now < self._next_resort:
-            return
-        self._next_resort = now + self._options.resort_interval_seconds
-        if change is KeyChange.WITH_TIME:
-            waiting.resort()
-            return
-        count = self.manager.num_cached_tokens
-        moved = [r for r in islice(waiting, MAX_LOOKUPS) if count(r) != r.num_cached_tokens]
-        for request in moved:
-            waiting.remove(request)
-            waiting.add(request)
-
-    def _keep_suspects(self) -> None:
-        """Whoever cannot run at present would hold up the search, and with it everybody."""
-        if self._suspects:
-            live = {request.order for request in self.state.requests.values() if not request.is_paused}
-            self._suspects.keep(live)
-        self.state.suspects = self._suspects.running_alone
-
-    def _least_seconds(self, request: Request) -> float:
-        """What a waiting request needs at the least until its first token: its uncached tokens' prefill."""
-        num_left = views.num_known_tokens(request) - views.num_computed_tokens(request)
-        return self.state.rates.prefill_seconds(max(1, num_left - self.manager.num_cached_tokens(request)))
-
-    def _watch(self, deadline: float, request: Request) -> None:
-        """Remember when to look at the deadline; ended requests are swept out before they are the most."""
-        latest_start = deadline - self.state.rates.prefill_seconds(views.num_known_tokens(request))
-        heapq.heappush(self._deadlines, (latest_start, request.order, request))
-        if len(self._deadlines) > 2 * len(self.state.requests) + 64:
-            self._deadlines = [d for d in self._deadlines if d[2].status is not RequestStatus.FINISHED]
-            heapq.heapify(self._deadlines)
-
-    # --- proof -----------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError, naming the invariant, unless the whole state is consistent."""
-        self.manager.check_integrity()
-        state = self.state
-        for request in state.requests.values():
-            is_waiting, is_running = request in state.waiting, request.order in state.running
-            assert is_waiting != is_running, f"status: {request.request_id} is in both lists or in none"
-            assert is_running == (request.status is RequestStatus.RUNNING), "status: running list disagrees"
-            if request.status is RequestStatus.SWAPPED:
-                assert not self.manager.holds_device_blocks(request), "swapped: device blocks are held"
-            if request.status is RequestStatus.WAITING:
-                holds = self.manager.holds_device_blocks(request)
-                assert holds == (request.order in state.holders), "holders: list and tables disagree"
-        for sequence in state.sequences.values():
-            num_published = sequence.num_published_blocks * self.manager.block_size
-            assert num_published <= sequence.num_kv_tokens, (
-                f"published: sequence {sequence.seq_id} counts {num_published} tokens of "
-                f"{sequence.num_kv_tokens}"
-            )
-        slots = sum(request.num_slots for request in state.running.values())
-        assert slots <= self._options.max_num_seqs, f"slots: {slots} sequences run"

@@ -11,7 +11,7 @@ from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.policy_guard import PolicyGuard
-from pageturner.service.core.request import Request, Sequence
+from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.waiting_queue import WaitingQueue
 
 
@@ -67,3 +67,24 @@ class SchedulerState:
             return []
         num_full = len(sequence.tokens) // self.manager.block_size
         return [self.manager.digest(sequence, i) for i in range(sequence.num_published_blocks, num_full)]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError, naming the invariant, unless the whole state is consistent."""
+        self.manager.check_integrity()
+        for request in self.requests.values():
+            is_waiting, is_running = request in self.waiting, request.order in self.running
+            assert is_waiting != is_running, f"status: {request.request_id} is in both lists or in none"
+            assert is_running == (request.status is RequestStatus.RUNNING), "status: running list disagrees"
+            if request.status is RequestStatus.SWAPPED:
+                assert not self.manager.holds_device_blocks(request), "swapped: device blocks are held"
+            if request.status is RequestStatus.WAITING:
+                holds = self.manager.holds_device_blocks(request)
+                assert holds == (request.order in self.holders), "holders: list and tables disagree"
+        for sequence in self.sequences.values():
+            num_published = sequence.num_published_blocks * self.manager.block_size
+            assert num_published <= sequence.num_kv_tokens, (
+                f"published: sequence {sequence.seq_id} counts {num_published} tokens of "
+                f"{sequence.num_kv_tokens}"
+            )
+        slots = sum(request.num_slots for request in self.running.values())
+        assert slots <= self.options.max_num_seqs, f"slots: {slots} sequences run"

@@ -8,7 +8,9 @@ from typing import Any
 
 from pageturner.policies.views import LoadView, RequestView, VictimView
 from pageturner.service.core.flight import FlightRecord, FlightStart, Setting
-from pageturner.service.core.recorder import FlightRecorder, RecordedScheduler, policy_choices
+from pageturner.service.core.policy_notes import policy_choices
+from pageturner.service.core.recorded_scheduler import RecordedScheduler
+from pageturner.service.core.recorder import FlightRecorder
 
 from support.core_harness import CoreHarness
 

@@ -154,7 +154,7 @@ def test_deadlines_of_ended_requests_are_not_kept() -> None:
     h = CoreHarness(policies(), num_blocks=8, block_size=4, options=OPTIONS)
     for index in range(300):
         h.abort(h.submit((0,), max_tokens=1, deadline=1e9 + index))
-    assert len(h.scheduler._deadlines) <= 66
+    assert len(h.scheduler._deadlines._looks) <= 66
     h.check_finished()
 
 

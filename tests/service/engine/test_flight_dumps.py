@@ -13,7 +13,7 @@ from pageturner.service.core import flight_file
 from pageturner.service.core.clock import ManualClock, MonotonicClock
 from pageturner.service.core.flight import Failed, FlightRecord, Setting
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
-from pageturner.service.core.recorder import RecordedScheduler, recorded_scheduler
+from pageturner.service.core.recorded_scheduler import RecordedScheduler, recorded_scheduler
 from pageturner.service.core.replay import replay
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams

@@ -1,0 +1,62 @@
+"""The deadlines of live requests: which of them are missed, and which can no longer be met."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from pageturner.service.core import views
+from pageturner.service.core.request import Request, RequestStatus
+from pageturner.service.core.state import SchedulerState
+from pageturner.service.errors import DeadlineExceeded
+
+
+class Deadlines:
+    """Remembers when each request with a deadline is to be looked at.
+
+    That is at its deadline, or while it waits, just after the latest moment at which it could have started.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._looks: list[tuple[float, int, Request]] = []
+
+    def watch(self, request: Request) -> None:
+        """From now on; ended requests are swept out before they are the most."""
+        deadline = request.new.deadline
+        if deadline is None:
+            return
+        latest_start = deadline - self._state.rates.prefill_seconds(views.num_known_tokens(request))
+        heapq.heappush(self._looks, (latest_start, request.order, request))
+        if len(self._looks) > 2 * len(self._state.requests) + 64:
+            self._looks = [look for look in self._looks if look[2].status is not RequestStatus.FINISHED]
+            heapq.heapify(self._looks)
+
+    def missed(self, now: float) -> Iterator[tuple[Request, DeadlineExceeded]]:
+        """Every request to be ended at this moment, and why; it is to be ended before the next is asked for.
+
+        A request that still waits when not even its prompt could be computed in time would only take
+        blocks from others.
+        """
+        while self._looks and self._looks[0][0] <= now:
+            _, _, request = heapq.heappop(self._looks)
+            deadline = request.new.deadline
+            if request.status is RequestStatus.FINISHED or deadline is None:
+                continue
+            is_waiting = request.status is RequestStatus.WAITING
+            latest_start = deadline - self._least_seconds(request) if is_waiting else deadline
+            if deadline <= now:
+                yield request, DeadlineExceeded("the deadline passed")
+            elif latest_start < now:
+                reason = "the deadline can no longer be met: the request waited too long to start"
+                yield request, DeadlineExceeded(reason)
+            else:
+                moment = math.nextafter(latest_start, math.inf) if is_waiting else deadline
+                heapq.heappush(self._looks, (moment, request.order, request))
+
+    def _least_seconds(self, request: Request) -> float:
+        """What a waiting request needs at the least until its first token: its uncached tokens' prefill."""
+        state = self._state
+        num_left = views.num_known_tokens(request) - views.num_computed_tokens(request)
+        return state.rates.prefill_seconds(max(1, num_left - state.manager.num_cached_tokens(request)))

@@ -1,0 +1,50 @@
+"""The order of the queue: the keys that the policy in force gives, and when they are asked for anew."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from pageturner.policies.interfaces import KeyChange, SortKey
+from pageturner.policies.views import LoadView
+from pageturner.service.core import views
+from pageturner.service.core.block_manager import BlockManager
+from pageturner.service.core.policy_guard import PolicyGuard
+from pageturner.service.core.request import Request
+from pageturner.service.core.waiting_queue import WaitingQueue
+
+MAX_LOOKUPS = 1024
+"""How many waiting requests, first ones first, a look for new cache hits takes in."""
+
+
+class QueueOrder:
+    """interval_seconds: how often keys that may change are looked at again."""
+
+    def __init__(self, guard: PolicyGuard, manager: BlockManager, interval_seconds: float) -> None:
+        self._guard = guard
+        self._manager = manager
+        self._interval_seconds = interval_seconds
+        self._next_resort = 0.0
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a request's key never changes."""
+        return self._guard.key_change is KeyChange.NEVER
+
+    def key(self, request: Request, load: LoadView) -> SortKey:
+        request.num_cached_tokens = self._manager.num_cached_tokens(request)
+        return self._guard.queue_key(views.request_view(request), load)
+
+    def refresh(self, waiting: WaitingQueue, now: float) -> None:
+        """Once an interval: keys that change with time anew, others where the cache holds more or less."""
+        change = self._guard.key_change
+        if change is KeyChange.NEVER or now < self._next_resort:
+            return
+        self._next_resort = now + self._interval_seconds
+        if change is KeyChange.WITH_TIME:
+            waiting.resort()
+            return
+        count = self._manager.num_cached_tokens
+        moved = [r for r in islice(waiting, MAX_LOOKUPS) if count(r) != r.num_cached_tokens]
+        for request in moved:
+            waiting.remove(request)
+            waiting.add(request)
