@@ -134,6 +134,7 @@ __device__ __forceinline__ void merge_results(const WarpResults<kHeadDim, kWarps
 template <class T, int kHeadDim, int kWarps, int kStages, bool kBounded, bool kSoftcap>
 __global__ void __launch_bounds__(kWarps * kWarpSize) paged_decode(AttentionArguments arguments) {
   constexpr int kTileElements = kTileKeys * kHeadDim;
+  static_assert(kStages >= 2, "one stage is computed while another arrives");
   using Shared = DecodeShared<T, kHeadDim, kWarps, kStages>;
   constexpr int kQueryBytes = kQueryInShared<kHeadDim> ? kMmaRows * kHeadDim * sizeof(T) : 0;
   DYNAMIC_SHARED(shared_bytes, sizeof(Shared) + kQueryBytes);

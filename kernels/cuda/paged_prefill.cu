@@ -30,7 +30,9 @@ __global__ void __launch_bounds__(kWarps * kWarpSize) paged_prefill(AttentionArg
   // A step is copied in parts of 16 keys or 16 values, each in one block of the cache, by one warp.
   constexpr int kParts = 2 * kKeys / kTileKeys;
   constexpr int kWarpParts = kParts / kWarps;
+  static_assert(kKeys % kTileKeys == 0, "whole tiles a step");
   static_assert(kParts % kWarps == 0, "each warp copies as much");
+  static_assert(kStages >= 2, "one step is computed while another arrives");
   DYNAMIC_SHARED(shared, (kRows * kHeadDim + kStages * kStageElements) * sizeof(T) + kRows * sizeof(int));
 
   const PrefillTile tile = arguments.prefill_tiles[blockIdx.x];

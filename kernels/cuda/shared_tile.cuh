@@ -53,9 +53,9 @@ template <class T, int kHeadDim> struct TileCopy {
   static constexpr int kChunks = kHeadDim / kChunkElements;
   static constexpr int kPeriod = kSwizzleRows * kChunks / kWarpSize;
   // Rows of one copy of the warp, where these are whole: then a lane keeps only the place of its first copy. Copy i
-  // lies i * kWholeRows rows further on. The lane's row within a copy is less than kWholeRows, a power of two, so that
-  // the two add up without a carry, and the swizzle may XOR with one after the other. Else (head_dim 96) a lane keeps
-  // all its places in a period.
+  // lies i * kWholeRows rows further on. The lane's row r of a copy is less than kWholeRows, a power of two, so that
+  // r + i * kWholeRows = r ^ i * kWholeRows: the chunk may be turned by r first (places[0]) and by the rest later. Else
+  // (head_dim 96) a lane keeps all its places in a period.
   static constexpr int kWholeRows = kWarpSize % kChunks == 0 ? kWarpSize / kChunks : 0;
   static_assert(kHeadDim % 32 == 0, "whole copies a period");
   static_assert(is_conflict_free<kHeadDim>(), "another swizzle is needed for this head_dim");

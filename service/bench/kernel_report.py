@@ -121,7 +121,7 @@ class Estimated:
         yield f"Instructions of a tile: {self.instructions.source}."
         yield ""
         yield (
-            f"{'':<32}{'MB moved':>10}{'warp tiles':>13}{'memory, us':>13}{'issue, us':>11} {'to':>10}"
+            f"{'':<32}{'MB moved':>10}{'warp tiles':>13}{'memory, us':>13}{'issue, us':>11} {'all paths':>10}"
             f"{'products, us':>14}   {'bound by':<13}{'at most':>8}"
         )
         for found in self.estimates:

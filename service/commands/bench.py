@@ -11,7 +11,7 @@ from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.config import cache_directory
 
-HELP = "measure start-up, or throughput beside transformers' generate()"
+HELP = "measure start-up, throughput, preemption, kernels, the scheduler or the simulator"
 EXAMPLE = "pageturner bench throughput --concurrency 16 --json"
 
 

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: cuda where there is one)",
     )
     parser.add_argument("--gpu", default="H200", metavar="NAME", help="of the estimate (default %(default)s)")
-    for name, doc in (("batches", "sequences of the decode cases"), ("contexts", "tokens of each")):
+    for name, doc in (("batches", "sequences of the GPU's decode cases"), ("contexts", "tokens of each")):
         parser.add_argument(
             f"--{name}", type=_numbers, metavar="N,...", help=f"{doc} (default: powers of two)"
         )
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     gpu = None if arguments.device == "cpu" else find_gpu(wanted=arguments.device == "cuda")
     if gpu is None:
         document, lines, panels = _on_paper(chosen, arguments.gpu)
-        label, scale = f"us on a {arguments.gpu} at best, on paper", "log"
+        label, scale = f"us on one {arguments.gpu} at best, on paper", "log"
     else:
         document, lines, panels = _measured(chosen, gpu)
         label, scale = "fraction of what the machine can do", "linear"

@@ -46,10 +46,14 @@ def test_every_shipped_kernel_is_within_its_budget(arch: str, shipped_rows: tupl
 def test_tiles_fit_the_machines_that_they_are_made_for(shipped_rows: tuple[Row, ...]) -> None:
     """A block, the GPUs that give it least; decode blocks, side by side as plans take them to be."""
     least = min(machine.block_shared_bytes for machine in MULTIPROCESSORS.values())
-    assert all(variant.shared_bytes <= least for variant in variants.shipped())
+    too_large = [variant.expression for variant in variants.shipped() if variant.shared_bytes > least]
+    assert not too_large, f"more than {least:,} bytes of shared memory a block: {too_large}"
     decode = [row for row in shipped_rows if row.label.startswith("paged_decode")]
     assert decode
-    assert all(row.blocks >= BLOCKS_PER_MULTIPROCESSOR for row in decode)
+    too_few = [
+        f"{row.arch} {row.label}: {row.blocks}" for row in decode if row.blocks < BLOCKS_PER_MULTIPROCESSOR
+    ]
+    assert not too_few, f"fewer than {BLOCKS_PER_MULTIPROCESSOR} blocks a multiprocessor: {too_few}"
 
 
 def test_budgets_are_no_larger_than_what_they_are_for(shipped_rows: tuple[Row, ...]) -> None:
