@@ -45,7 +45,7 @@ class QueueFull(PageturnerError):
 
 
 class Draining(PageturnerError):
-    """The server is shutting down and takes no new work."""
+    """The server is shutting down: it takes no new work, and ends what outlasts its grace."""
 
 
 class EngineDead(PageturnerError):
@@ -53,7 +53,7 @@ class EngineDead(PageturnerError):
 
 
 class RequestAborted(PageturnerError):
-    """The request was aborted by id, by its client, or by the server's drain."""
+    """The request was aborted by its id, or its client left."""
 
 
 class DeadlineExceeded(PageturnerError):

@@ -19,6 +19,7 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.shadow import Disagreement
+from pageturner.service.errors import PageturnerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,9 @@ class EngineClient(Protocol):
         ModelNotFound, DuplicateRequest, QueueFull, Draining, EngineDead)."""
         ...
 
-    async def abort(self, request_id: str) -> AbortOutcome: ...
+    async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
+        """End a request. error: what its stream then raises; RequestAborted if none is given."""
+        ...
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pageturner.service.engine.api import EngineHealth
+from pageturner.service.errors import Draining, EngineDead
 
 
 class Health:
@@ -33,3 +34,10 @@ class Health:
         while self._value is known:
             await self._changed.wait()
         return self._value
+
+    def refuse_unless_serving(self) -> None:
+        """Raises EngineDead or Draining. What comes while the engine stalls is taken, and waits."""
+        if self._value is EngineHealth.DEAD:
+            raise EngineDead("the engine has failed; this server must be restarted")
+        if self._value in (EngineHealth.STARTING, EngineHealth.DRAINING):
+            raise Draining(f"the server is {self._value.value} and takes no new work")

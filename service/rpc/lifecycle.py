@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pageturner.service.errors import Draining, DuplicateRequest
 
 DRAINING_TEXT = "the server is shutting down and takes no new requests"
+ENDED_TEXT = "the server is shutting down; this request was not done in time"
 
 
 class Lifecycle:

@@ -13,12 +13,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from pageturner.service.core.clock import Clock
 from pageturner.service.engine.api import EngineClient
-from pageturner.service.errors import ConfigError
+from pageturner.service.errors import ConfigError, Draining
 from pageturner.service.rpc.admin import AdminServicer
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.health import HealthServicer
 from pageturner.service.rpc.interceptors import CallInterceptor, CallMetrics
-from pageturner.service.rpc.lifecycle import Lifecycle
+from pageturner.service.rpc.lifecycle import ENDED_TEXT, Lifecycle
 from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.v1 import (
@@ -90,8 +90,8 @@ class Server:
         return port
 
     async def drain(self) -> None:
-        """End in order: refuse new requests, let the running ones finish for drain_seconds, abort the
-        rest (ABORTED), then close. Safe to call twice."""
+        """End in order: refuse new requests, let the running ones finish for drain_seconds, end the
+        rest (UNAVAILABLE), then close. Safe to call twice."""
         self._lifecycle.draining.set()
         self._logger.info("draining", num_live=len(self._lifecycle.live_request_ids))
         await self._lifecycle.wait_idle(self._options.drain_seconds)
@@ -102,7 +102,7 @@ class Server:
         self._lifecycle.draining.set()
         for request_id in self._lifecycle.live_request_ids:
             self._logger.warning("aborted_by_shutdown", request_id=request_id)
-            await self._engine.abort(request_id)
+            await self._engine.abort(request_id, Draining(ENDED_TEXT))
         await self._lifecycle.wait_idle(self._options.abort_seconds)
         self._lifecycle.stopping.set()
         if self._server is not None:

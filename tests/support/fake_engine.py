@@ -47,6 +47,7 @@ from pageturner.service.errors import (
     InvalidArgument,
     ModelNotFound,
     NotRecorded,
+    PageturnerError,
     RequestAborted,
     StaleRevision,
 )
@@ -143,6 +144,7 @@ class FakeStream:
         self._request_id = request_id
         self._steps = steps
         self.aborted = asyncio.Event()
+        self.abort_error: PageturnerError = RequestAborted("aborted by id")
         self.resumed = asyncio.Event()
         self.num_taken = 0
         self.is_closed = False
@@ -154,7 +156,7 @@ class FakeStream:
     async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         for step in self._steps:
             if self.aborted.is_set():
-                raise RequestAborted("aborted by id")
+                raise self.abort_error
             self.num_taken += 1
             if step is PAUSE:
                 self._engine.mark(f"paused {self._request_id}")
@@ -259,7 +261,7 @@ class FakeEngine:
         self.live[submission.request_id] = stream
         return stream
 
-    async def abort(self, request_id: str) -> AbortOutcome:
+    async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
         self.mark(f"aborting {request_id}")
         for _ in range(self.abort_hops):
             await asyncio.sleep(0)
@@ -271,6 +273,7 @@ class FakeEngine:
         if stream is None:
             return AbortOutcome.NOT_FOUND
         self.ended.add(request_id)
+        stream.abort_error = error or stream.abort_error
         stream.aborted.set()
         return AbortOutcome.ABORTED
 

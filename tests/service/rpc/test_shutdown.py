@@ -8,12 +8,13 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from pageturner.service.engine.api import EngineHealth
-from pageturner.service.errors import Draining, RequestAborted
+from pageturner.service.engine.api import AbortOutcome, EngineHealth
+from pageturner.service.errors import Draining, PageturnerError
 from pageturner.service.rpc.interceptors import Method
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.service.rpc.status import UnknownStatus
 from support.fake_engine import PAUSE, FakeEngine, accepted, finished
+from support.real_service import real_service
 from support.serving import Served, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -120,10 +121,29 @@ async def test_a_drain_that_takes_too_long_aborts_the_rest() -> None:
             await engine.reached(f"paused r{i}")
         await served.server.drain()
         for call in calls:
-            with pytest.raises(RequestAborted):
+            with pytest.raises(Draining, match="shutting down; this request"):
                 await call
     assert sorted(engine.aborts) == ["r0", "r1", "r2"]
     assert engine.live == {}
+
+
+async def test_what_a_drain_ended_says_so_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with real_service(server_options={"drain_seconds": 0}) as service:
+        abort = service.engine.abort
+
+        async def abort_and_go_on(request_id: str, error: PageturnerError) -> AbortOutcome:
+            outcome = await abort(request_id, error)
+            service.release_steps()
+            return outcome
+
+        service.hold_steps()
+        call = asyncio.create_task(service.client.generate("x", request_id="r", max_tokens=30))
+        await service.run_steps(2)
+        monkeypatch.setattr(service.engine, "abort", abort_and_go_on)
+        await service.server.drain()
+        with pytest.raises(Draining, match="shutting down; this request was not done in time"):
+            await call
+        assert service.num_handled("UNAVAILABLE") == 1
 
 
 async def test_grpc_dotnet_2572_open_watches_do_not_hold_the_shutdown() -> None:
@@ -169,7 +189,7 @@ async def test_a_stop_overtakes_a_drain() -> None:
         await engine.reached("paused r")
         drain = asyncio.create_task(served.server.drain())
         await served.server.stop()
-        with pytest.raises(RequestAborted):
+        with pytest.raises(Draining, match="shutting down; this request"):
             await call
         await drain
         await served.server.drain()

@@ -1,0 +1,171 @@
+"""The requests between their submission and their end: who waits for what, and who has had the last word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pageturner.service.core.clock import Clock
+from pageturner.service.core.outputs import Event, FinishedEvent
+from pageturner.service.core.request import NewRequest
+from pageturner.service.engine.api import AbortOutcome, AcceptedEvent
+from pageturner.service.engine.commands import Abort, Command, Pause, Refused, Resume, Submit
+from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.errors import (
+    Draining,
+    DuplicateRequest,
+    EngineDead,
+    PageturnerError,
+    RequestAborted,
+)
+from structlog.typing import FilteringBoundLogger
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A request between its submission and its terminal event."""
+
+    stream: BufferedStream
+    accepted: asyncio.Future[None]
+    logger: FilteringBoundLogger
+
+    def refuse(self, error: PageturnerError) -> None:
+        """Nothing comes after this: tell whoever waits, for acceptance or for events."""
+        self.stream.fail(error)
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+
+
+class LiveRequests:
+    """The streams, by request id, and the ids of those that ended of late. Lives on the event loop.
+
+    send: leaves a command for the engine thread. is_empty: set while no request lives.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        clock: Clock,
+        logger: FilteringBoundLogger,
+        send: Callable[[Command], None],
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._logger = logger
+        self._send = send
+        self._live: dict[str, _Live] = {}
+        self._finished_ids: OrderedDict[str, None] = OrderedDict()
+        self.is_empty = asyncio.Event()
+        self.is_empty.set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    # To the thread
+
+    def refuse_duplicate(self, request_id: str) -> None:
+        if request_id in self._live:
+            raise DuplicateRequest(request_id)
+
+    async def submit(self, request: NewRequest) -> BufferedStream:
+        """Its stream, once the scheduler has taken it. Raises what it was refused with."""
+        live = self._enlist(request.request_id)
+        self._send(Submit(request))
+        try:
+            await live.accepted
+        except asyncio.CancelledError:
+            await live.stream.aclose()
+            if not live.accepted.cancelled():
+                live.accepted.exception()  # seen: asyncio complains of exceptions that nobody looked at
+            raise
+        return live.stream
+
+    def abort(self, request_id: str, error: PageturnerError) -> AbortOutcome:
+        """Ask for its end, which its stream will tell with this error."""
+        if request_id in self._live:
+            self._send(Abort(request_id, error))
+            return AbortOutcome.ABORTED
+        if request_id in self._finished_ids:
+            return AbortOutcome.ALREADY_FINISHED
+        return AbortOutcome.NOT_FOUND
+
+    def abort_all(self) -> None:
+        """The server is shutting down, and these have had their grace."""
+        for request_id in self._live:
+            self._send(Abort(request_id, Draining("the server is shutting down")))
+
+    def _enlist(self, request_id: str) -> _Live:
+        timeout = self._options.slow_consumer_timeout_seconds
+        stream = BufferedStream(
+            request_id,
+            self._options.stream_buffer_tokens,
+            on_full=lambda: self._send(Pause(request_id, self._clock.now() + timeout)),
+            on_drained=lambda: self._send(Resume(request_id)),
+            on_leave=lambda: self._leave(request_id),
+        )
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        live = _Live(stream, accepted, self._logger.bind(request_id=request_id))
+        self._live[request_id] = live
+        self.is_empty.clear()
+        return live
+
+    def _leave(self, request_id: str) -> None:
+        self.abort(request_id, RequestAborted("its client left"))
+
+    # From the thread
+
+    def deliver(self, output: AcceptedEvent | Refused | Event) -> None:
+        """To its stream. A request that is no longer known has had its terminal event."""
+        live = self._live.get(output.request_id)
+        if live is None:
+            return
+        if isinstance(output, Refused):
+            self._forget(output.request_id)
+            live.logger.info("refused", reason=str(output.error))
+            live.refuse(output.error)
+            return
+        live.stream.push(output)
+        if isinstance(output, AcceptedEvent):
+            live.logger.debug("accepted", num_prompt_tokens=output.num_prompt_tokens)
+            if not live.accepted.done():
+                live.accepted.set_result(None)
+        elif isinstance(output, FinishedEvent):
+            self._forget(output.request_id)
+            self._remember(output.request_id)
+            _log_finish(live.logger, output)
+
+    def fail_all(self, reason: str) -> None:
+        """The engine is dead: nobody reads what would be sent, nothing more will be delivered."""
+        for live in self._live.values():
+            live.refuse(EngineDead(reason))
+        self._live.clear()
+        self.is_empty.set()
+
+    def _forget(self, request_id: str) -> None:
+        del self._live[request_id]
+        if not self._live:
+            self.is_empty.set()
+
+    def _remember(self, request_id: str) -> None:
+        self._finished_ids[request_id] = None
+        self._finished_ids.move_to_end(request_id)
+        while len(self._finished_ids) > self._options.num_remembered_requests:
+            self._finished_ids.popitem(last=False)
+
+
+def _log_finish(logger: FilteringBoundLogger, event: FinishedEvent) -> None:
+    usage, timings = event.usage, event.timings
+    logger.info(
+        "finished",
+        error=None if event.error is None else str(event.error),
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_cached_prompt_tokens=usage.num_cached_prompt_tokens,
+        num_output_tokens=usage.num_output_tokens,
+        queue_seconds=round(timings.queue_seconds, 4),
+        prefill_seconds=round(timings.prefill_seconds, 4),
+        decode_seconds=round(timings.decode_seconds, 4),
+        num_preemptions=timings.num_swaps + timings.num_recomputes + timings.num_tail_reclaims,
+    )
