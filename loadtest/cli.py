@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 
 from pageturner.loadtest.client import RequestRecord
-from pageturner.loadtest.errors import LoadtestError, OptionError
+from pageturner.loadtest.errors import LoadtestError, OptionError, OutputLost
 from pageturner.loadtest.report import render, to_json
 from pageturner.loadtest.runner import Run, execute
 from pageturner.loadtest.server import ServedModel, Target, discover
-from pageturner.loadtest.statistics import summarize_run
+from pageturner.loadtest.statistics import RunSummary, summarize_run
 from pageturner.loadtest.workload import Lengths, Mix, Workload
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,19 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if every request ended well or was shed, 1 if any failed, 2 if nothing could be run."""
-    console = Console(stderr=arguments.json)
     try:
         target = Target(arguments.address, arguments.model, _positive("timeout", arguments.timeout))
         model = asyncio.run(discover(target, arguments.seed))
         plan = make_run(arguments, target, model)
         records = _execute_with_progress(plan)
+        summary = summarize_run(records)
+        _report(plan, model, summary, as_json=arguments.json)
     except LoadtestError as error:
         sys.stderr.write(f"pageturner loadtest: {error}\n")
         return EXIT_USER_ERROR
-    summary = summarize_run(records)
-    console.print(render(plan, model, summary))
-    if arguments.json:
-        sys.stdout.write(json.dumps(to_json(plan, model, summary), indent=2) + "\n")
     return EXIT_SOME_FAILED if summary.num_failed or summary.num_cancelled else 0
 
 
@@ -92,6 +90,24 @@ def _execute_with_progress(plan: Run) -> list[RequestRecord]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("requests", total=plan.workload.num_requests)
         return execute(plan, lambda _: progress.advance(task))
+
+
+def _report(plan: Run, model: ServedModel, summary: RunSummary, *, as_json: bool) -> None:
+    table = render(plan, model, summary)
+    if as_json:
+        Console(stderr=True).print(table)
+    try:
+        if not as_json:
+            Console().print(table)
+        else:
+            sys.stdout.write(json.dumps(to_json(plan, model, summary), indent=2) + "\n")
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # no mistake of anybody's: the reader has seen enough
+    except OSError as error:
+        # Python would complain once more while flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OutputLost(f"standard output: {error.strerror}") from error
 
 
 def _positive(option: str, value: float) -> float:

@@ -20,5 +20,9 @@ class ServerError(LoadtestError):
     """The server cannot be reached, or cannot serve this workload."""
 
 
+class OutputLost(LoadtestError):
+    """Standard output takes no more, as on a full disk."""
+
+
 class WorkerDied(LoadtestError):
     """A client process ended before its part of the work was done."""

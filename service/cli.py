@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import NoReturn, Protocol, cast
 
 from pageturner.service import __version__
+from pageturner.service.commands.output import discard_output
 from pageturner.service.errors import PageturnerError
 
 COMMANDS: dict[str, str] = {
@@ -94,8 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away; Python would complain once more while flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # its reader went away
         return 1
 
 

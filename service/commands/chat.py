@@ -17,7 +17,7 @@ from pageturner.service.commands.asking import (
     sampling_options,
     target_of,
 )
-from pageturner.service.commands.output import note, write
+from pageturner.service.commands.output import OutputLost, note, standard_output, write
 from pageturner.service.engine.api import ChatMessage
 from pageturner.service.errors import PageturnerError
 
@@ -62,6 +62,8 @@ def _converse(runner: asyncio.Runner, client: Client, arguments: argparse.Namesp
         except KeyboardInterrupt:
             write(" [stopped]")
             continue
+        except OutputLost:
+            raise
         except PageturnerError as error:
             # One refused turn (a conversation grown too long) must not end the others.
             note(f"pageturner chat: {error}")
@@ -88,7 +90,8 @@ def _lines() -> Iterator[str]:
         note(COMMANDS)
     while True:
         try:
-            line = input("> " if interactive else "").strip()
+            with standard_output():  # input() writes and flushes, even where there is no prompt
+                line = input("> " if interactive else "").strip()
         except EOFError:
             if interactive:
                 write()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pageturner.service.commands.output import write
+from pageturner.service.commands.output import show, write
 from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError, PageturnerError
 
@@ -61,24 +61,19 @@ def _archs(text: str) -> tuple[str, ...]:
 
 
 def _print(rows: Sequence[Row], archs: Sequence[str], version: str) -> None:
-    from rich.console import Console
-
-    console = Console()
     for arch in archs:
-        console.print(_table(arch, [row for row in rows if row.arch == arch]))
+        show(_table(arch, [row for row in rows if row.arch == arch]))
     over = [row for row in rows if row.violations]
     for row in over:
         reasons = "; ".join(row.violations)
-        console.print(
+        show(
             f"{row.arch} {row.expression}: {reasons}",
             style="red",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
-    console.print(
-        f"NVRTC {version}: {len(rows) - len(over)} of {len(rows)} kernels are within their budgets."
-    )
+    show(f"NVRTC {version}: {len(rows) - len(over)} of {len(rows)} kernels are within their budgets.")
 
 
 def _table(arch: str, rows: Sequence[Row]) -> Table:

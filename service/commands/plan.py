@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from pageturner.service import plan
-from pageturner.service.commands.output import write
+from pageturner.service.commands.output import show, write
 from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.schema import parse_size
 
@@ -50,9 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write(json.dumps(plan.to_json(planned), indent=2))
     else:
-        from rich.console import Console
-
-        Console().print(plan.render(planned))
+        show(plan.render(planned))
     return 0
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pageturner.service.commands.output import note, write
+from pageturner.service.commands.output import note, show, write
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write(json.dumps(document, indent=2))
         return 0
-    from rich.console import Console
-
-    Console().print(render(outcomes))
+    show(render(outcomes))
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pageturner.service.commands.output import note, write
+from pageturner.service.commands.output import note, show, write
 from pageturner.service.errors import ConfigError
 
 HELP = "run the study of all built-in policies in the simulator"
@@ -41,7 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write(json.dumps([finding.to_json() for finding in findings], indent=2))
         return 0
-    from rich.console import Console
-
-    Console().print(render(findings))
+    show(render(findings))
     return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -61,6 +63,18 @@ def test_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) ->
     assert results["time_to_first_token"]["num_samples"] == 6
     assert results["time_per_output_token"]["p50"] >= 0
     assert results["output_tokens_per_second"] == pytest.approx(18 / results["duration_seconds"])
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
+def test_a_full_disk_is_one_line(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:  # closing flushes once more, as the interpreter does at exit
+        monkeypatch.setattr(sys, "stdout", full)
+        with serve() as server:
+            assert run("--address", server.address, *SMALL, *flags) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "pageturner loadtest: standard output: No space left on device"
 
 
 def test_an_open_loop_by_rate(capsys: pytest.CaptureFixture[str]) -> None:

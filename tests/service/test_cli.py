@@ -192,6 +192,24 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["policies"],
+        ["policies", "--json"],
+        ["config"],
+        ["plan", "--num-layers=2", "--num-kv-heads=2", "--head-dim=8"],  # through rich
+        ["plan", "--num-layers=2", "--num-kv-heads=2", "--head-dim=8", "--json"],
+    ],
+    ids=lambda words: f"{words[0]}{len(words)}",
+)
+def test_a_full_disk_is_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        finished = subprocess.run([*PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert finished.stderr == f"pageturner {words[0]}: standard output: No space left on device\n"
+    assert finished.returncode == 2
+
+
+@pytest.mark.parametrize(
     ("text", "axis", "spec"),
     [
         ("victim=least-computed", "victim", PolicySpec("least-computed")),

@@ -107,6 +107,17 @@ def test_a_refused_turn_does_not_end_the_chat(server: RunningServer) -> None:
     assert chat.stdout.strip()
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_an_answer_that_nobody_can_take_ends_the_command(command: str, server: RunningServer) -> None:
+    words = [command, f"--target={server.target}", "--max-tokens=4"] + ["-"] * (command == "generate")
+    with Path("/dev/full").open("w") as full:
+        finished = subprocess.run(
+            [*PROGRAM, *words], input="hello\nhello\n", stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert finished.stderr == f"pageturner {command}: standard output: No space left on device\n"
+    assert finished.returncode == 2
+
+
 def test_a_refusal_names_the_field(server: RunningServer) -> None:
     refused = run("generate", "hi", f"--target={server.target}", "--temperature=-1")
     assert refused.returncode == 2
