@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
 from pageturner.service.client import DEFAULT_TARGET, Client
+from pageturner.service.commands import running
 from pageturner.service.commands.output import write
 from pageturner.service.core import flight_file
 from pageturner.service.core.flight import FlightRecord
@@ -48,7 +48,7 @@ def fetch(target: str) -> bytes:
         async with Client(target) as client:
             return await client.flight_record()
 
-    return asyncio.run(ask())
+    return running.run(ask())
 
 
 def read(path: Path) -> FlightRecord:
