@@ -56,6 +56,15 @@ def test_between_two_coroutines_of_a_runner_the_handler_of_before_is_back(number
         assert running.run(command(), runner) == 7
 
 
+def test_a_signal_that_comes_too_late_to_cancel_ends_the_program_all_the_same(number: signal.Signals) -> None:
+    async def command() -> None:
+        os.kill(os.getpid(), number)
+
+    with pytest.raises(SystemExit) as ended:
+        running.run(command())
+    assert ended.value.code == 128 + number
+
+
 def test_another_cancellation_is_not_taken_for_a_signal() -> None:
     async def command() -> None:
         raise asyncio.CancelledError
