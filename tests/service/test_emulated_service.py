@@ -27,7 +27,6 @@ from pageturner.service.model.backend import Backend
 from pageturner.service.model.graphs import graph_sizes
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.wiring import build_service
-from support.cuda_cases import gpu_launcher
 from support.emulation import emulated_launcher
 from support.fake_meter import FakeMeter
 from support.lazy_streams import LazyStream, lazy_copies
@@ -176,8 +175,6 @@ async def test_tokens_are_those_of_the_cpu_under_swaps_copies_chunks_and_hits(
     folder: Path, expected: list[Streams], where: str
 ) -> None:
     on_gpu = where == "gpu"
-    if on_gpu:
-        gpu_launcher()  # skips where there is none
     backend = None if on_gpu else emulated_backend()
     device = {"model.device": "cuda", "cache.num_blocks": "14"} if on_gpu else {}
     async with running(folder, backend, **TIGHT, **device) as client:
@@ -227,7 +224,6 @@ PROMPTS = (
 
 @pytest.mark.gpu
 async def test_the_embedded_model_is_served_as_on_the_cpu() -> None:
-    gpu_launcher()  # skips where there is none
     served: list[list[Streams]] = []
     for device in ("cpu", "cuda"):
         flags = {"model.source": "embedded", "model.device": device, "cache.num_blocks": "64"}

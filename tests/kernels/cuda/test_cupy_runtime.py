@@ -215,10 +215,10 @@ def test_nowhere_to_put_machine_code(
     assert not gpu.modules
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_this_machine_says_why_not() -> None:
-    with pytest.raises(KernelsUnavailable, match=r"driver|build for the CPU|no CUDA device"):
-        probe_gpu(CUDA)
+def test_any_machine_says_why_it_lacks_the_hundredth_gpu() -> None:
+    """By the real CuPy and torch."""
+    with pytest.raises(KernelsUnavailable, match=r"driver|build for the CPU|no CUDA device|no cuda:99"):
+        probe_gpu(torch.device("cuda", 99))
 
 
 def test_the_real_cupy_has_the_names_that_the_fake_one_has() -> None:

@@ -18,6 +18,7 @@ from pageturner.service.bench.attention_cases import Inputs, make_inputs
 from pageturner.service.cli import EXIT_USER_ERROR, main
 from pageturner.service.commands import bench_kernels
 from pageturner.service.errors import PageturnerError
+from pageturner.service.model import backend
 from support.fake_timing import FakeCuda, ToldTime
 from support.ops import cpu_cache_dir
 
@@ -156,10 +157,13 @@ def test_a_mistake_is_one_line(
     assert error in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_asked_for_and_not_there_is_named() -> None:
+def test_a_gpu_that_is_asked_for_and_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "gpu_trouble", lambda index: "no driver")
     assert bench_kernels.find_gpu(wanted=False) is None
-    with pytest.raises(PageturnerError, match="cuda cannot be used"):
+    with pytest.raises(PageturnerError, match="cuda cannot be used: no driver"):
         bench_kernels.find_gpu(wanted=True)
-    with pytest.raises(PageturnerError):
-        bench_kernels.make_ops(torch.device("cuda", 0))
+
+
+def test_kernels_that_cannot_be_had_are_named() -> None:
+    with pytest.raises(PageturnerError, match=r"CUDA|cuda:99"):
+        bench_kernels.make_ops(torch.device("cuda", 99))

@@ -88,12 +88,11 @@ def test_float16_is_for_gpus() -> None:
         choose("no driver", dtype="float16", device="cuda", allow_fallback=True)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_without_a_gpu_torch_says_what_is_missing() -> None:
-    trouble = gpu_trouble(0)
+def test_any_machine_says_why_it_lacks_the_hundredth_gpu() -> None:
+    trouble = gpu_trouble(99)
     assert trouble is not None
-    assert "CUDA" in trouble or "NVIDIA" in trouble
     assert "\n" not in trouble
+    assert "CUDA" in trouble or "NVIDIA" in trouble or "the machine has" in trouble
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,9 +15,9 @@ from pageturner.kernels.cuda.compiler import Compiler
 from pageturner.kernels.cuda.cupy_runtime import CupyRuntime, probe_gpu
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.variants import DTYPES
-from pageturner.kernels.errors import KernelsUnavailable
 from support import row_kernels
 from support.block_checks import BLOCK_SIZES, PAIRS, check_copy_blocks, check_pack_blocks
+from support.cuda_cases import gpu_launcher
 from support.ops import cpu_cache_dir
 from support.primitive_cases import CHECKS, probe_sources
 from support.row_checks import (
@@ -44,23 +43,15 @@ HEADS = {
 }
 
 
-def launcher_of(make_compiler: Callable[[], Compiler]) -> Launcher:
-    """Skips the test, with the reason, where the kernels can't run."""
-    try:
-        return Launcher(CupyRuntime(CUDA, make_compiler()))
-    except KernelsUnavailable as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.fixture(scope="module")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> Launcher:
     sources = probe_sources(tmp_path_factory.mktemp("probes"))
-    return launcher_of(lambda: Compiler(cpu_cache_dir(), sources=sources))
+    return Launcher(CupyRuntime(CUDA, Compiler(cpu_cache_dir(), sources=sources)))
 
 
 @pytest.fixture(scope="module")
 def launcher() -> Launcher:
-    return launcher_of(lambda: Compiler(cpu_cache_dir()))
+    return gpu_launcher()
 
 
 @pytest.mark.parametrize("name", CHECKS)
