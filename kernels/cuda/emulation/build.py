@@ -6,20 +6,17 @@ may be compiled beside each other.
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import hashlib
 import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from pageturner.kernels import gxx
 from pageturner.kernels.cuda.variants import Variant
-from pageturner.kernels.errors import KernelsUnavailable
+from pageturner.kernels.errors import CompilerUnavailable, KernelsUnavailable
 
 KERNELS = Path(__file__).parents[1]
 MACHINE = Path(__file__).parent
@@ -87,6 +84,8 @@ class Builder:
                 return list(pool.map(lambda text: self._library(text, machine), texts))
         except OSError as error:
             raise KernelsUnavailable(f"{self.cache_dir}: {error}") from error
+        except CompilerUnavailable as error:
+            raise KernelsUnavailable(str(error)) from error
 
     def _object(self, source: Path) -> Path:
         """The same for all kernels."""
@@ -107,26 +106,12 @@ class Builder:
         key = self._key(text, headers, (*self._checks, *NOTHING_MISSING, *(path.name for path in machine)))
         return self._once(self.cache_dir / f"kernel-{key}.so", compile_and_link)
 
-    def _once(self, target: Path, compile_to: Callable[[Path], None]) -> Path:
-        """Compile beside `target` and rename, so that nobody ever loads half a file."""
-        if target.exists():
-            return target
-        lock_file = self.cache_dir / f"lock-{target.stem[-1]}"  # 16 of them: few that want one must wait
-        with lock_file.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.exists():
-                handle, name = tempfile.mkstemp(dir=self.cache_dir, suffix=".unfinished")
-                os.close(handle)
-                unfinished = Path(name)
-                try:
-                    compile_to(unfinished)
-                    unfinished.replace(target)
-                finally:
-                    unfinished.unlink(missing_ok=True)
-        return target
+    def _once(self, target: Path, compile_to: Callable[[Path], object]) -> Path:
+        lock = self.cache_dir / f"lock-{target.stem[-1]}"  # 16 of them: few that want one must wait
+        return gxx.once(target, lock, compile_to)
 
     def _run(self, *arguments: str | Path) -> None:
-        _run([_executable(self.compiler), *FLAGS, *self.flags, *map(str, arguments)])
+        gxx.run([gxx.find_compiler(self.compiler), *FLAGS, *self.flags, *map(str, arguments)])
 
     @property
     def _checks(self) -> tuple[str, ...]:
@@ -137,30 +122,6 @@ class Builder:
         digest = hashlib.sha256(text.encode())
         for path in sorted(headers):
             digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
-        for word in (*FLAGS, *self.flags, *words, _described(_executable(self.compiler))):
+        for word in (*FLAGS, *self.flags, *words, gxx.described(gxx.find_compiler(self.compiler))):
             digest.update(b"\0" + word.encode())
         return digest.hexdigest()[:20]
-
-
-def _executable(compiler: str) -> str:
-    executable = shutil.which(compiler)
-    if executable is None:
-        raise KernelsUnavailable(f"no {compiler} on the path")
-    return executable
-
-
-@functools.cache
-def _described(executable: str) -> str:
-    """-march=native stands for the features of this CPU."""
-    target = _run([executable, "-march=native", "-Q", "--help=target"])
-    return executable + _run([executable, "--version"]) + target
-
-
-def _run(command: list[str]) -> str:
-    try:
-        # The command is the compiler found on the path, with our own flags and files.
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603
-    except subprocess.SubprocessError as error:
-        detail = (getattr(error, "stderr", None) or str(error)).strip()
-        raise KernelsUnavailable(f"{command[0]} failed: {detail[:2000]}") from error
-    return done.stdout
