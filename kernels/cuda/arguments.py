@@ -69,13 +69,3 @@ class PackBlocksArguments(ctypes.Structure):
         ("block_bytes", c_int64),
         *((name, c_int32) for name in ("num_ids", "num_blocks")),
     )
-
-
-Arguments = (
-    AttentionArguments
-    | KvWriteArguments
-    | RmsNormArguments
-    | SiluAndMulArguments
-    | CopyBlocksArguments
-    | PackBlocksArguments
-)

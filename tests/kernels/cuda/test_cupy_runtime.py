@@ -11,11 +11,9 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
-from pageturner.kernels.cuda.arguments import Arguments
 from pageturner.kernels.cuda.compiler import Compiler, load_nvrtc
 from pageturner.kernels.cuda.cupy_runtime import CupyRuntime, Gpu, probe_gpu
 from pageturner.kernels.cuda.runtime import Launcher
@@ -35,9 +33,9 @@ FLOATS = Variant("doubled.cu", "doubled<float>", 64, 0, DoubledArguments)
 INTS = replace(FLOATS, expression="doubled<int>", shared_bytes=96 * 1024)
 
 
-def struct(address: int, count: int) -> Arguments:
+def struct(address: int, count: int) -> DoubledArguments:
     """Not one of the kernels', but launched as they are."""
-    return cast(Arguments, DoubledArguments(address, count))
+    return DoubledArguments(address, count)
 
 
 @pytest.fixture
