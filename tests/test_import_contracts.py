@@ -37,7 +37,10 @@ PLANTED = {
         "import pageturner.kernels.layout",
     ),
     "the load test is a client": ("loadtest", "import pageturner.service.errors"),
-    "the client has no torch behind it": ("service/client.py", "import pageturner.service.model.runner"),
+    "the client has no torch behind it": (
+        "service/client/async_client.py",
+        "import pageturner.service.model.runner",
+    ),
     "only the command line reads the configuration": ("service/core", "import pageturner.service.config"),
 }
 

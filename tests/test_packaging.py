@@ -10,34 +10,38 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from pageturner.service import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {"policies": "policies", "kernels": "kernels", "service": "service", "loadtest": "loadtest"}
+LINKS = {path.name: path.resolve() for path in (ROOT / "src" / "pageturner").iterdir() if path.is_symlink()}
 SHIPPED = {".py", ".pyi", ".proto", ".typed", ".cpp", ".cu", ".cuh", ".h", ".txt", ".json"}
 
 
 def shipped_files() -> set[str]:
     """Every source and data file, under the name it is imported by."""
-    folders = {**SOURCES, "protos/pageturner/v1": "v1"}
-    return {
-        f"pageturner/{package}/{path.relative_to(ROOT / folder)}"
-        for folder, package in folders.items()
-        for path in (ROOT / folder).rglob("*")
+    linked = {
+        f"pageturner/{package}/{path.relative_to(folder)}"
+        for package, folder in LINKS.items()
+        for path in folder.rglob("*")
         if path.suffix in SHIPPED and "__pycache__" not in path.parts
     }
+    return linked | {"pageturner/__init__.py"}
 
 
 def project() -> dict[str, object]:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return {**document["project"], "packages": document["tool"]["setuptools"]["packages"]}
+    return dict(document["project"])
 
 
-def test_every_package_is_listed() -> None:
-    packages = {
-        str(Path(name).parent).replace("/", ".") for name in shipped_files() if name.endswith("/__init__.py")
+def test_each_top_level_folder_is_linked() -> None:
+    assert {name: str(path.relative_to(ROOT)) for name, path in LINKS.items()} == {
+        "policies": "policies",
+        "kernels": "kernels",
+        "service": "service",
+        "loadtest": "loadtest",
+        "v1": "protos/pageturner/v1",
     }
-    assert packages == set(project()["packages"])  # type: ignore[call-overload]  # a list of str
 
 
 def test_the_version_is_said_once() -> None:
@@ -68,8 +72,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """Built from a copy: a wheel built in the tree would pick up whatever lies in build/."""
     copy = tmp_path_factory.mktemp("wheel") / "tree"
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for folder in (*SOURCES, "protos"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
+    for folder in ("policies", "kernels", "service", "loadtest", "protos", "src"):
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
     command = [

@@ -17,7 +17,7 @@ from pageturner.loadtest.runner import Run, execute
 from pageturner.loadtest.server import ServedModel, Target, discover
 from pageturner.loadtest.workload import Lengths, Workload
 from pageturner.policies import registry
-from pageturner.service.bench.server_process import running_server
+from pageturner.service.client.server_process import running_server
 from pageturner.service.errors import PageturnerError
 from pageturner.service.simulator.machine import Machine
 from pageturner.service.simulator.recordings import fit_machine

@@ -19,7 +19,7 @@ from pathlib import Path
 from pageturner.loadtest.client import RequestRecord
 from pageturner.loadtest.statistics import summarize_run
 from pageturner.service.bench.calibrate import Calibration, Load, calibrate, measure, to_workload
-from pageturner.service.bench.server_process import running_server
+from pageturner.service.client.server_process import running_server
 from pageturner.service.simulator.contenders import Setup
 from pageturner.service.simulator.figures import figures_of
 from pageturner.service.simulator.machine import Machine

@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pageturner.service.bench.server_process import running_server
 from pageturner.service.client import Client
+from pageturner.service.client.server_process import running_server
 from pageturner.service.core.outputs import SampledToken
 from pageturner.service.errors import PageturnerError
 

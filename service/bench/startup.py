@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pageturner.service.bench.server_process import running_server
+from pageturner.service.client.server_process import running_server
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pageturner.service.bench.server_process import PROGRAM, running_server, stop
+from pageturner.service.client.server_process import PROGRAM, running_server, stop
 from pageturner.service.errors import ModelError, PageturnerError
 from pageturner.service.model.options import ModelOptions
 

@@ -10,8 +10,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pageturner.service.bench.server_process import running_server
 from pageturner.service.client import Accepted, ChoiceFinished, Client, Delta, Finished, Options
+from pageturner.service.client.server_process import running_server
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note
 from pageturner.service.core.outputs import RequestTimings, Usage

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from pageturner.service.bench.server_process import RunningServer, running_server
 from pageturner.service.client import Client
+from pageturner.service.client.server_process import RunningServer, running_server
 from pageturner.service.commands import running
 from pageturner.service.commands.asking import (
     CONNECT_SECONDS,

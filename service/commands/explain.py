@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pageturner.service.commands.flight import add_target, fetch, read
 from pageturner.service.commands.output import write
-from pageturner.service.core import flight_file
-from pageturner.service.core.explain import explain
+from pageturner.service.flight import flight_file
+from pageturner.service.flight.explain import explain
 
 HELP = "say in words what befell a request and which policy decided it"
 EXAMPLE = "pageturner explain my-request-7 --target localhost:50051"

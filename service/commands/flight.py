@@ -8,9 +8,9 @@ from pathlib import Path
 from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.commands import running
 from pageturner.service.commands.output import write
-from pageturner.service.core import flight_file
-from pageturner.service.core.flight import FlightRecord
 from pageturner.service.errors import PageturnerError
+from pageturner.service.flight import flight_file
+from pageturner.service.flight.records import FlightRecord
 
 HELP = "fetch what the scheduler of a server was told and decided of late"
 EXAMPLE = "pageturner flight dump --target localhost:50051 --out flight.jsonl.gz"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pageturner.service.commands.flight import read
 from pageturner.service.commands.output import write
-from pageturner.service.core.flight import FlightRecord, Scheduled, unpack_rows
-from pageturner.service.core.plain import to_plain
-from pageturner.service.core.replay import Difference, replay
+from pageturner.service.flight.plain import to_plain
+from pageturner.service.flight.records import FlightRecord, Scheduled, unpack_rows
+from pageturner.service.flight.replay import Difference, replay
 
 HELP = "run a flight record again and compare every decision"
 EXAMPLE = "pageturner replay flight.jsonl.gz"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pageturner.service.bench.server_process import ready_line
+from pageturner.service.client.server_process import ready_line
 from pageturner.service.commands.flags import add_config_flags, load_from
 from pageturner.service.commands.output import note, write
 from pageturner.service.config import LoadedConfig, cache_directory
@@ -21,7 +21,7 @@ from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import ConfigError, EngineDead
 
 if TYPE_CHECKING:
-    from pageturner.service.wiring import Service
+    from pageturner.service.startup.wiring import Service
     from structlog.typing import FilteringBoundLogger
 
 HELP = "run the service"
@@ -106,7 +106,7 @@ async def _load(
     recording: TextIO | None,
 ) -> Service:
     def build() -> Service:
-        from pageturner.service.wiring import build_service  # torch comes with it
+        from pageturner.service.startup.wiring import build_service  # torch comes with it
 
         return build_service(loaded, cache_directory(), clock, started_at, logger, recording)
 

@@ -8,9 +8,9 @@ from pageturner.policies.interfaces import KeyChange, SortKey
 from pageturner.policies.views import LoadView
 from pageturner.service.core import views
 from pageturner.service.core.block_manager import BlockManager
-from pageturner.service.core.policy_guard import PolicyGuard
 from pageturner.service.core.request import Request
 from pageturner.service.core.waiting_queue import WaitingQueue
+from pageturner.service.policy_host.policy_guard import PolicyGuard
 
 MAX_LOOKUPS = 1024
 """How many waiting requests, first ones first, a look for new cache hits takes in."""

@@ -36,7 +36,6 @@ from pageturner.service.core.outputs import (
     StopCondition,
 )
 from pageturner.service.core.planner import Planner
-from pageturner.service.core.policy_guard import AxisReport, PolicyGuard, PolicyReport
 from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.queue_order import QueueOrder
 from pageturner.service.core.request import NewRequest, Request, RequestStatus, Sequence
@@ -46,6 +45,7 @@ from pageturner.service.core.suspects import Suspects
 from pageturner.service.core.telling import StepTally, live_history, tell_queued
 from pageturner.service.core.waiting_queue import WaitingQueue
 from pageturner.service.errors import DuplicateRequest, PageturnerError, QueueFull, StepFailed
+from pageturner.service.policy_host.policy_guard import AxisReport, PolicyGuard, PolicyReport
 
 
 class Scheduler:

@@ -10,9 +10,9 @@ from pageturner.service.core import views
 from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.policy_guard import PolicyGuard
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.waiting_queue import WaitingQueue
+from pageturner.service.policy_host.policy_guard import PolicyGuard
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pageturner.policies.interfaces import SortKey
 from pageturner.policies.views import LoadView
-from pageturner.service.core.answers import comparable
 from pageturner.service.core.request import QueueEntry, Request
+from pageturner.service.policy_host.answers import comparable
 
 
 class WaitingQueue:

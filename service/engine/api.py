@@ -18,8 +18,8 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.sampling_params import SamplingParams
-from pageturner.service.core.shadow import Disagreement
 from pageturner.service.errors import PageturnerError
+from pageturner.service.policy_host.shadow import Disagreement
 
 
 @dataclass(frozen=True, slots=True)

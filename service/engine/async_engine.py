@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from structlog.typing import FilteringBoundLogger
+
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
@@ -27,7 +29,6 @@ from pageturner.service.engine.commands import (
     Shutdown,
 )
 from pageturner.service.engine.engine import Engine
-from pageturner.service.engine.flight_dumps import FlightDumps
 from pageturner.service.engine.health import Health
 from pageturner.service.engine.intake import Intake
 from pageturner.service.engine.live_requests import LiveRequests
@@ -40,7 +41,7 @@ from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import NotRecorded, PageturnerError, RequestAborted
-from structlog.typing import FilteringBoundLogger
+from pageturner.service.flight.flight_dumps import FlightDumps
 
 
 class AsyncEngine:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from structlog.typing import FilteringBoundLogger
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.clock import Clock
@@ -16,7 +18,6 @@ from pageturner.service.core.outputs import (
     SchedulerOutput,
     SchedulerStats,
 )
-from pageturner.service.core.policy_guard import AxisReport, PolicyReport
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.commands import (
@@ -35,7 +36,7 @@ from pageturner.service.engine.commands import (
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
-from structlog.typing import FilteringBoundLogger
+from pageturner.service.policy_host.policy_guard import AxisReport, PolicyReport
 
 Logits = TypeVar("Logits")
 LogitsOut = TypeVar("LogitsOut", covariant=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
-from pageturner.service.core.step_work import StepWork
+from pageturner.service.flight.step_work import StepWork
 from pageturner.service.simulator.errors import MachineError
 from pageturner.service.simulator.machine import Machine
 from pageturner.service.simulator.step_time import FitError, TimedStep, fit, fit_error

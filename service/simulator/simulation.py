@@ -22,8 +22,8 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.core.step_work import work_of
 from pageturner.service.errors import PageturnerError
+from pageturner.service.flight.step_work import work_of
 from pageturner.service.simulator.errors import SimulationStuck
 from pageturner.service.simulator.machine import Machine
 from pageturner.service.simulator.tenancy import TenantLedger

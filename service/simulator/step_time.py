@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 from pageturner.policies.views import Rates
-from pageturner.service.core.step_work import StepWork
+from pageturner.service.flight.step_work import StepWork
 
 _NUM_REWEIGHTS = 4
 

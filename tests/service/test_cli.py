@@ -10,9 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from pageturner.policies.interfaces import AXES
-from pageturner.service.bench.server_process import PROGRAM
 from pageturner.service.cli import COMMANDS, main
+from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.commands import generate, serve
 from pageturner.service.commands.flags import flag_of
 from pageturner.service.commands.policy_changes import parse_choice

@@ -12,8 +12,8 @@ from pageturner.policies import registry
 from pageturner.service.cli import main
 from pageturner.service.client import DEFAULT_TARGET
 from pageturner.service.commands import explain, flight
-from pageturner.service.core import flight_file
-from pageturner.service.core.flight import FlightRecord, Scheduled
+from pageturner.service.flight import flight_file
+from pageturner.service.flight.records import FlightRecord, Scheduled
 from support.core_harness import CoreHarness
 from support.flight import record_of, recorded
 

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pageturner.service.bench.server_process import PROGRAM, READY, RunningServer, running_server
-from pageturner.service.client import Client, Delta, Finished
-from pageturner.service.errors import ModelError
 from support.random_models import save, tiny_model
 from support.tiny_tokenizers import byte_level_bpe
+
+from pageturner.service.client import Client, Delta, Finished
+from pageturner.service.client.server_process import PROGRAM, READY, RunningServer, running_server
+from pageturner.service.errors import ModelError
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 

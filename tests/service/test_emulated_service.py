@@ -26,7 +26,7 @@ from pageturner.service.core.outputs import SampledToken
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.graphs import graph_sizes
 from pageturner.service.model.kv_cache import KvCache
-from pageturner.service.wiring import build_service
+from pageturner.service.startup.wiring import build_service
 from support.emulation import emulated_launcher
 from support.fake_meter import FakeMeter
 from support.lazy_streams import LazyStream, lazy_copies

@@ -39,7 +39,7 @@ from pageturner.service.model.batch import build_batch
 from pageturner.service.model.build import build_model
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import load_artifacts
-from pageturner.service.wiring import build_service
+from pageturner.service.startup.wiring import build_service
 from support.emulation import emulated_launcher
 from support.lazy_streams import LazyStream, lazy_copies
 from support.ops import cpu_cache_dir

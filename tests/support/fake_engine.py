@@ -24,7 +24,6 @@ from pageturner.service.core.outputs import (
     TokenLogprob,
     Usage,
 )
-from pageturner.service.core.shadow import Disagreement
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
@@ -51,6 +50,7 @@ from pageturner.service.errors import (
     RequestAborted,
     StaleRevision,
 )
+from pageturner.service.policy_host.shadow import Disagreement
 
 VOCAB_SIZE = 0x110000
 MAX_N = 8

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pageturner.policies.views import LoadView, RequestView, VictimView
-from pageturner.service.core.flight import FlightRecord, FlightStart, Setting
-from pageturner.service.core.policy_notes import policy_choices
-from pageturner.service.core.recorded_scheduler import RecordedScheduler
-from pageturner.service.core.recorder import FlightRecorder
-
+from pageturner.service.flight.policy_notes import policy_choices
+from pageturner.service.flight.recorded_scheduler import RecordedScheduler
+from pageturner.service.flight.recorder import FlightRecorder
+from pageturner.service.flight.records import FlightRecord, FlightStart, Setting
 from support.core_harness import CoreHarness
 
 NAME_KEY = b"names"

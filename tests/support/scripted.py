@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import structlog
+from structlog.typing import FilteringBoundLogger
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.outputs import (
@@ -27,7 +29,6 @@ from pageturner.service.core.outputs import (
     TokenEvent,
     Usage,
 )
-from pageturner.service.core.policy_guard import AxisReport, PolicyGuard, PolicyReport
 from pageturner.service.core.request import NewRequest
 from pageturner.service.errors import (
     DeadlineExceeded,
@@ -36,7 +37,7 @@ from pageturner.service.errors import (
     QueueFull,
     StepFailed,
 )
-from structlog.typing import FilteringBoundLogger
+from pageturner.service.policy_host.policy_guard import AxisReport, PolicyGuard, PolicyReport
 
 TIMINGS = RequestTimings(0.5, 0.1, 0.1, 0, 0, 0)
 DEFAULT_MAX_TOKENS = 16

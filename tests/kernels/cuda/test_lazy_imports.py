@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 import pageturner.service.cli
 import pageturner.service.commands.serve
-import pageturner.service.wiring
+import pageturner.service.startup.wiring
 import pageturner.kernels.cpu.ops
 import pageturner.kernels.ops
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"cupy", "cupy_backends"}))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from support.random_models import save, tiny_model
+
 from pageturner.policies import registry
-from pageturner.service.bench.server_process import running_server
 from pageturner.service.cli import main
 from pageturner.service.client import Client
+from pageturner.service.client.server_process import running_server
 from pageturner.service.simulator.recordings import fit_machine
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.traces import read_trace
-from support.random_models import save, tiny_model
 
 SECRET = (31, 41, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64, 33, 83, 27, 95)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pageturner.policies import registry
-from pageturner.service.bench.server_process import PROGRAM
+from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
 from pageturner.service.simulator.machine import Machine

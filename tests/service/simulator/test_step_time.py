@@ -7,7 +7,7 @@ from dataclasses import astuple
 
 import pytest
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
-from pageturner.service.core.step_work import StepWork, work_of
+from pageturner.service.flight.step_work import StepWork, work_of
 from pageturner.service.simulator.step_time import StepTimeModel, TimedStep, fit, fit_error
 
 KNOWN = StepTimeModel(0.01, 1e-4, 2e-4, 5e-5, 1e-7, 3e-9, 1e-3, 2e-3, 1e-5)

@@ -1,0 +1,260 @@
+"""A flight record in words: what befell one request, in order of time, and who decided it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.decisions import (
+    AdmissionsHeld,
+    Admitted,
+    AwaitsProducer,
+    ChampionChosen,
+    ChoiceEnded,
+    Decision,
+    Ended,
+    Guard,
+    Overtaken,
+    PolicyReplaced,
+    Refused,
+    Stalled,
+    Yielded,
+)
+from pageturner.service.core.request import RequestStatus
+from pageturner.service.errors import PageturnerError
+from pageturner.service.flight.checkpoint import RequestState
+from pageturner.service.flight.records import Added, Entry, FlightRecord, Paused, Scheduled
+
+
+class NotInRecord(PageturnerError):
+    """The record says nothing of this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """seconds: since the request arrived. count: in how many steps in a row this was so."""
+
+    seconds: float
+    text: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        again = f" ({self.count} steps)" if self.count > 1 else ""
+        return f"{self.seconds:10.3f} s  {self.text}{again}"
+
+
+def explain(record: FlightRecord, request_id: str) -> tuple[Line, ...]:
+    """Its latest life, should the id have been used more than once. Raises NotInRecord."""
+    first, told = 0, _told_at_start(record, request_id)
+    for index, entry in enumerate(record.entries):
+        if isinstance(entry, Added) and entry.request.request_id == request_id:
+            first, told = index, _Story(request_id, entry.request.arrival_time)
+    if told is None:
+        told = _Story(request_id, _first_mention(record, request_id))
+    for entry in record.entries[first:]:
+        told.take(entry)
+    return tuple(told.lines)
+
+
+def _told_at_start(record: FlightRecord, request_id: str) -> _Story | None:
+    checkpoint = None if record.start is None else record.start.checkpoint
+    for state in () if checkpoint is None else checkpoint.requests:
+        if state.request.request_id == request_id and checkpoint is not None:
+            story = _Story(request_id, state.request.arrival_time)
+            story.begin(state, checkpoint.now)
+            return story
+    return None
+
+
+def _first_mention(record: FlightRecord, request_id: str) -> float:
+    for entry in record.entries:
+        if any(request_id in _named(decision) for decision in entry.decisions):
+            return entry.now
+    lost = f"; {record.num_dropped} earlier entries are gone" if record.num_dropped else ""
+    raise NotInRecord(f"no request {request_id!r} in this record of {len(record.entries)} entries{lost}")
+
+
+def _named(decision: Decision) -> tuple[str, ...]:
+    return tuple(getattr(decision, field, "") for field in ("request_id", "claimant", "by", "producer"))
+
+
+class _Story:
+    """lines: so far."""
+
+    def __init__(self, request_id: str, arrival: float) -> None:
+        self.lines: list[Line] = []
+        self._id = request_id
+        self._arrival = arrival
+        self._queued_at = arrival
+        self._is_waiting = False
+        self._is_over = False
+        self._last_kind: object = None
+
+    def begin(self, state: RequestState, now: float) -> None:
+        """The record begins when it was alive already."""
+        self._is_waiting = state.status is not RequestStatus.RUNNING
+        queued_since = state.fields["queued_since"]
+        self._queued_at = queued_since if isinstance(queued_since, float) else self._arrival
+        self._say(now, f"{state.status.value} when the record begins")
+
+    def take(self, entry: Entry) -> None:
+        if self._is_over:
+            return
+        if isinstance(entry, Added) and entry.request.request_id == self._id:
+            self._add(entry)
+        if isinstance(entry, Paused) and entry.request_id == self._id:
+            reader = "its reader lags behind: paused" if entry.is_paused else "its reader reads on: resumed"
+            self._say(entry.now, reader)
+        num_lines, was_waiting = len(self.lines), self._is_waiting
+        counts = sum(line.count for line in self.lines)
+        for decision in entry.decisions:
+            self._decide(entry.now, decision)
+        is_untold = len(self.lines) == num_lines and sum(line.count for line in self.lines) == counts
+        if isinstance(entry, Scheduled):
+            if was_waiting and is_untold:
+                for decision in entry.decisions:
+                    if isinstance(decision, AdmissionsHeld):
+                        self._say(entry.now, _held(decision), kind=(decision.by, decision.after))
+            if entry.raised:
+                self._say(entry.now, f"the scheduler itself failed: {entry.raised}")
+
+    def _add(self, entry: Added) -> None:
+        request = entry.request
+        facts = [_count(request.num_prompt_tokens, "prompt token")]
+        if entry.refusal:
+            self._say(request.arrival_time, f"refused on arrival ({', '.join(facts)}): {entry.refusal}")
+            self._is_over = True
+            return
+        facts.append(f"at most {_count(entry.max_tokens, 'output token')}")
+        if request.n > 1:
+            facts.append(f"{request.n} choices")
+        if request.priority:
+            facts.append(f"priority {request.priority}")
+        if request.tenant:
+            facts.append(f"tenant {request.tenant}")
+        self._is_waiting, self._queued_at = True, request.arrival_time
+        self._say(request.arrival_time, f"queued: {', '.join(facts)}")
+
+    def _decide(self, now: float, decision: Decision) -> None:
+        match decision:
+            case Admitted(request_id) if request_id == self._id:
+                seconds = now - self._queued_at
+                self._say(now, f"{_admitted(decision, seconds)}")
+                self._is_waiting = False
+            case Refused(request_id) if request_id == self._id:
+                self._say(now, _refused(decision), kind=(Refused, decision.by))
+            case AwaitsProducer(request_id, producer) if request_id == self._id:
+                self._say(now, f"waited for {producer}, which computes blocks of the same prefix")
+            case Overtaken(request_id, by) if request_id == self._id:
+                self._say(now, f"overtaken by {by}, which was admitted")
+            case Yielded(request_id) if request_id == self._id:
+                self._say(now, _yielded(decision))
+                self._is_waiting, self._queued_at = True, now
+            case Yielded(request_id, claimant) if claimant == self._id:
+                self._say(now, f"{request_id} yielded to it by {decision.how.value}")
+            case Stalled(request_id) if request_id == self._id:
+                until = "some in flight come free next" if decision.awaits_pending else "nobody yields to it"
+                self._say(
+                    now, f"stalled: {_count(decision.num_blocks_short, 'block')} short, {until}", Stalled
+                )
+            case ChampionChosen(request_id, reason) if request_id == self._id:
+                self._say(now, f"became champion ({reason.value}): no policy can hold it back")
+            case PolicyReplaced(axis, policy, successor):
+                self._say(now, f"{axis} policy {policy} was replaced by {successor}")
+            case ChoiceEnded(request_id, index, reason) if request_id == self._id:
+                self._say(now, f"choice {index} ended: {reason}")
+            case Ended(request_id) if request_id == self._id:
+                self._say(now, _ended(decision))
+                self._is_over = True
+
+    def _say(self, now: float, text: str, kind: object = None) -> None:
+        """The same thing in a row is said once, as it was at first."""
+        kind = text if kind is None else kind
+        if self.lines and kind == self._last_kind:
+            self.lines[-1] = replace(self.lines[-1], count=self.lines[-1].count + 1)
+            return
+        self._last_kind = kind
+        self.lines.append(Line(now - self._arrival, text))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _admitted(decision: Admitted, seconds: float) -> str:
+    verb = (
+        "admitted" if decision.is_first else "swapped in and resumed" if decision.was_swapped else "resumed"
+    )
+    by = {
+        Guard.CHAMPION.value: "as champion, whatever the policies say",
+        Guard.CLAIM.value: "since others yielded to it",
+    }.get(decision.by, f"by admission policy {decision.by}")
+    cached = decision.num_cached_tokens
+    hits = f"; {_count(cached, 'token')} of it were cached" if cached and not decision.was_swapped else ""
+    return f"{verb} after {seconds:.3f} s in the queue, {by}{hits}"
+
+
+def _refused(decision: Refused) -> str:
+    parts = []
+    if decision.num_blocks:
+        parts.append(f"needs {_count(decision.num_blocks, 'block')}, {decision.num_available} available")
+        if decision.num_promised:
+            parts[-1] += f" of which {decision.num_promised} are promised"
+        if decision.watermark_blocks:
+            parts[-1] += f", watermark {decision.watermark_blocks}"
+    if decision.num_slots_short:
+        parts.append(f"{_count(decision.num_slots_short, 'slot')} short of max_num_seqs")
+    why = f" ({'; '.join(parts)})" if parts else ""
+    match decision.by:
+        case Guard.CAPACITY.value:
+            return f"not admitted: it does not fit{why}"
+        case Guard.PENDING.value:
+            return f"not admitted yet: blocks of the step in flight come free next{why}"
+        case Guard.BUDGET.value:
+            return f"not admitted: the step's token budget is spent{why}"
+    return f"not admitted by admission policy {decision.by}{why}"
+
+
+def _held(decision: AdmissionsHeld) -> str:
+    after = f" after {decision.after}" if decision.after else ""
+    why = {
+        Guard.BUDGET.value: f"the step's token budget was spent, as batch policy {decision.batch} split it",
+        Guard.MAX_BYPASSES.value: "one that was overtaken often enough goes first",
+        Guard.MAX_SKIPS.value: "no step looks past more than max_skips",
+    }.get(decision.by, f"admission policy {decision.by} said wait")
+    return f"stood behind in the order of queue policy {decision.queue}; admissions stopped{after}: {why}"
+
+
+def _yielded(decision: Yielded) -> str:
+    how = {
+        Reclaim.SWAP: "preempted by swap",
+        Reclaim.RECOMPUTE: "preempted by recompute",
+        Reclaim.TAIL: "cut at its tail",
+    }[decision.how]
+    short = []
+    if decision.num_blocks_short:
+        short.append(_count(decision.num_blocks_short, "block"))
+    if decision.num_slots_short:
+        short.append(_count(decision.num_slots_short, "slot"))
+    whom = "itself" if decision.claimant == decision.request_id else decision.claimant
+    chosen = {
+        Guard.HOLDERS_FIRST.value: "waiting requests that hold blocks yield first",
+        Guard.PAUSED_FIRST.value: "requests whose reader lags yield first",
+    }.get(
+        decision.chosen_by,
+        f"victim policy {decision.chosen_by} ranked it {decision.rank} of {decision.num_candidates}",
+    )
+    by = {
+        Guard.WHOLE.value: "it had only this way",
+        Guard.CAPACITY.value: "there was room for nothing else",
+        Guard.DEFAULT.value: "the default reclaim policy chose how",
+    }.get(decision.how_by, f"reclaim policy {decision.how_by} chose how")
+    return f"{how} for {whom}, which lacked {' and '.join(short)}: {chosen}; {by}"
+
+
+def _ended(decision: Ended) -> str:
+    facts = [_count(decision.num_output_tokens, "output token")]
+    facts.append(f"{decision.queue_seconds:.3f} s in the queue")
+    if decision.num_preemptions:
+        facts.append(f"yielded {_count(decision.num_preemptions, 'time')}")
+    return f"{f'ended by {decision.error}' if decision.error else 'finished'}: {', '.join(facts)}"

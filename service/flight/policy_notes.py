@@ -1,0 +1,55 @@
+"""What a flight record says of policies: which were chosen, which erred and which took another's place."""
+
+from __future__ import annotations
+
+from pageturner.policies import registry
+from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.service.core.decisions import Decision, PolicyFault, PolicyReplaced
+from pageturner.service.flight.plain import Malformed, to_plain
+from pageturner.service.flight.records import PolicyChoice, PolicyChoices
+from pageturner.service.policy_host.policy_guard import PolicyGuard
+
+
+def policy_choices(policies: PolicySet, axes: tuple[str, ...] = AXES) -> PolicyChoices:
+    """The names and options of these axes' policies; an option with no plain form as its repr."""
+    chosen = {axis: getattr(policies, axis) for axis in axes}
+    return {
+        axis: PolicyChoice(
+            registry.name_of(policy),
+            {name: _plain_or_repr(value) for name, value in registry.options_of(policy).items()},
+        )
+        for axis, policy in chosen.items()
+    }
+
+
+def _plain_or_repr(value: object) -> object:
+    try:
+        return to_plain(value)
+    except Malformed:
+        return repr(value)
+
+
+class PolicyStanding:
+    """The policies in force and the faults of each axis, at the moment this is made."""
+
+    __slots__ = ("_faults", "_guard", "_names")
+
+    def __init__(self, guard: PolicyGuard) -> None:
+        self._guard = guard
+        self._names = guard.names
+        self._faults = dict(guard.faults)
+
+    def changes(self) -> tuple[Decision, ...]:
+        """Faults of policies since then, and those that another one replaced."""
+        guard, names, faults = self._guard, self._names, self._faults
+        if guard.names is names and guard.faults == faults:
+            return ()
+        counts = ((axis, guard.faults[axis] - faults.get(axis, 0)) for axis in AXES)
+        return (
+            *(PolicyFault(axis, names[axis], count) for axis, count in counts if count),
+            *(
+                PolicyReplaced(axis, names[axis], guard.names[axis])
+                for axis in AXES
+                if names[axis] != guard.names[axis]
+            ),
+        )

@@ -1,0 +1,198 @@
+"""Runs a flight record again, through the real scheduler, and compares every decision.
+
+The scheduler is told what it was told then, by the same clock; tokens are stand-ins (`pseudonyms`), the
+model's results and where a choice stopped are the recorded ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pageturner.policies import registry
+from pageturner.policies.errors import PolicyError
+from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TextDelta
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.errors import PageturnerError
+from pageturner.service.flight.checkpoint import restore_checkpoint
+from pageturner.service.flight.pseudonyms import NameHasher
+from pageturner.service.flight.recorded_error import RecordedError
+from pageturner.service.flight.recorded_scheduler import RecordedScheduler
+from pageturner.service.flight.recorder import FlightRecorder
+from pageturner.service.flight.records import (
+    Aborted,
+    Added,
+    Entry,
+    Expired,
+    Failed,
+    FlightRecord,
+    FlightStart,
+    Paused,
+    PoliciesSet,
+    PolicyChoice,
+    PolicyChoices,
+    Scheduled,
+    Updated,
+)
+
+
+class CannotReplay(PageturnerError):
+    """The record holds no moment to begin at, or a policy that is not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first entry that came out otherwise. index: from 0. step_id: of its step, or of the one before."""
+
+    index: int
+    step_id: int
+    recorded: Entry
+    replayed: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """num_steps: steps that were decided again, up to a difference if there is one."""
+
+    num_steps: int
+    num_entries: int
+    difference: Difference | None
+
+
+def replay(record: FlightRecord) -> Replay:
+    """Raises CannotReplay."""
+    if record.start is None:
+        raise CannotReplay(
+            f"its beginning is lost: {record.num_dropped} entries before it were dropped, "
+            "and no checkpoint was taken since"
+        )
+    player = _Player(record, record.start)
+    num_steps = step_id = 0
+    for index, entry in enumerate(record.entries):
+        again = player.play(entry)
+        if isinstance(entry, Scheduled):
+            num_steps += entry.step_id > 0
+            step_id = entry.step_id or step_id
+        if again != entry:
+            return Replay(num_steps, index + 1, Difference(index, step_id, entry, again))
+    return Replay(num_steps, len(record.entries), None)
+
+
+class _Stops:
+    """A stop condition that stops where the recorded choice did, by whatever it was."""
+
+    def __init__(self) -> None:
+        self.num_left: dict[int, int] = {}
+
+    def start(self, seq_id: int, request: NewRequest) -> None:
+        pass
+
+    def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        if seq_id not in self.num_left:
+            return TextDelta("")
+        self.num_left[seq_id] -= 1
+        return TextDelta("", matched_stop=None if self.num_left[seq_id] else "recorded")
+
+    def finish(self, seq_id: int) -> str:
+        return ""
+
+
+class _Player:
+    """The scheduler of one replay, itself recorded."""
+
+    def __init__(self, record: FlightRecord, start: FlightStart) -> None:
+        setting = record.setting
+        self._block_size = setting.cache.block_size
+        self._stops = _Stops()
+        scheduler = Scheduler(
+            setting.options,
+            setting.cache,
+            _created(start.policies),
+            self._stops,
+            setting.rates,
+            depth=setting.depth,
+            hasher=NameHasher(),
+        )
+        if start.checkpoint is not None:
+            restore_checkpoint(scheduler, start.checkpoint)
+        self._setting, self._start = setting, start
+        self._recorder = FlightRecorder(setting, start, 1)
+        self._scheduler = RecordedScheduler(scheduler, self._recorder, b"")
+        self._guard = scheduler.guard
+        self._in_flight: dict[int, SchedulerOutput] = {}
+
+    def play(self, entry: Entry) -> Entry:
+        """What the same call comes to now: an entry to compare with the recorded one.
+
+        A scheduler that raises has its exception in the entry, so that a fault is a decision like others.
+        """
+        self._recorder = self._scheduler.recorder = FlightRecorder(self._setting, self._start, 1)
+        try:
+            self._call(entry)
+        except Exception as error:
+            if not len(self._recorder):
+                raise CannotReplay(f"the record does not fit together: {error!r}") from error
+        noted = self._recorder.record("").entries
+        again: Entry = noted[-1] if noted else replace(entry, decisions=(), raised="")
+        # What was told is no decision, and its names of blocks were hashed under another key.
+        if isinstance(entry, Added) and isinstance(again, Added):
+            again = replace(again, request=entry.request)
+        if isinstance(entry, Updated) and isinstance(again, Updated):
+            again = replace(again, results=entry.results)
+        return again
+
+    def _call(self, entry: Entry) -> None:
+        scheduler = self._scheduler
+        match entry:
+            case Added():
+                scheduler.add_request(entry.request.stand_in(self._block_size))
+            case Aborted():
+                scheduler.abort_request(entry.request_id, RecordedError(entry.error))
+            case Expired():
+                scheduler.expire(entry.now)
+            case Paused():
+                change = scheduler.pause_request if entry.is_paused else scheduler.resume_request
+                change(entry.request_id)
+            case PoliciesSet():
+                come = {axis: _created_one(axis, choice) for axis, choice in entry.policies.items()}
+                policies: Any = {axis: getattr(self._guard.policies, axis) for axis in AXES} | come
+                scheduler.set_policies(PolicySet(**policies), entry.now)
+            case Scheduled():
+                output = scheduler.schedule(entry.now)
+                self._in_flight[output.step_id] = output
+            case Updated():
+                output = self._in_flight.pop(entry.step_id)
+                scheduler.update(output, self._sampled(entry, output), entry.now)
+            case Failed():
+                output = self._in_flight.pop(entry.step_id)
+                scheduler.fail_step(output, RuntimeError(entry.error), entry.now)
+
+    def _sampled(self, entry: Updated, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+        """The results of the step: one token each, save for those recorded as unlike it."""
+        rows = [row for part in output.scheduled for row in part.samples]
+        sampled = [SampledSequence(row.seq_id, row.epoch, (SampledToken(0),)) for row in rows]
+        self._stops.num_left.clear()
+        for result in entry.results:
+            if result.row >= len(rows):
+                continue
+            row = rows[result.row]
+            tokens = tuple(map(SampledToken, result.block_names))
+            error = RecordedError(result.error) if result.error else None
+            sampled[result.row] = SampledSequence(row.seq_id, row.epoch, tokens, error)
+            if result.is_stopped:
+                self._stops.num_left[row.seq_id] = len(tokens)
+        return tuple(sampled)
+
+
+def _created(policies: PolicyChoices) -> PolicySet:
+    made: Any = {axis: _created_one(axis, choice) for axis, choice in policies.items()}
+    return PolicySet(**made)
+
+
+def _created_one(axis: str, choice: PolicyChoice) -> Any:
+    try:
+        return registry.create(axis, choice.name, choice.options)
+    except PolicyError as error:
+        raise CannotReplay(f"{error}") from error

@@ -1,0 +1,68 @@
+"""One axis: the policy that was chosen, and the default behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pageturner.service.policy_host.decider import Decider, raised
+
+_T = TypeVar("_T")
+
+
+class PolicySeat:
+    """Answers every question of its axis, whatever the chosen policy does.
+
+    default: answers where the chosen one fails; trusted. max_faults: after so many bad answers the
+    chosen one is not asked any more. on_fault: told of each; on_quarantine: told once.
+    """
+
+    def __init__(
+        self,
+        axis: str,
+        chosen: object,
+        default: Decider,
+        *,
+        max_faults: int,
+        on_fault: Callable[[str], None],
+        on_quarantine: Callable[[str], None],
+    ) -> None:
+        self.axis = axis
+        self.num_faults = 0
+        self.last_fault = ""
+        self.is_quarantined = False
+        self._num_offences = 0
+        self._max_faults = max_faults
+        self._on_fault = on_fault
+        self._on_quarantine = on_quarantine
+        self.default = default
+        self.chosen = Decider(axis, chosen, self._offence)
+
+    @property
+    def in_force(self) -> Decider:
+        return self.default if self.is_quarantined else self.chosen
+
+    def ask(self, parse: Callable[[Any], _T], *arguments: object) -> _T:
+        """The policy's answer as `parse` makes it of what was said, else the default's.
+
+        parse: checks and converts; raises BadAnswer, or anything, for what cannot be followed.
+        """
+        if not self.is_quarantined:
+            try:
+                return parse(self.chosen.ask(*arguments))
+            except Exception as error:
+                self._offence(raised(error))
+        return parse(self.default.ask(*arguments))
+
+    def note_fault(self, what: str) -> None:
+        """Count an answer that the moment made impossible (no host room): no reason for quarantine."""
+        self.num_faults += 1
+        self.last_fault = what
+        self._on_fault(self.axis)
+
+    def _offence(self, what: str) -> None:
+        self.note_fault(what)
+        self._num_offences += 1
+        if self._num_offences >= self._max_faults and not self.is_quarantined:
+            self.is_quarantined = True
+            self._on_quarantine(self.axis)

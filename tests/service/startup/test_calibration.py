@@ -1,0 +1,95 @@
+"""Rates measured on a machine whose costs are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from pageturner.policies.views import Rates
+from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
+from pageturner.service.startup.calibration import (
+    CPU_WORKLOAD,
+    GPU_WORKLOAD,
+    Machine,
+    Workload,
+    measure_rates,
+)
+
+FIXED, A_TOKEN, A_CONTEXT, A_COPY = 0.01, 0.002, 3e-6, 0.004
+
+
+class KnownMachine:
+    """Its time passes only by working, at known rates; every block touched is checked to exist."""
+
+    def __init__(self, num_blocks: int, num_host_blocks: int) -> None:
+        self.now = 0.0
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.steps: set[tuple[int, int]] = set()
+        """(rows, context before them) of each step."""
+        self.num_copied = 0
+
+    def forward(self, output: SchedulerOutput) -> None:
+        (sequence,) = output.scheduled
+        assert sequence.end <= len(sequence.block_table) * 16
+        assert max(sequence.block_table) < self.num_blocks
+        self.steps.add((output.num_tokens, sequence.start))
+        self.now += FIXED + A_TOKEN * output.num_tokens + A_CONTEXT * output.num_tokens * sequence.start
+
+    def apply(self, copies: BlockCopies) -> None:
+        for copy in copies.swap_outs + copies.swap_ins:
+            assert copy.source < self.num_blocks
+            assert copy.destination < self.num_host_blocks
+        self.num_copied = len(copies.swap_outs + copies.swap_ins)
+        self.now += A_COPY * (len(copies.swap_outs) + 2 * len(copies.swap_ins))
+
+    def measure(self, workload: Workload = CPU_WORKLOAD, **changes: int) -> Rates:
+        sizes = {"max_num_batched_tokens": 512, "max_model_len": 2048, **changes}
+        return measure_rates(
+            Machine(
+                forward=self.forward,
+                apply=self.apply,
+                timer=lambda: self.now,
+                block_size=16,
+                block_bytes=4096,
+                num_blocks=self.num_blocks,
+                num_host_blocks=self.num_host_blocks,
+                workload=workload,
+                **sizes,
+            )
+        )
+
+
+@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
+def test_the_workload_says_what_is_tried(workload: Workload) -> None:
+    machine = KnownMachine(num_blocks=4096, num_host_blocks=4096)
+    machine.measure(workload=workload, max_num_batched_tokens=8192, max_model_len=65_536)
+    assert machine.steps == {
+        (1, 0),
+        (workload.chunk_tokens, 0),
+        (workload.context_rows, workload.context_tokens),
+    }
+    assert machine.num_copied == workload.num_copied_blocks
+
+
+@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
+def test_known_costs_are_found(workload: Workload) -> None:
+    rates = KnownMachine(num_blocks=128, num_host_blocks=64).measure(workload)
+    assert rates.prefill_seconds_fixed == pytest.approx(FIXED)
+    assert rates.prefill_seconds_per_token == pytest.approx(A_TOKEN)
+    assert rates.prefill_seconds_per_token_context == pytest.approx(A_CONTEXT)
+    assert rates.swap_out_bytes_per_second == pytest.approx(4096 / A_COPY)
+    assert rates.swap_in_bytes_per_second == pytest.approx(4096 / A_COPY / 2)
+    assert rates.block_bytes == 4096
+
+
+@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
+@pytest.mark.parametrize("num_blocks", [1, 2, 5])
+def test_a_tiny_pool_is_measured_within_its_bounds(num_blocks: int, workload: Workload) -> None:
+    machine = KnownMachine(num_blocks, num_host_blocks=1)
+    rates = machine.measure(workload, max_model_len=20, max_num_batched_tokens=1)
+    assert rates.prefill_seconds_per_token == pytest.approx(A_TOKEN)
+
+
+def test_without_a_host_pool_nothing_is_copied() -> None:
+    rates = KnownMachine(num_blocks=8, num_host_blocks=0).measure()
+    assert rates.swap_out_bytes_per_second == Rates().swap_out_bytes_per_second

@@ -1,0 +1,95 @@
+"""What is chosen for a configuration, and what is said of it: the device, its kernels, and why not others."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.fake_meter import FakeMeter
+from support.scripted import recording_logger
+
+from pageturner.kernels.errors import KernelsUnavailable
+from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.torch_ops import TorchOps
+from pageturner.service.config import load_config
+from pageturner.service.errors import ConfigError
+from pageturner.service.model import backend
+from pageturner.service.model.backend import HeadShape
+from pageturner.service.model.streams import streams_of
+from pageturner.service.startup import placement
+
+HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
+
+
+def choose(cache_dir: Path, **model: str) -> tuple[backend.Backend, list[MutableMapping[str, Any]]]:
+    logger, entries = recording_logger()
+    config = load_config(None, {}, {f"model.{key}": value for key, value in model.items()}).config
+    return placement.choose_backend(config, cache_dir, logger), entries
+
+
+def test_without_a_gpu_the_cpu_serves_and_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "gpu_trouble", lambda index: "the driver is too old")
+    for options, level in (({}, "info"), ({"device": "cuda", "allow_fallback": "true"}, "warning")):
+        chosen, entries = choose(tmp_path, **options)
+        assert (chosen.device, chosen.meter) == (torch.device("cpu"), None)
+        assert [(e["event"], e["log_level"], e["reason"]) for e in entries] == [
+            ("no_gpu", level, "the driver is too old")
+        ]
+    assert choose(tmp_path, device="cpu")[1] == []
+
+
+def test_operations_are_asked_for_as_the_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def select(*args: Any, **options: Any) -> TorchOps:
+        asked.append((args, options))
+        return TorchOps()
+
+    monkeypatch.setattr(placement, "select_ops", select)
+    chosen, _ = choose(tmp_path, device="cpu", allow_fallback="true", debug_kernels="true")
+    chosen.choose_ops(HEADS, torch.bfloat16)
+    ((args, options),) = asked
+    assert args == (torch.device("cpu"), torch.bfloat16)
+    assert options == {
+        "head_dim": 64,
+        "group": 4,
+        "block_size": 16,
+        "deterministic": False,
+        "cache_dir": tmp_path,
+        "allow_fallback": True,
+        "debug": True,
+    }
+
+
+def test_kernels_that_cannot_be_had_are_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> TorchOps:
+        raise KernelsUnavailable("CuPy is not installed")
+
+    monkeypatch.setattr(placement, "select_ops", refuse)
+    chosen, _ = choose(tmp_path, device="cpu")
+    with pytest.raises(ConfigError, match=r"cpu: CuPy is not installed; model\.allow_fallback = true"):
+        chosen.choose_ops(HEADS, torch.bfloat16)
+
+
+def test_kernels_that_cannot_be_had_when_they_are_first_met_are_named() -> None:
+    """A window's are compiled in the steps that measure memory."""
+
+    def largest_steps() -> None:
+        raise KernelsUnavailable("no room for the machine code")
+
+    device = torch.device("cpu")
+    meter = FakeMeter(1024, size=100, weights=10, others=0, activations=0)
+    on_gpu = backend.Backend(device, lambda heads, dtype: TorchOps(), streams_of(device), meter=meter)
+    layout = KvLayout(1, 1, 16, 16, torch.float32)
+    config = load_config(None, {}, {}).config.cache
+    with pytest.raises(ConfigError, match=r"^model\.device: cpu: no room for the machine code$"):
+        placement.make_cache(config, layout, TorchOps(), on_gpu, largest_steps)

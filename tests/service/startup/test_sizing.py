@@ -1,0 +1,122 @@
+"""Bytes to blocks, and the length a model allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pageturner.service.config import CacheConfig
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.errors import ConfigError
+from pageturner.service.schema import Bytes
+from pageturner.service.startup.sizing import (
+    CPU_CACHE_BYTES,
+    fit_model_len,
+    machine_memory,
+    measure_memory,
+    size_cache,
+    size_gpu_cache,
+)
+from support.fake_meter import FakeMeter
+
+BLOCK = 1 << 20
+
+
+def test_blocks_asked_for_are_taken_as_they_are() -> None:
+    config = CacheConfig(num_blocks=64, swap_space=Bytes(0), block_size=8)
+    assert size_cache(config, BLOCK, memory_bytes=64 * BLOCK) == CacheOptions(
+        64, block_size=8, num_host_blocks=0
+    )
+
+
+def test_a_budget_is_rounded_down_to_whole_blocks() -> None:
+    config = CacheConfig(kv_cache_memory=Bytes(3 * BLOCK - 1), swap_space=Bytes(5 * BLOCK + 1))
+    sized = size_cache(config, BLOCK, memory_bytes=1 << 40)
+    assert (sized.num_blocks, sized.num_host_blocks) == (2, 5)
+
+
+@pytest.mark.parametrize(("memory", "num_blocks"), [(1 << 40, CPU_CACHE_BYTES // BLOCK), (16 * BLOCK, 4)])
+def test_without_a_budget_a_share_of_the_memory_is_taken(memory: int, num_blocks: int) -> None:
+    assert size_cache(CacheConfig(swap_space=Bytes(0)), BLOCK, memory).num_blocks == num_blocks
+
+
+def test_a_budget_below_one_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cache\.kv_cache_memory: 512KiB hold not one block of 1MiB"):
+        size_cache(CacheConfig(kv_cache_memory=Bytes(BLOCK // 2)), BLOCK, memory_bytes=1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (CacheConfig(num_blocks=65), "cache.num_blocks"),
+        (CacheConfig(kv_cache_memory=Bytes(65 * BLOCK)), "cache.kv_cache_memory"),
+        (CacheConfig(num_blocks=64, swap_space=Bytes(65 * BLOCK)), "cache.swap_space"),
+    ],
+)
+def test_more_than_the_machine_has_is_refused_by_its_key(config: CacheConfig, key: str) -> None:
+    with pytest.raises(ConfigError, match="65MiB are more than the machine's 64MiB") as caught:
+        size_cache(config, BLOCK, memory_bytes=64 * BLOCK)
+    assert caught.value.key == key
+
+
+def test_the_default_length_yields_to_the_model_and_a_given_one_does_not() -> None:
+    options = SchedulerOptions(max_model_len=2048)
+    assert fit_model_len(options, 1024, given=()).max_model_len == 1024
+    assert fit_model_len(options, 4096, given={"scheduler.max_model_len"}) is options
+    with pytest.raises(ConfigError, match=r"scheduler\.max_model_len: 2048 is more than the 1024"):
+        fit_model_len(options, 1024, given={"scheduler.max_model_len"})
+
+
+def test_a_container_has_the_memory_of_its_limit(tmp_path: Path) -> None:
+    limit, unlimited = tmp_path / "limit", tmp_path / "unlimited"
+    limit.write_text("4194304\n")
+    unlimited.write_text("max\n")
+    assert machine_memory((unlimited, limit)) == 4 << 20
+    assert machine_memory((unlimited, tmp_path / "absent")) > 4 << 20
+
+
+def meter_with(activations: int | None) -> FakeMeter:
+    return FakeMeter(BLOCK, size=80, weights=25, others=5, activations=activations)
+
+
+def on_gpu(config: CacheConfig, activations: int = 10, machine: int = 1 << 40) -> CacheOptions:
+    meter = meter_with(activations)
+    memory = measure_memory(meter, lambda: None)
+    assert meter.num_runs == 1
+    return size_gpu_cache(config, BLOCK, memory, machine)
+
+
+def test_a_gpu_gives_what_its_share_leaves_beside_weights_and_activations() -> None:
+    config = CacheConfig(gpu_memory_utilization=0.75, swap_space=Bytes(3 * BLOCK))
+    assert on_gpu(config) == CacheOptions(20, block_size=16, num_host_blocks=3)
+    assert on_gpu(CacheConfig(gpu_memory_utilization=1.0, swap_space=Bytes(0))).num_blocks == 40
+
+
+@pytest.mark.parametrize("given", [{"num_blocks": 40}, {"kv_cache_memory": Bytes(40 * BLOCK + 5)}])
+def test_what_was_asked_for_may_go_over_the_share_but_not_over_the_gpu(given: dict[str, Any]) -> None:
+    config = CacheConfig(gpu_memory_utilization=0.1, swap_space=Bytes(0), **given)
+    assert on_gpu(config, activations=9).num_blocks == 40
+    (key,) = given
+    with pytest.raises(ConfigError, match=r"40MiB are more than the 39MiB left: .* 11MiB") as e:
+        on_gpu(config, activations=11)
+    assert e.value.key == f"cache.{key}"
+
+
+def test_a_share_that_leaves_no_block_is_refused_with_the_figures() -> None:
+    with pytest.raises(ConfigError) as caught:
+        on_gpu(CacheConfig(gpu_memory_utilization=0.5))
+    assert str(caught.value) == (
+        "cache.gpu_memory_utilization: 0 bytes hold not one block of 1MiB: of the GPU's 80MiB, weights take "
+        "25MiB, others 5MiB, and activations 10MiB; the share is 0.5"
+    )
+
+
+def test_a_step_that_does_not_fit_beside_the_weights_is_refused_by_its_bound() -> None:
+    with pytest.raises(ConfigError, match=r"scheduler\.max_num_batched_tokens: .* 50MiB that"):
+        measure_memory(meter_with(None), lambda: None)
+
+
+def test_swap_space_is_the_machine_s_memory_on_a_gpu_too() -> None:
+    with pytest.raises(ConfigError, match=r"cache\.swap_space: 65MiB are more than the machine's 64MiB"):
+        on_gpu(CacheConfig(swap_space=Bytes(65 * BLOCK)), machine=64 * BLOCK)
