@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.ops import AttentionSpec
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, HostBatch, KeyPage
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from pageturner.kernels.batch_plan import RowGroup
 from pageturner.kernels.layout import KeyPage, key_tiles
 from pageturner.kernels.ops import AttentionSpec

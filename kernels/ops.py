@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+
 from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError, KernelsUnavailable
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
 

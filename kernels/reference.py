@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+
 from pageturner.kernels import checks
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, KeyPage, key_tiles

@@ -9,6 +9,7 @@ added.
 from __future__ import annotations
 
 import torch
+
 from pageturner.kernels.batch_plan import RowGroup
 from pageturner.kernels.gather_attention import scale_and_mask, sink_logits
 from pageturner.kernels.layout import KeyPage, key_tiles

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from pageturner.kernels import block_copy, checks
 from pageturner.kernels.batch_plan import RowGroup, plan_by_row_tile, plan_by_sequence
 from pageturner.kernels.gather_attention import gather_attention

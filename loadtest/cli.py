@@ -8,6 +8,9 @@ import json
 import os
 import sys
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from pageturner.loadtest.client import RequestRecord
 from pageturner.loadtest.errors import LoadtestError, OptionError, OutputLost
 from pageturner.loadtest.report import render, to_json
@@ -15,8 +18,6 @@ from pageturner.loadtest.runner import Run, execute
 from pageturner.loadtest.server import ServedModel, Target, discover
 from pageturner.loadtest.statistics import RunSummary, summarize_run
 from pageturner.loadtest.workload import Lengths, Mix, Workload
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 HELP = "put load on a running server and report latency and throughput"
 EXAMPLE = "pageturner loadtest --concurrency 16 --requests 128 --prompt-tokens 128 --output-tokens 128"

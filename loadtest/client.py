@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import grpc
+
 from pageturner.loadtest.workload import PlannedRequest
 from pageturner.v1 import generation_pb2 as pb
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table
+
 from pageturner.loadtest.runner import Run
 from pageturner.loadtest.server import ServedModel
 from pageturner.loadtest.statistics import RunSummary, Summary
-from rich.console import Group
-from rich.table import Table
 
 
 def render(run: Run, model: ServedModel, summary: RunSummary) -> Group:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+
 from pageturner.loadtest.errors import ServerError
 from pageturner.v1 import (
     admin_pb2,

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pageturner.service.errors import ConfigError
 from rich.table import Table
+
+from pageturner.service.errors import ConfigError
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float32": 4,

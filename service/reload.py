@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from structlog.typing import FilteringBoundLogger
+
 from pageturner.policies import registry
 from pageturner.service.config import LoadedConfig, PoliciesConfig
 from pageturner.service.engine.api import EngineClient, PoliciesInfo, PolicyChange, PolicySpec
 from pageturner.service.errors import PageturnerError
-from structlog.typing import FilteringBoundLogger
 
 POLL_SECONDS = 2.0
 """How often the file is looked at: a glance at its time and size."""

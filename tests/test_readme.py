@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES
 from pageturner.service.cli import COMMANDS

@@ -8,6 +8,7 @@ from pathlib import Path
 
 # Not used here: it brings its OpenMP, which the library below then shares instead of a second one.
 import torch  # noqa: F401
+
 from pageturner.kernels import gxx
 from pageturner.kernels.errors import CompilerUnavailable
 

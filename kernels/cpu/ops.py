@@ -8,6 +8,7 @@ from ctypes import byref, c_float, c_int32, c_int64, c_void_p
 from typing import cast
 
 import torch
+
 from pageturner.kernels import block_copy, checks
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from pageturner.kernels.cuda.compiler import Compiled, Compiler, import_cupy, reason_of
 from pageturner.kernels.cuda.runtime import Dim3, Kernel, Struct
 from pageturner.kernels.cuda.variants import Variant

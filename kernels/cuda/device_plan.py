@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from pageturner.kernels.cuda import tiles
 from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
 from pageturner.kernels.errors import KernelArgumentError

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+
 from pageturner.kernels import checks
 from pageturner.kernels.cuda import row_grids, swap, tiles, variants
 from pageturner.kernels.cuda.arguments import (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
 from pageturner.kernels.cuda import tiles
 from pageturner.kernels.errors import KernelArgumentError
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelArgumentError
 

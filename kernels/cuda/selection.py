@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
 from pageturner.kernels.checks import dtype_name, either
 from pageturner.kernels.cuda import tiles, variants
 from pageturner.kernels.cuda.compiler import Compiler

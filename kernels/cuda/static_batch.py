@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from pageturner.kernels.cuda.device_plan import DevicePlan, Partials, make_partials, pack
 from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
 from pageturner.kernels.cuda.planner import Planner

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+
 from pageturner.kernels import checks
 from pageturner.kernels.cuda.device_plan import DevicePlan, Partials, make_partials
 from pageturner.kernels.cuda.plan import AttentionShape

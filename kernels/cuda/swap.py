@@ -7,6 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 import torch
+
 from pageturner.kernels import checks
 from pageturner.kernels.block_copy import runs
 from pageturner.kernels.cuda import row_grids, variants

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import product
 
 import torch
+
 from pageturner.kernels.cuda import arguments, tiles
 
 DTYPES = (torch.bfloat16, torch.float16)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+
 from pageturner.kernels.layout import AttentionBatch, HostBatch, KvLayout
 from pageturner.kernels.ops import AttentionSpec
 

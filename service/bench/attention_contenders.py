@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of torch expects
-from pageturner.service.bench.attention_cases import Inputs, contiguous
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pageturner.service.bench.attention_cases import Inputs, contiguous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,10 +19,11 @@ from pathlib import Path
 def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
     """A function that generates for one batch and returns its seconds."""
     import torch
-    from pageturner.service.model.loader import load_artifacts
-    from pageturner.service.model.options import ModelOptions
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
+
+    from pageturner.service.model.loader import load_artifacts
+    from pageturner.service.model.options import ModelOptions
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     if arguments.threads:

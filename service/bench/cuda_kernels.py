@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
 from pageturner.service.bench.attention_cases import Case, Inputs, make_inputs
 from pageturner.service.bench.attention_contenders import Contender, NotAtHand
 from pageturner.service.bench.stopwatch import Stopwatch

@@ -11,6 +11,7 @@ from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
     from pageturner.service.bench.kernel_report import Estimated, Measured
 
 Scale = Literal["linear", "log"]

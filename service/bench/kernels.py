@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import torch
+
 from pageturner.kernels.cpu.build import load_library
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from pageturner.kernels.cuda import tiles, variants
 from pageturner.kernels.cuda.budgets import budget_of
 from pageturner.kernels.cuda.compiler import Compiler

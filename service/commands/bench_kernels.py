@@ -19,6 +19,7 @@ from pageturner.service.errors import ConfigError, PageturnerError
 
 if TYPE_CHECKING:
     import torch
+
     from pageturner.kernels.ops import PagedOps
     from pageturner.service.bench.attention_cases import Case
     from pageturner.service.bench.kernel_plot import Scale, Series
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 def find_gpu(*, wanted: bool) -> GpuAtHand | None:
     """torch's current GPU; None where there is none. wanted: ConfigError instead, with the reason."""
     import torch
+
     from pageturner.service.model.backend import gpu_trouble
 
     trouble = gpu_trouble(0)
@@ -104,6 +106,7 @@ def find_gpu(*, wanted: bool) -> GpuAtHand | None:
 def make_ops(device: torch.device) -> PagedOps:
     """The CUDA kernels; a case's are compiled when it comes. Raises PageturnerError if they can't be."""
     import torch
+
     from pageturner.kernels.cuda.selection import make_cuda_ops
     from pageturner.kernels.errors import KernelsUnavailable
 
@@ -218,6 +221,7 @@ def estimate_cases(chosen: Sequence[Case], name: str) -> Estimated:
 
 def _versions() -> dict[str, str]:
     import torch
+
     from pageturner.service import __version__
 
     return {"pageturner": __version__, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}

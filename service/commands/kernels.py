@@ -13,8 +13,9 @@ from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError, PageturnerError
 
 if TYPE_CHECKING:
-    from pageturner.kernels.cuda.report import Row
     from rich.table import Table
+
+    from pageturner.kernels.cuda.report import Row
 
 HELP = "compile the CUDA kernels, without a GPU, and hold them against their budgets"
 EXAMPLE = "pageturner kernels --arch sm_90"

@@ -21,8 +21,9 @@ from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import ConfigError, EngineDead
 
 if TYPE_CHECKING:
-    from pageturner.service.startup.wiring import Service
     from structlog.typing import FilteringBoundLogger
+
+    from pageturner.service.startup.wiring import Service
 
 HELP = "run the service"
 EXAMPLE = "pageturner serve --model ./my-model --num-blocks 2048 --victim-policy last-arrived"
@@ -58,6 +59,7 @@ async def _serve(
     load: Callable[[], LoadedConfig], clock: MonotonicClock, started_at: float, recording: TextIO | None
 ) -> int:
     import structlog
+
     from pageturner.service import logs
     from pageturner.service.engine.api import EngineHealth
     from pageturner.service.reload import ConfigReloader

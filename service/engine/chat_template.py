@@ -12,6 +12,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from pageturner.service.errors import InvalidArgument, ModelError
 
 

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from structlog.typing import FilteringBoundLogger
+
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import Event, FinishedEvent
 from pageturner.service.core.request import NewRequest
@@ -21,7 +23,6 @@ from pageturner.service.errors import (
     PageturnerError,
     RequestAborted,
 )
-from structlog.typing import FilteringBoundLogger
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from structlog.typing import FilteringBoundLogger
+
 from pageturner.service.engine.api import PoliciesInfo, PolicyChange
 from pageturner.service.engine.commands import (
     Command,
@@ -16,7 +18,6 @@ from pageturner.service.engine.commands import (
 from pageturner.service.engine.health import Health
 from pageturner.service.engine.policy_changes import create_policies, describe, summarise
 from pageturner.service.errors import EngineDead, PageturnerError
-from structlog.typing import FilteringBoundLogger
 
 MAX_REASON_CHARACTERS = 1000
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 import tokenizers
+from tokenizers import decoders
+
 from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.incremental_decoder import (
     ByteLevelDecoder,
@@ -15,7 +17,6 @@ from pageturner.service.engine.incremental_decoder import (
     token_bytes,
 )
 from pageturner.service.errors import InvalidArgument, ModelError
-from tokenizers import decoders
 
 
 class Message(Protocol):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+
 from pageturner.service.errors import ConfigError
 from pageturner.service.model.memory import CudaMemoryMeter, MemoryMeter
 from pageturner.service.model.streams import Streams, streams_of

@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+
 from pageturner.kernels.layout import AttentionBatch, HostBatch
 from pageturner.service.core.outputs import UNKNOWN_TOKEN, ScheduledSequence, SchedulerOutput
 from pageturner.service.model.upload import upload

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.kv_cache import KvCache
 

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from pageturner.service.model.streams import Event, Streams, Work
 
 BlockIds = Sequence[int] | np.ndarray[Any, np.dtype[np.integer]]

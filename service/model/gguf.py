@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from pageturner.service.errors import ModelError
 
 _MAGIC = b"GGUF"

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
+
 from pageturner.service.errors import ModelError
 from pageturner.service.model.gguf import GgufFile
 from pageturner.service.model.gguf_tokenizer import build_tokenizer
 from pageturner.service.model.rope import parse_rope
-from safetensors.torch import save_file
 
 SHARD_BYTES = 2 << 30
 ROPE_FACTORS = "rope_freqs.weight"

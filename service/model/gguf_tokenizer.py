@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pageturner.service.errors import ModelError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from pageturner.service.errors import ModelError
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # llama.cpp's token types
 _SPACE = "\u2581"  # SentencePiece's

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput

@@ -7,6 +7,7 @@ from weakref import finalize
 
 import numpy as np
 import torch
+
 from pageturner.kernels import checks
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import PagedOps

@@ -16,6 +16,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of torch expects
+
 from pageturner.service.errors import ModelError
 
 Product = Callable[[torch.Tensor], torch.Tensor]

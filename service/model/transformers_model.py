@@ -10,6 +10,10 @@ import inspect
 from collections.abc import Callable
 
 import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.service.errors import ModelError
@@ -26,9 +30,6 @@ from pageturner.service.model.probe import (
     probe_prompts,
 )
 from pageturner.service.model.transformers_attention import PagedStep, attention_by
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
 
 class TransformersModel:

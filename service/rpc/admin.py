@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 import grpc
+
 from pageturner.service.engine.api import EngineClient, PolicySpec
 from pageturner.service.errors import Draining, InvalidArgument
 from pageturner.service.rpc import convert

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import grpc
 import structlog
+
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
 from pageturner.service.engine.api import AcceptedEvent, EngineClient, RequestStream, StreamEvent, Submission
 from pageturner.service.errors import InvalidArgument

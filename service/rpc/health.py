@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer as HealthServiceServicer
+
 from pageturner.service.engine.api import EngineClient, EngineHealth
 from pageturner.service.errors import Draining
 from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle

@@ -13,6 +13,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
+
 from pageturner.service.core.clock import Clock
 from pageturner.service.errors import EngineDead, InvalidArgument, PageturnerError, SlowConsumer, StepFailed
 from pageturner.service.rpc.status import code_of, to_status

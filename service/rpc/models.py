@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+
 from pageturner.service.engine.api import EngineClient, ModelInfo
 from pageturner.service.errors import ModelNotFound
 from pageturner.service.rpc import convert

@@ -11,6 +11,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
 from pageturner.service.core.clock import Clock
 from pageturner.service.engine.api import EngineClient
 from pageturner.service.errors import ConfigError, Draining

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pageturner.service.simulator.experiment import Outcome, differences
-from pageturner.service.simulator.figures import METRIC, Interval
 from rich.console import Group, RenderableType
 from rich.table import Table
+
+from pageturner.service.simulator.experiment import Outcome, differences
+from pageturner.service.simulator.figures import METRIC, Interval
 
 SHOWN = (
     *(

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from pageturner.policies import registry
 from pageturner.service.simulator.contenders import parse_policies
 from pageturner.service.simulator.experiment import differences, run_experiment
@@ -16,7 +18,6 @@ from pageturner.service.simulator.figures import METRIC, Interval
 from pageturner.service.simulator.machine import Machine
 from pageturner.service.simulator.report import number
 from pageturner.service.simulator.study_cases import CASES, Case
-from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.core_harness import NoText
+
 from pageturner.policies.presets import Preset, find_preset
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
@@ -26,7 +28,6 @@ from pageturner.service.core.outputs import SampledSequence, SampledToken, Sched
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
-from support.core_harness import NoText
 
 STEP_SECONDS = 0.01
 TRACES = {path.stem: path for path in sorted((Path(__file__).parent / "vllm_v1").glob("*.json"))}

@@ -10,6 +10,10 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import torch
+from support.emulation import emulated_launcher
+from support.ops import BACKENDS, cpu_library
+from support.paged import PagedCase, assert_same, make_case
+
 from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cuda.ops import CudaOps
@@ -17,9 +21,6 @@ from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, HostBatch, KeyPage, KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
-from support.emulation import emulated_launcher
-from support.ops import BACKENDS, cpu_library
-from support.paged import PagedCase, assert_same, make_case
 
 ALL: dict[str, Callable[[], PagedOps]] = {
     "reference": ReferenceOps,

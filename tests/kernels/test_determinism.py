@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pageturner.kernels.ops import AttentionSpec
 from support.kernel_checks import check_chunking, check_company, layout_for
 from support.ops import BACKENDS
+
+from pageturner.kernels.ops import AttentionSpec
 
 DETERMINISTIC = [name for name in BACKENDS if "deterministic" in name]
 DTYPES = (torch.float32, torch.bfloat16)

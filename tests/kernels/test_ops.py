@@ -9,10 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pageturner.kernels.checks import BATCH_TENSORS
-from pageturner.kernels.layout import KeyPage
-from pageturner.kernels.ops import AttentionSpec, PagedOps
-from pageturner.kernels.reference import ReferenceOps
 from support.kernel_checks import (
     check_attention,
     check_copies,
@@ -24,6 +20,11 @@ from support.kernel_checks import (
 )
 from support.ops import BACKENDS
 from support.paged import assert_near, assert_same, make_case
+
+from pageturner.kernels.checks import BATCH_TENSORS
+from pageturner.kernels.layout import KeyPage
+from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.reference import ReferenceOps
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -7,10 +7,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from pageturner.kernels import batch_plan, block_copy, gather_attention, tile_attention, torch_ops
-from pageturner.kernels.cpu.ops import CpuOps
-from pageturner.kernels.ops import AttentionSpec, PagedOps
-from pageturner.kernels.torch_ops import TorchOps
 from support.kernel_checks import (
     check_attention,
     check_chunking,
@@ -21,6 +17,11 @@ from support.kernel_checks import (
 )
 from support.ops import cpu_cache_dir
 from support.planting import BuggyLibrary, ExpressionBug, plant
+
+from pageturner.kernels import batch_plan, block_copy, gather_attention, tile_attention, torch_ops
+from pageturner.kernels.cpu.ops import CpuOps
+from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.torch_ops import TorchOps
 
 Check = Callable[[PagedOps], None]
 PLAIN = AttentionSpec(scale=0.3)

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from support.paged import PagedCase, assert_near, assert_same, make_case, read_slot
+
 from pageturner.kernels.layout import KeyPage, KvLayout
 from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.reference import ReferenceOps, first_key
-from support.paged import PagedCase, assert_near, assert_same, make_case, read_slot
 
 SPECS = {
     "plain": AttentionSpec(scale=0.3),

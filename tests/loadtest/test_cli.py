@@ -11,9 +11,10 @@ from typing import Any
 
 import grpc
 import pytest
+from support.fake_server import POLICIES, play_in_full, serve
+
 from pageturner.loadtest import cli
 from pageturner.service.cli import main
-from support.fake_server import POLICIES, play_in_full, serve
 
 
 def run(*words: str) -> int:

@@ -12,11 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-from pageturner.loadtest.client import Outcome, RequestRecord
-from pageturner.loadtest.errors import OptionError, ServerError, WorkerDied
-from pageturner.loadtest.runner import Run, execute, run_part
-from pageturner.loadtest.server import Target, discover
-from pageturner.loadtest.workload import Lengths, Mix, Workload, arrivals
 from support.fake_server import (
     POLICIES,
     SPECIAL_TOKEN_IDS,
@@ -27,6 +22,12 @@ from support.fake_server import (
     play_in_full,
     serve,
 )
+
+from pageturner.loadtest.client import Outcome, RequestRecord
+from pageturner.loadtest.errors import OptionError, ServerError, WorkerDied
+from pageturner.loadtest.runner import Run, execute, run_part
+from pageturner.loadtest.server import Target, discover
+from pageturner.loadtest.workload import Lengths, Mix, Workload, arrivals
 
 WORKLOAD = Workload(
     num_requests=12, prompt_lengths=Lengths(8, 8), output_lengths=Lengths(3, 3), token_ids=tuple(range(3, 40))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.loadtest.client import Arrival, Outcome, RequestRecord
 from pageturner.loadtest.statistics import Summary, percentile, summarize, summarize_run
 

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.loadtest.errors import OptionError
 from pageturner.loadtest.workload import Lengths, Mix, Workload, arrivals, plan_requests
 

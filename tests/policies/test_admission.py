@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from support.policy_views import ADMISSION, LOAD, admission_views, load_views
+
 from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEvict, PeakEstimate, Watermark
 from pageturner.policies.interfaces import Admission, AdmissionPolicy
 from pageturner.policies.views import AdmissionView, LoadView
-from support.policy_views import ADMISSION, LOAD, admission_views, load_views
 
 
 def candidate(first_chunk: int, known: int, peak: int, watermark: int = 3) -> AdmissionView:

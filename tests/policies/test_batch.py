@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from support.policy_views import batch_views
+
 from pageturner.policies.batch import DecodeFirst, EqualProgress, LongPrefillCap, PrefillFirst
 from pageturner.policies.interfaces import BatchPolicy, BatchSplit
 from pageturner.policies.views import BatchView
-from support.policy_views import batch_views
 
 BUSY = BatchView(token_budget=100, num_decode_tokens=30, prefill_tokens=(500, 20), num_waiting=4)
 POLICIES = [DecodeFirst(), PrefillFirst(), EqualProgress(), LongPrefillCap()]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
+from support.policy_contract import CHECKS, FIRST_FAULT, check_memory, check_policy, check_value
+
 from pageturner.policies import registry
 from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEvict, PeakEstimate, Watermark
 from pageturner.policies.batch import EqualProgress, LongPrefillCap
@@ -47,7 +49,6 @@ from pageturner.policies.views import (
     RequestView,
     VictimView,
 )
-from support.policy_contract import CHECKS, FIRST_FAULT, check_memory, check_policy, check_value
 
 OTHER_OPTIONS: list[tuple[str, Any]] = [
     ("queue", PriorityWithAging(aging_seconds=0.001)),

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.policy_views import BLOCK
+
 from pageturner.policies.eviction import CostAware, Lfu, Lru, PriorityWithTtl, SegmentedLru
 from pageturner.policies.interfaces import EvictionPolicy
 from pageturner.policies.views import BlockView
-from support.policy_views import BLOCK
 
 
 def goes_first(policy: EvictionPolicy, first: BlockView, second: BlockView) -> bool:

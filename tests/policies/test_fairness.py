@@ -14,6 +14,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.policy_views import LOAD, REQUEST, request, victim
+
 from pageturner.policies.events import (
     PolicyEvent,
     RequestEnded,
@@ -27,7 +29,6 @@ from pageturner.policies.queue import Fcfs, VirtualTokenCounter
 from pageturner.policies.service_counters import NOTHING_SERVED, ServiceCounters
 from pageturner.policies.victim import LastArrived, MostOverServed
 from pageturner.policies.views import RequestView
-from support.policy_views import LOAD, REQUEST, request, victim
 
 INPUT, OUTPUT = 1.0, 2.0
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.core_harness import NoText
+
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
@@ -18,7 +20,6 @@ from pageturner.service.core.outputs import FinishedEvent, SampledSequence, Samp
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
-from support.core_harness import NoText
 
 Shape = tuple[int, int]
 """Prompt and output tokens of one request."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.policies.frozen_map import FrozenMap
 
 

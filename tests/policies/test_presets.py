@@ -7,13 +7,14 @@ from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
+from support.policy_views import ADMISSION, BLOCK, LOAD, REQUEST, VICTIM, request, victim
+
 from pageturner.policies import registry
 from pageturner.policies.errors import UnknownPresetError
 from pageturner.policies.interfaces import AXES, Admission, BatchSplit, Reclaim
 from pageturner.policies.presets import PRESETS, Preset, find_preset
 from pageturner.policies.views import AdmissionView, BatchView, Rates, RequestView, VictimView
 from pageturner.service.core.options import SchedulerOptions
-from support.policy_views import ADMISSION, BLOCK, LOAD, REQUEST, VICTIM, request, victim
 
 BURST = BatchView(token_budget=100, num_decode_tokens=30, prefill_tokens=(500, 20), num_waiting=4)
 DECODES_FIRST = BatchSplit(30, 70)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.policy_views import LOAD, load_views, request, request_views
+
 from pageturner.policies.errors import PolicyOptionError
 from pageturner.policies.interfaces import KeyChange, QueuePolicy
 from pageturner.policies.queue import (
@@ -21,7 +23,6 @@ from pageturner.policies.queue import (
 )
 from pageturner.policies.service_counters import parse_weights
 from pageturner.policies.views import LoadView, RequestView
-from support.policy_views import LOAD, load_views, request, request_views
 
 
 def order(policy: QueuePolicy, *requests: RequestView, now: float = 100.0) -> list[str]:

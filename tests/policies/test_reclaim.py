@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from support.policy_views import LOAD, VICTIM, counts, load_views, rates, victim_views
+
 from pageturner.policies.interfaces import Reclaim
 from pageturner.policies.reclaim import (
     AlwaysRecompute,
@@ -16,7 +18,6 @@ from pageturner.policies.reclaim import (
     TailFirst,
 )
 from pageturner.policies.views import LoadView, Rates, VictimView
-from support.policy_views import LOAD, VICTIM, counts, load_views, rates, victim_views
 
 # A block of 16 tokens moves in 1 s out and 1 s in; a token is computed in 0.1 s, at any context.
 EVEN = Rates(

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, ClassVar, Literal
 
 import pytest
+
 from pageturner.policies import registry
 from pageturner.policies.errors import (
     PolicyError,

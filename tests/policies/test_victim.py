@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.policy_views import LOAD, REQUEST, victim
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import VictimPolicy
 from pageturner.policies.victim import (
@@ -17,7 +19,6 @@ from pageturner.policies.victim import (
     MostExclusiveBlocks,
 )
 from pageturner.policies.views import VictimView
-from support.policy_views import LOAD, REQUEST, victim
 
 
 def rank(policy: VictimPolicy, *candidates: VictimView) -> Sequence[str]:

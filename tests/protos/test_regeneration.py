@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, MethodDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
+
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 FILES = tuple(module.DESCRIPTOR for module in (admin_pb2, generation_pb2, model_pb2))

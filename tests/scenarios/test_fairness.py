@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
+from support.real_service import real_service
+from support.scenarios import policies, scenario
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import KeyChange, SortKey
 from pageturner.policies.views import LoadView, RequestView
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
-from support.real_service import real_service
-from support.scenarios import policies, scenario
 
 WARM = (0, 1, 2, 1) * 4
 

@@ -13,12 +13,13 @@ from contextlib import aclosing
 import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.fake_model import Stop, expected_tokens
+from support.real_service import ENGINE_OPTIONS, TOKENIZER, RealService, real_service
+
 from pageturner.service.client import Accepted, ChoiceFinished, Completion, Delta, StreamItem
 from pageturner.service.core.outputs import FinishReason
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import QueueFull, RequestAborted
-from support.fake_model import Stop, expected_tokens
-from support.real_service import ENGINE_OPTIONS, TOKENIZER, RealService, real_service
 
 CALLS = ("Generate", "GenerateStream")
 

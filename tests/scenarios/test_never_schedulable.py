@@ -8,6 +8,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.real_service import MAX_EMPTY_SCHEDULES, make_engine, real_service
+from support.scenarios import Scenario, scenario
+
 from pageturner.policies import registry
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import FinishedEvent, SchedulerOutput
@@ -16,8 +19,6 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.commands import Submit
 from pageturner.service.errors import InvalidArgument, RequestAborted, StepFailed
-from support.real_service import MAX_EMPTY_SCHEDULES, make_engine, real_service
-from support.scenarios import Scenario, scenario
 
 PROPERTY = settings(deadline=None, derandomize=True, database=None)
 

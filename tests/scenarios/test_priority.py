@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.scenarios import Decision, Scenario, scenario
+
 from pageturner.policies import registry
 from pageturner.service.core.request import RequestStatus
-from support.scenarios import Decision, Scenario, scenario
 
 WAYS = ["always-recompute", "always-swap", "tail-first", "cost-model"]
 

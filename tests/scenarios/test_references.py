@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scenarios import Scenario, scenario
+
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.policies import registry
@@ -18,7 +20,6 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import DeadlineExceeded
 from pageturner.service.model.kv_cache import KvCache
-from support.scenarios import Scenario, scenario
 
 PROMPT = (0, 1, 2, 0, 1, 2, 0, 1)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from support.fake_model import FakeModel
+from support.scenarios import Scenario, policies, scenario
+
 from pageturner.policies.interfaces import Reclaim
 from pageturner.policies.views import LoadView, Rates, VictimView
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TokenEvent
 from pageturner.service.core.request import RequestStatus
-from support.fake_model import FakeModel
-from support.scenarios import Scenario, policies, scenario
 
 
 @dataclass(frozen=True)

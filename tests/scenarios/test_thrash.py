@@ -6,6 +6,10 @@ Each test says which guard it leans on: without that guard it fails.
 from __future__ import annotations
 
 import pytest
+from support.fake_model import Stop, expected_tokens
+from support.real_service import PagedModel, make_engine, real_service
+from support.scenarios import Scenario, scenario
+
 from pageturner.policies import registry
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import FinishedEvent, SchedulerOutput, TokenEvent
@@ -15,9 +19,6 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.engine.commands import Submit
 from pageturner.service.errors import EngineDead
-from support.fake_model import Stop, expected_tokens
-from support.real_service import PagedModel, make_engine, real_service
-from support.scenarios import Scenario, scenario
 
 
 def oversubscribed(admission: str, *, reclaim: str = "always-recompute", depth: int = 0) -> Scenario:

@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.core_harness import CoreHarness
+from support.flight import record_of, recorded
+
 from pageturner.policies import registry
 from pageturner.service.cli import main
 from pageturner.service.client import DEFAULT_TARGET
 from pageturner.service.commands import explain, flight
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.records import FlightRecord, Scheduled
-from support.core_harness import CoreHarness
-from support.flight import record_of, recorded
 
 
 def some_record(num_steps: int = 256) -> FlightRecord:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service.config import (
     KEYS,

@@ -17,6 +17,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.emulation import emulated_launcher
+from support.fake_meter import FakeMeter
+from support.lazy_streams import LazyStream, lazy_copies
+from support.ops import cpu_cache_dir
+from support.random_models import save, tiny_model
+from support.scripted import recording_logger
+from support.tape_graphs import TapeGraphs
+
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.service.client import Client, Delta, Options
@@ -27,13 +35,6 @@ from pageturner.service.model.backend import Backend
 from pageturner.service.model.graphs import graph_sizes
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.startup.wiring import build_service
-from support.emulation import emulated_launcher
-from support.fake_meter import FakeMeter
-from support.lazy_streams import LazyStream, lazy_copies
-from support.ops import cpu_cache_dir
-from support.random_models import save, tiny_model
-from support.scripted import recording_logger
-from support.tape_graphs import TapeGraphs
 
 BLOCK_BYTES = 16_384
 """Two layers, keys and values, two kv heads, 16 tokens of 64 in bfloat16."""

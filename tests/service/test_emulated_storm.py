@@ -17,6 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.emulation import emulated_launcher
+from support.lazy_streams import LazyStream, lazy_copies
+from support.ops import cpu_cache_dir
+from support.random_models import save, tiny_model
+from support.scripted import recording_logger
+from support.tape_graphs import TapeGraphs
+
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.layout import KvLayout
@@ -40,12 +47,6 @@ from pageturner.service.model.build import build_model
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.startup.wiring import build_service
-from support.emulation import emulated_launcher
-from support.lazy_streams import LazyStream, lazy_copies
-from support.ops import cpu_cache_dir
-from support.random_models import save, tiny_model
-from support.scripted import recording_logger
-from support.tape_graphs import TapeGraphs
 
 CPU = torch.device("cpu")
 MAX_MODEL_LEN, BLOCK_SIZE = 112, 16

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+
 from pageturner.service.logs import Format, LogOptions, configure
 
 

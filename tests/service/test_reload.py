@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from support.policy_house import PolicyHouse, policy_house
+from support.scripted import recording_logger
+
 from pageturner.service.config import load_config
 from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicySpec
 from pageturner.service.reload import POLL_SECONDS, ConfigReloader
-from support.policy_house import PolicyHouse, policy_house
-from support.scripted import recording_logger
 
 
 def write(file: Path, text: str, second: int) -> None:

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+
 from pageturner.kernels.cuda import arguments, tiles, variants
 from pageturner.kernels.cuda.plan import Int32Array
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.reference import ReferenceOps
-
 from support.paged import PagedCase, make_case
 
 IDLE_BLOCKS = 2

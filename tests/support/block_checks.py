@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from pageturner.kernels.cuda.row_grids import COLUMN_BYTES, COLUMNS
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.variants import ROW_THREADS
 from pageturner.kernels.reference import ReferenceOps
-
 from support import row_kernels
 
 NUM_BLOCKS = 10

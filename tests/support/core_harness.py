@@ -24,7 +24,6 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, RequestAborted
-
 from support.fake_model import FakeModel, Stop, expected_tokens
 
 CHAMPION_PATIENCE = 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from pageturner.kernels.cuda import tiles
 from pageturner.kernels.cuda.compiler import Compiler
 from pageturner.kernels.cuda.cupy_runtime import CupyRuntime
@@ -15,7 +16,6 @@ from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.reference import ReferenceOps
-
 from support.attention_kernels import TOLERANCE, AttentionCase
 from support.emulation import emulated_launcher
 from support.on_device import OnDevice

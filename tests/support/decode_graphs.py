@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
@@ -17,7 +18,6 @@ from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.graphs import DecodeGraphs, TorchGraphs
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.runner import Runner
-
 from support.cuda_cases import gpu_launcher
 from support.ops import cpu_cache_dir
 from support.paged_sessions import PagedSequence, PagedSession

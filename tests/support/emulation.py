@@ -8,7 +8,6 @@ from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.emulation.schedule import IN_ORDER, Schedule
 from pageturner.kernels.cuda.runtime import Launcher
-
 from support.ops import cpu_cache_dir
 
 

@@ -6,12 +6,12 @@ import ctypes
 from pathlib import Path
 
 import torch
+
 from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.emulation.schedule import IN_ORDER, Schedule
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.variants import Variant
-
 from support.ops import cpu_cache_dir
 
 SOURCES = Path(__file__).parents[1] / "kernels" / "cuda"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from pageturner.kernels.cuda import cupy_runtime
 from pageturner.kernels.cuda.compiler import load_nvrtc
 from pageturner.kernels.cuda.runtime import Dim3, Struct

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.outputs import (

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
+
 from pageturner.v1 import (
     admin_pb2,
     admin_pb2_grpc,

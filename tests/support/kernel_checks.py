@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
-
 from support.paged import assert_near, assert_same, make_batch, make_case
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+
 from pageturner.kernels.checks import BATCH_TENSORS
 from pageturner.kernels.layout import AttentionBatch, KeyPage
 from pageturner.kernels.ops import AttentionSpec, PagedOps

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage, KvLayout
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import PagedOps
 from pageturner.service.core.outputs import (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from pageturner.kernels.cuda import tiles
 from pageturner.kernels.cuda.plan import (
     BLOCKS_PER_MULTIPROCESSOR,

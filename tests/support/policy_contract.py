@@ -18,6 +18,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
 from pageturner.policies import registry
 from pageturner.policies.events import PolicyEvent
 from pageturner.policies.interfaces import (
@@ -43,7 +44,6 @@ from pageturner.policies.views import (
     RequestView,
     VictimView,
 )
-
 from support.policy_views import (
     admission_views,
     batch_views,

@@ -21,7 +21,6 @@ from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
-
 from support.fake_model import FakeModel
 from support.scripted import recording_logger
 from support.tiny_tokenizers import byte_level_bpe

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import strategies as st
+
 from pageturner.policies.events import (
     PolicyEvent,
     RequestEnded,

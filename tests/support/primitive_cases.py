@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from pageturner.kernels.cuda import variants
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.variants import Variant

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import grpc
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.policies.views import Rates
@@ -26,7 +27,6 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.rpc.server import Server
-
 from support.fake_model import FakeModel
 from support.scripted import recording_logger
 from support.serving import serving

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+
 from pageturner.kernels.cuda.row_grids import OCTET
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.reference import ReferenceOps
-
 from support import row_kernels
 from support.paged import make_batch
 from support.row_kernels import bits

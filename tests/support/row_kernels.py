@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import torch
+
 from pageturner.kernels.cuda import row_grids, variants
 from pageturner.kernels.cuda.arguments import (
     CopyBlocksArguments,

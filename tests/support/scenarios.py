@@ -16,7 +16,6 @@ from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.core.request import NewRequest, Request
 from pageturner.service.core.scheduler import Scheduler
-
 from support.core_harness import CoreHarness, Record
 from support.fake_model import Stop
 

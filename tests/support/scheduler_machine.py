@@ -11,13 +11,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import InvalidArgument, QueueFull
-
 from support.core_harness import CoreHarness
 from support.junk_policies import junk_policies
 

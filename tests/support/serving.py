@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import structlog
+
 from pageturner.service.client import Client
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.engine.api import EngineClient

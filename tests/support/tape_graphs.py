@@ -14,11 +14,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from pageturner.kernels.cuda.runtime import Dim3, Kernel, Runtime, Struct
-from pageturner.kernels.cuda.variants import Variant
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from pageturner.kernels.cuda.runtime import Dim3, Kernel, Runtime, Struct
+from pageturner.kernels.cuda.variants import Variant
 
 # What would wait for the device, or copy from pageable memory: CUDA refuses both while a stream captures.
 _REFUSED_CALLS = frozenset(

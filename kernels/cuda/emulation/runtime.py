@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
 from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.schedule import IN_ORDER, Schedule
 from pageturner.kernels.cuda.runtime import Dim3, Kernel, Struct

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.kernel_checks import check_attention, layout_for
+from support.ops import cpu_cache_dir, cpu_library
+from support.paged import assert_same, make_case
+
 from pageturner.kernels.cpu import build
 from pageturner.kernels.cpu.build import SOURCES, load_library
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM, STRUCTURES, CpuOps
 from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError
 from pageturner.kernels.layout import KEY_TILE, KeyPage
 from pageturner.kernels.ops import AttentionSpec, select_ops
-from support.kernel_checks import check_attention, layout_for
-from support.ops import cpu_cache_dir, cpu_library
-from support.paged import assert_same, make_case
 
 TINY = 'extern "C" int answer() { return 42; }\n'
 

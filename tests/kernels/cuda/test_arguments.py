@@ -6,9 +6,10 @@ import ctypes
 import inspect
 
 import pytest
+from support.ops import cpu_cache_dir
+
 from pageturner.kernels.cuda import arguments
 from pageturner.kernels.cuda.emulation.build import Builder
-from support.ops import cpu_cache_dir
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     name: kind

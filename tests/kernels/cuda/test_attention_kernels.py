@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from pageturner.kernels.cuda import tiles
-from pageturner.kernels.cuda.emulation.schedule import SCHEDULES, Schedule
-from pageturner.kernels.errors import KernelFault
 from support.attention_kernels import AttentionCase, check_attention_kernels, run_attention
 from support.emulation import emulated_launcher
 from support.pairwise import pairwise_cases
+
+from pageturner.kernels.cuda import tiles
+from pageturner.kernels.cuda.emulation.schedule import SCHEDULES, Schedule
+from pageturner.kernels.errors import KernelFault
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

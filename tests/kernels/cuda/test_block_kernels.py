@@ -8,14 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pageturner.kernels.cuda.block_moves import Move
-from pageturner.kernels.cuda.emulation.schedule import SCHEDULES, Schedule
-from pageturner.kernels.cuda.runtime import Launcher
-from pageturner.kernels.errors import KernelFault
 from support import row_kernels
 from support.block_checks import BLOCK_SIZES, PAIRS, check_copy_blocks, check_pack_blocks, pool_of
 from support.emulation import emulated_launcher
 from support.row_checks import far_memory
+
+from pageturner.kernels.cuda.block_moves import Move
+from pageturner.kernels.cuda.emulation.schedule import SCHEDULES, Schedule
+from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.errors import KernelFault
 
 
 @pytest.fixture(params=SCHEDULES, ids=str)

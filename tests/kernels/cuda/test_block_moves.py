@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.kernels.cuda.block_moves import CARRIED, Move, chains_of
 
 Pairs = list[tuple[int, int]]

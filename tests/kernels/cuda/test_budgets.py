@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.ops import cpu_cache_dir
+
 from pageturner.kernels.cuda import budgets, variants
 from pageturner.kernels.cuda.compiler import Compiler
 from pageturner.kernels.cuda.occupancy import MULTIPROCESSORS
@@ -16,7 +18,6 @@ from pageturner.kernels.cuda.ptxas import Resources
 from pageturner.kernels.cuda.report import Row, inspect_kernels, label_of
 from pageturner.kernels.cuda.sass import KernelCode, Loop, find_nvdisasm
 from pageturner.kernels.cuda.variants import Variant
-from support.ops import cpu_cache_dir
 
 # Compiling all kernels for all architectures takes a minute of processor time, on a busy machine several.
 pytestmark = pytest.mark.timeout(900)

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.kernel_sources import DOUBLED, HEADER, SOURCE, counting_nvrtc, write_sources
+
 from pageturner.kernels.cuda.compiler import Compiled, Compiler, load_nvrtc
 from pageturner.kernels.cuda.ptxas import read_resources
 from pageturner.kernels.errors import KernelsUnavailable
-from support.kernel_sources import DOUBLED, HEADER, SOURCE, counting_nvrtc, write_sources
 
 
 @pytest.fixture

@@ -11,14 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
-from pageturner.kernels.cuda.ops import CudaOps
-from pageturner.kernels.cuda.plan import AttentionShape
-from pageturner.kernels.cuda.runtime import Launcher
-from pageturner.kernels.errors import KernelArgumentError, KernelFault
-from pageturner.kernels.layout import HostBatch, KvLayout
-from pageturner.kernels.ops import AttentionSpec
-from pageturner.kernels.reference import ReferenceOps
 from support.attention_kernels import AttentionCase
 from support.cuda_cases import (
     BATCHES,
@@ -44,6 +36,15 @@ from support.kernel_checks import (
     check_step_without_rows,
 )
 from support.paged import PagedCase, assert_near, assert_same, make_case
+
+from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
+from pageturner.kernels.cuda.ops import CudaOps
+from pageturner.kernels.cuda.plan import AttentionShape
+from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.errors import KernelArgumentError, KernelFault
+from pageturner.kernels.layout import HostBatch, KvLayout
+from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.reference import ReferenceOps
 
 LAYOUT = KvLayout(2, 2, 64, 16, BF16)
 PLAIN = AttentionSpec(scale=0.2)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.fake_cupy import FakeGpu, FakeTorchStream
+from support.kernel_sources import write_sources
+
 from pageturner.kernels.cuda.compiler import Compiler, load_nvrtc
 from pageturner.kernels.cuda.cupy_runtime import CupyRuntime, Gpu, probe_gpu
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelsUnavailable
-from support.fake_cupy import FakeGpu, FakeTorchStream
-from support.kernel_sources import write_sources
 
 CUDA = torch.device("cuda", 0)
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.emulator_probe import SOURCE, SOURCES, THREADS, EmulatorArguments, line, run
+from support.ops import cpu_cache_dir
+
 from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.emulation.schedule import (
@@ -22,8 +25,6 @@ from pageturner.kernels.cuda.emulation.schedule import (
 )
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelFault, KernelsUnavailable
-from support.emulator_probe import SOURCE, SOURCES, THREADS, EmulatorArguments, line, run
-from support.ops import cpu_cache_dir
 
 UCONTEXT = ("-DSIMT_UCONTEXT",)
 

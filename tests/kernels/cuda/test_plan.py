@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plan_checks import PlanCase, check_plan
+from support.planting import plant
+
 from pageturner.kernels.cuda import plan, tiles
 from pageturner.kernels.cuda.plan import AttentionShape, plan_attention
 from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.errors import KernelArgumentError
-from support.plan_checks import PlanCase, check_plan
-from support.planting import plant
 
 SHAPE = AttentionShape(num_kv_heads=2, group=4, head_dim=128)
 

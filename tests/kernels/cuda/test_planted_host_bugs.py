@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
-from pageturner.kernels.cuda import block_moves, row_grids
 from support import planted_checks as on
 from support import row_kernels
 from support.emulation import emulated_launcher
 from support.planted_checks import Check
 from support.planting import plant
+
+from pageturner.kernels.cuda import block_moves, row_grids
 
 BUGS: dict[str, tuple[ModuleType, str, str, Check]] = {
     "keys and values of the first head only": (

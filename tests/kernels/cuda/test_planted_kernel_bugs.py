@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from pageturner.kernels.cuda import variants
-from pageturner.kernels.cuda.emulation.build import Builder
-from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
-from pageturner.kernels.cuda.emulation.schedule import SCHEDULES
-from pageturner.kernels.cuda.runtime import Launcher
-from pageturner.kernels.errors import KernelFault, KernelsUnavailable
 from support import planted_checks as on
 from support.ops import cpu_cache_dir
 from support.planted_attention_bugs import ATTENTION_BUGS, DECODE, SHARED, UNORDERED_ATTENTION
 from support.planted_checks import BF16, FP16
 from support.planted_kernels import Bug, BuggyKernels, Edit, bug, copy_kernels
 from support.planted_row_bugs import BLOCK_BUGS, ROW_BUGS, UNORDERED_ROWS
+
+from pageturner.kernels.cuda import variants
+from pageturner.kernels.cuda.emulation.build import Builder
+from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
+from pageturner.kernels.cuda.emulation.schedule import SCHEDULES
+from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.errors import KernelFault, KernelsUnavailable
 
 BUGS = ATTENTION_BUGS | ROW_BUGS | BLOCK_BUGS
 UNORDERED = UNORDERED_ATTENTION | UNORDERED_ROWS

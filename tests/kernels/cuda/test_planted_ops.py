@@ -6,6 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.emulation import emulated_launcher
+from support.kernel_checks import check_attention, check_copies, check_rope
+from support.paged import assert_near, make_case
+from support.planting import plant
+
 from pageturner.kernels.cuda import ops as cuda_ops
 from pageturner.kernels.cuda import steps
 from pageturner.kernels.cuda.ops import CudaOps
@@ -13,10 +18,6 @@ from pageturner.kernels.errors import KernelFault
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
-from support.emulation import emulated_launcher
-from support.kernel_checks import check_attention, check_copies, check_rope
-from support.paged import assert_near, make_case
-from support.planting import plant
 
 LAYOUT = KvLayout(2, 2, 64, 32, torch.bfloat16)
 SPLIT = 16

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.ops import cpu_cache_dir
+from support.primitive_cases import CHECKS, probe_sources
+
 from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.emulation.schedule import SCHEDULES
 from pageturner.kernels.cuda.runtime import Launcher
-from support.ops import cpu_cache_dir
-from support.primitive_cases import CHECKS, probe_sources
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pageturner.kernels.cuda.emulation.schedule import SCHEDULES, Schedule
-from pageturner.kernels.cuda.runtime import Launcher
-from pageturner.kernels.cuda.variants import DTYPES
-from pageturner.kernels.errors import KernelFault
 from support import row_kernels
 from support.emulation import emulated_launcher
 from support.row_checks import (
@@ -25,6 +21,11 @@ from support.row_checks import (
     normal,
     paged_rows,
 )
+
+from pageturner.kernels.cuda.emulation.schedule import SCHEDULES, Schedule
+from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.cuda.variants import DTYPES
+from pageturner.kernels.errors import KernelFault
 
 BF16, FP16 = DTYPES
 

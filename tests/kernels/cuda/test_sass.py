@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
 from pageturner.kernels.cuda.compiler import Compiler
 from pageturner.kernels.cuda.ptxas import Resources, read_resources
 from pageturner.kernels.cuda.sass import KernelCode, Loop, disassemble, find_nvdisasm, read_sass

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.emulation import emulated_launcher
+
 from pageturner.kernels.cuda import selection
 from pageturner.kernels.errors import KernelArgumentError, KernelsUnavailable
 from pageturner.kernels.layout import KeyPage
 from pageturner.kernels.ops import PagedOps, select_ops
-from support.emulation import emulated_launcher
 
 GPU = torch.device("cuda", 0)
 

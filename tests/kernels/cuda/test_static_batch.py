@@ -8,6 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.emulation import emulated_launcher
+from support.paged import PagedCase, assert_same, make_case
+
 from pageturner.kernels.checks import HOST_ARRAYS
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionShape
@@ -15,8 +18,6 @@ from pageturner.kernels.cuda.static_batch import StaticBatch
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, HostBatch, KvLayout
 from pageturner.kernels.ops import AttentionSpec
-from support.emulation import emulated_launcher
-from support.paged import PagedCase, assert_same, make_case
 
 LAYOUT = KvLayout(2, 2, 64, 16, torch.bfloat16)
 SHAPE = AttentionShape(num_kv_heads=2, group=2, head_dim=64)

@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cuda_cases import LAUNCHERS, RUNTIMES
+from support.emulation import emulated_launcher
+from support.planting import plant
+
 from pageturner.kernels.cuda import swap
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.reference import ReferenceOps
-from support.cuda_cases import LAUNCHERS, RUNTIMES
-from support.emulation import emulated_launcher
-from support.planting import plant
 
 Pairs = Sequence[tuple[int, int]]
 

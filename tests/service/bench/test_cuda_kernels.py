@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.fake_timing import FakeCuda, ToldTime
+from support.ops import cpu_cache_dir
+
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
@@ -29,8 +32,6 @@ from pageturner.service.bench.attention_contenders import (
 )
 from pageturner.service.bench.cuda_kernels import Machine, measure_cases, measure_machine
 from pageturner.service.bench.stopwatch import CudaStopwatch
-from support.fake_timing import FakeCuda, ToldTime
-from support.ops import cpu_cache_dir
 
 CPU = torch.device("cpu")
 TINY = Heads("tiny", 4, 2, 64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from pageturner.service.bench.attention_cases import MODELS, Case
 from pageturner.service.bench.attention_contenders import paged_name, sdpa_name
 from pageturner.service.bench.cuda_kernels import Machine, Result, Timing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from pageturner.kernels.errors import KernelsUnavailable
 from pageturner.service.bench.attention_cases import MODELS, Case
 from pageturner.service.bench.paper_estimate import (

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.fake_timing import FakeCuda, ToldTime
+from support.ops import cpu_cache_dir
+
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
@@ -19,8 +22,6 @@ from pageturner.service.cli import EXIT_USER_ERROR, main
 from pageturner.service.commands import bench_kernels
 from pageturner.service.errors import PageturnerError
 from pageturner.service.model import backend
-from support.fake_timing import FakeCuda, ToldTime
-from support.ops import cpu_cache_dir
 
 CPU = torch.device("cpu")
 

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
 from pageturner.kernels.cuda import report, variants
 from pageturner.kernels.cuda.report import Row
 from pageturner.service.cli import EXIT_USER_ERROR, main

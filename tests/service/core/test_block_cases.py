@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from pageturner.policies.views import BlockView
 from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.block_pool import BlockPool, OutOfBlocks, Release

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from support.core_harness import CoreHarness
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet, Reclaim
 from pageturner.policies.views import LoadView, Rates, VictimView
@@ -19,7 +21,6 @@ from pageturner.service.errors import (
     QueueFull,
     StepFailed,
 )
-from support.core_harness import CoreHarness
 
 OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16, watermark=0.0)
 

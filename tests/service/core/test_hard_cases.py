@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+from support.core_harness import CoreHarness
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, KeyChange, PolicySet
 from pageturner.policies.views import BlockView, LoadView, RequestView
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.errors import NonFiniteLogits
-from support.core_harness import CoreHarness
 
 OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16, watermark=0.0)
 

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scripted import ScriptedModel, ScriptedScheduler, recording_logger, text_of, token_at
+from support.tiny_tokenizers import byte_level_bpe
+
 from pageturner.policies.interfaces import AXES
 from pageturner.policies.views import Rates
 from pageturner.service.core.clock import ManualClock
@@ -49,8 +52,6 @@ from pageturner.service.errors import (
     SlowConsumer,
     StepFailed,
 )
-from support.scripted import ScriptedModel, ScriptedScheduler, recording_logger, text_of, token_at
-from support.tiny_tokenizers import byte_level_bpe
 
 MODEL = ModelInfo(
     name="tiny",

@@ -11,6 +11,8 @@ from random import Random
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
+from support.scripted import ScriptedModel, ScriptedScheduler, recording_logger
+
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import (
     BlockCopies,
@@ -37,7 +39,6 @@ from pageturner.service.errors import (
     SlowConsumer,
     StepFailed,
 )
-from support.scripted import ScriptedModel, ScriptedScheduler, recording_logger
 
 SEARCH = settings(max_examples=2000, database=None, phases=[Phase.generate])
 OPTIONS = EngineOptions(max_consecutive_failures=8, max_empty_schedules=4, slow_consumer_timeout_seconds=5)

@@ -8,6 +8,8 @@ from random import Random
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
+from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe, word_piece
+
 from pageturner.service.engine.incremental_decoder import (
     MAX_WITHHELD_TOKENS,
     REPLACEMENT,
@@ -15,7 +17,6 @@ from pageturner.service.engine.incremental_decoder import (
     WindowDecoder,
 )
 from pageturner.service.engine.tokenizer import Tokenizer
-from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe, word_piece
 
 SEARCH = settings(max_examples=2000, database=None, phases=[Phase.generate])
 BYTE_LEVEL = Tokenizer(byte_level_bpe())

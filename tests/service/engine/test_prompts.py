@@ -6,10 +6,11 @@ import asyncio
 import threading
 
 import tokenizers
+from support.tiny_tokenizers import byte_level_bpe
+
 from pageturner.service.engine.api import ModelInfo
 from pageturner.service.engine.prompts import MAX_LONG_PROMPTS, PromptReader
 from pageturner.service.engine.tokenizer import Tokenizer
-from support.tiny_tokenizers import byte_level_bpe
 
 MODEL = ModelInfo("tiny", "", "", "", "float32", True, 500, 64, 1, 1, 1, 1, (), False)
 

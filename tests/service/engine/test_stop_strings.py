@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
+
 from pageturner.service.core.outputs import TextDelta
 from pageturner.service.engine.stop_strings import StopMatcher
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
+from support.scripted import TIMINGS
+
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
@@ -22,7 +24,6 @@ from pageturner.service.core.outputs import (
 from pageturner.service.engine.api import AcceptedEvent, StreamEvent
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.errors import PageturnerError, RequestAborted, SlowConsumer
-from support.scripted import TIMINGS
 
 SEARCH = settings(max_examples=2000, database=None, phases=[Phase.generate])
 ACCEPTED = AcceptedEvent("r", 1, 2, 3)

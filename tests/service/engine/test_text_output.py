@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tiny_tokenizers import byte_level_bpe
+
 from pageturner.service.core.outputs import StopCondition, TextDelta
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
-from support.tiny_tokenizers import byte_level_bpe
 
 TOKENIZER = Tokenizer(byte_level_bpe())
 

@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe
+
 from pageturner.service.engine.api import ChatMessage
 from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import InvalidArgument, ModelError
-from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe
 
 CHATML = """{% for message in messages %}
 {% if loop.first and messages[0]['role'] != 'system' %}

@@ -10,6 +10,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_model import FakeModel, Stop, expected_tokens
+from support.scripted import recording_logger
+from support.tiny_tokenizers import byte_level_bpe
+
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
 from pageturner.service.core.clock import ManualClock
@@ -33,9 +37,6 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import PageturnerError, RequestAborted, StepFailed
-from support.fake_model import FakeModel, Stop, expected_tokens
-from support.scripted import recording_logger
-from support.tiny_tokenizers import byte_level_bpe
 
 TOKENIZER = Tokenizer(byte_level_bpe())
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 12, 6, 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import ConfigError

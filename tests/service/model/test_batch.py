@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.service.core.outputs import UNKNOWN_TOKEN, SampleRow, ScheduledSequence, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.model.batch import build_batch

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.random_models import save, tiny_model
+
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.torch_ops import TorchOps
@@ -15,7 +17,6 @@ from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.build import build_model
 from pageturner.service.model.loader import read_folder
 from pageturner.service.model.options import Forward, ModelOptions
-from support.random_models import save, tiny_model
 
 
 def artifacts_of(family: str, folder: Path) -> ModelArtifacts:

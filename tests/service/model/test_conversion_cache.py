@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from pageturner.service.errors import ModelError
 from pageturner.service.model.conversion_cache import MANIFEST, converted_folder
 

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from support.ops import BACKENDS
+from support.paged_sessions import PagedSession
+from support.random_models import VOCAB_SIZE, save, tiny_model
+from transformers import PreTrainedModel
+
 from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from pageturner.kernels.torch_ops import TorchOps
@@ -16,11 +22,6 @@ from pageturner.service.model.decoder import Decoder, load_decoder
 from pageturner.service.model.decoder_config import NotLean, parse_decoder_config
 from pageturner.service.model.loader import WeightFiles, read_folder
 from pageturner.service.model.options import ModelOptions
-from safetensors.torch import load_file, save_file
-from support.ops import BACKENDS
-from support.paged_sessions import PagedSession
-from support.random_models import VOCAB_SIZE, save, tiny_model
-from transformers import PreTrainedModel
 
 _LLAMA3 = {
     "rope_type": "llama3",

@@ -6,15 +6,16 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from support.paged_sessions import PagedSession
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.build import build_model
 from pageturner.service.model.gguf import GgufFile
 from pageturner.service.model.loader import embedded_file, load_artifacts
 from pageturner.service.model.options import ModelOptions
-from support.paged_sessions import PagedSession
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NUM_TOKENS = 16
 QUESTIONS = (

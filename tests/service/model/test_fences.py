@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from support.lazy_streams import LazyEvent, LazyStream
+
 from pageturner.service.model.fences import BlockIds, Fences
 from pageturner.service.model.streams import Event, ImmediateStream, Stream, Streams, Work
-from support.lazy_streams import LazyEvent, LazyStream
 
 NUM_BLOCKS = 6
 NUM_HOST_BLOCKS = 4

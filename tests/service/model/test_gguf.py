@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+
 from pageturner.service.errors import ModelError
 from pageturner.service.model.gguf import QUANTISATIONS, GgufFile
 

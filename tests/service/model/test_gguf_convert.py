@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.random_models import tiny_model
+from support.tiny_gguf import write_gguf
+from transformers import AutoModelForCausalLM
+
 from pageturner.service.errors import ModelError
 from pageturner.service.model.gguf_convert import convert
 from pageturner.service.model.gguf_tokenizer import build_tokenizer
 from pageturner.service.model.loader import read_folder
 from pageturner.service.model.options import ModelOptions
-from support.random_models import tiny_model
-from support.tiny_gguf import write_gguf
-from transformers import AutoModelForCausalLM
 
 
 def converted(tmp_path: Path, family: str, architecture: str, **changes: Any) -> Path:

@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cuda_cases import RUNTIMES, gpu_launcher
+from support.decode_graphs import BLOCK_SIZE, build
+from support.ops import cpu_cache_dir
+from support.paged_sessions import PagedSession
+from support.random_models import VOCAB_SIZE
+
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.ops import PagedOps, select_ops
 from pageturner.service.model.build import build_model
@@ -17,11 +23,6 @@ from pageturner.service.model.graphs import DecodeGraphs, TorchGraphs
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.runner import Runner
-from support.cuda_cases import RUNTIMES, gpu_launcher
-from support.decode_graphs import BLOCK_SIZE, build
-from support.ops import cpu_cache_dir
-from support.paged_sessions import PagedSession
-from support.random_models import VOCAB_SIZE
 
 PROMPT = (19556, 905, 30, 1812, 314, 260, 3575, 282, 4649, 47)
 NUM_TOKENS = 48

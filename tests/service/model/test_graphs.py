@@ -12,6 +12,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.cuda_cases import RUNTIMES
+from support.decode_graphs import BLOCK_SIZE, MAX_BLOCKS, SIZES, House, build, taped_graphs
+from support.paged_sessions import PagedSequence, PagedSession
+from support.random_models import VOCAB_SIZE, tiny_model
+from support.tape_graphs import TapeGraphs
+
 from pageturner.kernels.cuda.device_plan import DevicePlan
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionShape
@@ -24,11 +30,6 @@ from pageturner.service.model.graphs import DecodeGraphs, graph_sizes
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.transformers_model import checked_model
-from support.cuda_cases import RUNTIMES
-from support.decode_graphs import BLOCK_SIZE, MAX_BLOCKS, SIZES, House, build, taped_graphs
-from support.paged_sessions import PagedSequence, PagedSession
-from support.random_models import VOCAB_SIZE, tiny_model
-from support.tape_graphs import TapeGraphs
 
 
 def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:

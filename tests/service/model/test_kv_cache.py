@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lazy_streams import LazyStream, lazy_copies
+
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import KeyPage, KvLayout
 from pageturner.kernels.torch_ops import TorchOps
@@ -13,7 +15,6 @@ from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSeq
 from pageturner.service.model.batch import build_batch
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.streams import Streams
-from support.lazy_streams import LazyStream, lazy_copies
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=2, dtype=torch.float32)
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's readers expect
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.service.errors import ModelError
 from pageturner.service.model.linear import (
     ROW_TILES,

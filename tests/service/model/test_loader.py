@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from support.random_models import save, tiny_model
+from support.tiny_gguf import write_gguf
+
 from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model import gguf
 from pageturner.service.model.loader import WeightFiles, embedded_file, load_artifacts, read_folder
 from pageturner.service.model.options import ModelOptions
-from safetensors.torch import save_file
-from support.random_models import save, tiny_model
-from support.tiny_gguf import write_gguf
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -14,6 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.fake_cuda import CUDA, FakeCuda, on_cpu
+from support.lazy_streams import lazy_copies
+from support.ops import cpu_cache_dir
+from support.paged_sessions import PagedSession
+from support.random_models import VOCAB_SIZE, save, tiny_model
+from torch import nn
+
 from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.ops import CudaOps
@@ -34,12 +41,6 @@ from pageturner.service.model.sampler import Sampler
 from pageturner.service.model.streams import Streams
 from pageturner.service.model.transformers_model import checked_model
 from pageturner.service.model.upload import Array, upload
-from support.fake_cuda import CUDA, FakeCuda, on_cpu
-from support.lazy_streams import lazy_copies
-from support.ops import cpu_cache_dir
-from support.paged_sessions import PagedSession
-from support.random_models import VOCAB_SIZE, save, tiny_model
-from torch import nn
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")

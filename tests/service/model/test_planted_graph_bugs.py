@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.decode_graphs import SIZES, House, build
+
 from pageturner.kernels.cuda import static_batch
 from pageturner.kernels.cuda.device_plan import PlanCapacity, pack
 from pageturner.kernels.cuda.plan import AttentionPlan
@@ -19,7 +21,6 @@ from pageturner.kernels.layout import HostBatch
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.decoder import Decoder
 from pageturner.service.model.kv_cache import KvCache
-from support.decode_graphs import SIZES, House, build
 
 
 def differs(house: House, lengths: Sequence[int] = (150, 530, 40)) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from pageturner.service.model.random_streams import philox4x32, uniforms
 
 # kat_vectors of Random123: counter, key, result.

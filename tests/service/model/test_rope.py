@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from pageturner.service.errors import ModelError
-from pageturner.service.model.rope import parse_rope
 from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from pageturner.service.errors import ModelError
+from pageturner.service.model.rope import parse_rope
 
 _SIZES = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "max_position_embeddings": 4096}
 _SCALED: dict[str, dict[str, Any]] = {

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.paged_sessions import PagedSession
+from support.random_models import VOCAB_SIZE, save, tiny_model
+
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.outputs import (
     UNKNOWN_TOKEN,
@@ -17,8 +20,6 @@ from pageturner.service.core.outputs import (
 from pageturner.service.model.decoder import load_decoder
 from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.loader import WeightFiles
-from support.paged_sessions import PagedSession
-from support.random_models import VOCAB_SIZE, save, tiny_model
 
 
 @pytest.fixture(scope="module")

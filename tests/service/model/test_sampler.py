@@ -11,13 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.reference_sampler import allowed_probabilities, greedy_token, sample_row, step_of
+
 from pageturner.service.core.outputs import SampledSequence, SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits
 from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.sampler import Sampler, inverse_cdf, row_maxima
 from pageturner.service.model.truncation import mass_of_runs, truncate_
-from support.reference_sampler import allowed_probabilities, greedy_token, sample_row, step_of
 
 GREEDY = SamplingParams(temperature=0.0)
 

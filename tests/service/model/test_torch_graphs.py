@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from pageturner.service.model.graphs import TorchGraphs
 
 CUDA = torch.device("cuda", 1)

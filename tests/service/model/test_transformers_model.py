@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.ops import BACKENDS
+from support.paged_sessions import PagedSession
+from support.random_models import FAMILIES, VOCAB_SIZE, save, tiny_model
+
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.loader import read_folder
@@ -20,9 +24,6 @@ from pageturner.service.model.transformers_model import (
     checked_model,
     load_transformers_model,
 )
-from support.ops import BACKENDS
-from support.paged_sessions import PagedSession
-from support.random_models import FAMILIES, VOCAB_SIZE, save, tiny_model
 
 # See test_transformers_probe.
 REFUSED = ("phi3_longrope", "bloom", "falcon", "mpt", "gpt_neo")

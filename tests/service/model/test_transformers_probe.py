@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.random_models import tiny_model
+from torch import nn
+from transformers import PreTrainedModel
+
 from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model import probe
 from pageturner.service.model.transformers_attention import AttentionCall
 from pageturner.service.model.transformers_model import checked_model
-from support.random_models import tiny_model
-from torch import nn
-from transformers import PreTrainedModel
 
 
 def refusal(model: PreTrainedModel, *, max_position: int | None = None, deterministic: bool = False) -> str:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pageturner.service.model.truncation import truncate_, truncate_by_sorting_
 
 NUM_ROWS = 5

@@ -12,14 +12,15 @@ from typing import Any
 
 import grpc
 import pytest
+from support.fake_engine import PAUSE, FakeEngine, FakeStream, Step, accepted, echo, finished
+from support.serving import serving
+
 from pageturner.service.client import Accepted, Client, Delta
 from pageturner.service.core.outputs import SampledToken, TokenEvent
 from pageturner.service.engine.api import Submission
 from pageturner.service.errors import DeadlineExceeded, PageturnerError, SlowConsumer
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
-from support.fake_engine import PAUSE, FakeEngine, FakeStream, Step, accepted, echo, finished
-from support.serving import serving
 
 PHASES = ("submitting", "queued", "accepted", "streaming", "last")
 CALLS = ("Generate", "GenerateStream")

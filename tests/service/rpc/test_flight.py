@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.fake_engine import FakeEngine
+from support.serving import serving
+
 from pageturner.service.errors import NotRecorded
 from pageturner.service.rpc.admin import CHUNK_BYTES
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
-from support.fake_engine import FakeEngine
-from support.serving import serving
 
 
 async def test_a_file_larger_than_a_message_arrives_whole() -> None:

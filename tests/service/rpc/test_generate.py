@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.fake_engine import DRAWN_SEED, PAUSE, FakeEngine, Step, accepted, finished
+from support.serving import serving
+
 from pageturner.service.client import Accepted, ChoiceFinished, Delta
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
@@ -28,8 +31,6 @@ from pageturner.service.errors import (
 from pageturner.service.rpc.status import UnknownStatus
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
-from support.fake_engine import DRAWN_SEED, PAUSE, FakeEngine, Step, accepted, finished
-from support.serving import serving
 
 
 def _request(text: str, request_id: str = "r", **sampling: object) -> pb.GenerateStreamRequest:

@@ -11,14 +11,15 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from support.fake_engine import PAUSE, FakeEngine, accepted, finished
+from support.serving import capturing_logger
+
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.interceptors import CallInterceptor, CallMetrics
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.v1 import generation_pb2 as pb
-from support.fake_engine import PAUSE, FakeEngine, accepted, finished
-from support.serving import capturing_logger
 
 
 class FakeContext:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from support.fake_engine import FakeEngine
+from support.fake_model import Stop, expected_tokens
+from support.policy_house import policy_house
+from support.serving import serving
+
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, KeyChange
 from pageturner.service.client import Completion, Delta, Finished
 from pageturner.service.engine.api import PolicyChange, PolicySpec
 from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
-from support.fake_engine import FakeEngine
-from support.fake_model import Stop, expected_tokens
-from support.policy_house import policy_house
-from support.serving import serving
 
 NAMES = {axis: registry.names(axis) for axis in AXES}
 

@@ -10,14 +10,15 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest
 from grpc_status import rpc_status
+from support.fake_engine import MAX_MODEL_LEN, MAX_N, VOCAB_SIZE, FakeEngine, accepted
+from support.serving import serving
+
 from pageturner.service.engine.api import ChatMessage, Prompt
 from pageturner.service.errors import InvalidArgument
 from pageturner.v1 import admin_pb2
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.admin_pb2_grpc import AdminServiceStub
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
-from support.fake_engine import MAX_MODEL_LEN, MAX_N, VOCAB_SIZE, FakeEngine, accepted
-from support.serving import serving
 
 LONG = "x" * 257
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.fake_engine import FakeEngine, accepted
+from support.serving import capturing_logger, serving
+
 from pageturner.service.client import CHANNEL_OPTIONS, Client, Sampling
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import SchedulerStats
@@ -21,8 +24,6 @@ from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.server import Server
 from pageturner.service.rpc.status import UnknownStatus
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
-from support.fake_engine import FakeEngine, accepted
-from support.serving import capturing_logger, serving
 
 
 async def test_a_second_server_on_the_port_says_so() -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.fake_engine import PAUSE, FakeEngine, accepted, finished
+from support.real_service import real_service
+from support.serving import Served, serving
+
 from pageturner.service.engine.api import AbortOutcome, EngineHealth
 from pageturner.service.errors import Draining, PageturnerError
 from pageturner.service.rpc.interceptors import Method
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.service.rpc.status import UnknownStatus
-from support.fake_engine import PAUSE, FakeEngine, accepted, finished
-from support.real_service import real_service
-from support.serving import Served, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

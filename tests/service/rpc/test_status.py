@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RequestInfo, RetryInfo
 from google.rpc.status_pb2 import Status
+
 from pageturner.service import errors
 from pageturner.service.errors import PageturnerError
 from pageturner.service.rpc.status import (

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from pageturner.service.cli import main
 from pageturner.service.simulator.machine import load_machine, shipped_machines
 from pageturner.service.simulator.step_time import StepTimeModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from pageturner.policies.admission import FullPrompt
 from pageturner.policies.queue import Fcfs, PriorityWithAging
 from pageturner.policies.reclaim import AlwaysRecompute, AlwaysSwap

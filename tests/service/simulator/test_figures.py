@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
+
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.errors import DeadlineExceeded
 from pageturner.service.simulator.figures import METRIC, Slo, figures_of, interval

@@ -6,6 +6,7 @@ import random
 from dataclasses import astuple
 
 import pytest
+
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
 from pageturner.service.flight.step_work import StepWork, work_of
 from pageturner.service.simulator.step_time import StepTimeModel, TimedStep, fit, fit_error

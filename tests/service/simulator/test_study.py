@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from pageturner.policies import registry
 from pageturner.service.simulator.contenders import parse_policies
 from pageturner.service.simulator.figures import METRIC, Interval

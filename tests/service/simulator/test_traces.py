@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from pageturner.policies import registry
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.machine import load_machine

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.random_models import VOCAB_SIZE, save, tiny_model
+
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.options import SchedulerOptions
@@ -15,7 +17,6 @@ from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.startup.profile import largest_step, run_largest_steps
-from support.random_models import VOCAB_SIZE, save, tiny_model
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_meter import FakeMeter
+
 from pageturner.service.config import CacheConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError
@@ -18,7 +20,6 @@ from pageturner.service.startup.sizing import (
     size_cache,
     size_gpu_cache,
 )
-from support.fake_meter import FakeMeter
 
 BLOCK = 1 << 20
 

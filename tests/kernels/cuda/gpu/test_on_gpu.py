@@ -10,11 +10,6 @@ import sys
 
 import pytest
 import torch
-from pageturner.kernels.cuda import variants
-from pageturner.kernels.cuda.compiler import Compiler
-from pageturner.kernels.cuda.cupy_runtime import CupyRuntime, probe_gpu
-from pageturner.kernels.cuda.runtime import Launcher
-from pageturner.kernels.cuda.variants import DTYPES
 from support import row_kernels
 from support.block_checks import BLOCK_SIZES, PAIRS, check_copy_blocks, check_pack_blocks
 from support.cuda_cases import gpu_launcher
@@ -30,6 +25,12 @@ from support.row_checks import (
     check_write_kv,
     normal,
 )
+
+from pageturner.kernels.cuda import variants
+from pageturner.kernels.cuda.compiler import Compiler
+from pageturner.kernels.cuda.cupy_runtime import CupyRuntime, probe_gpu
+from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.cuda.variants import DTYPES
 
 pytestmark = pytest.mark.gpu
 
