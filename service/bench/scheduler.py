@@ -114,7 +114,7 @@ class _PolicyClock:
     def __init__(self, scheduler: Scheduler) -> None:
         self.seconds = 0.0
         for question in QUESTIONS:
-            setattr(scheduler.guard, question, self._timed(getattr(scheduler.guard, question)))
+            setattr(scheduler.policy_host, question, self._timed(getattr(scheduler.policy_host, question)))
 
     def _timed(self, ask: Callable[P, R]) -> Callable[P, R]:
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:

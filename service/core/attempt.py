@@ -65,7 +65,7 @@ class Attempt:
 
     def _note_held(self, by: str, passed: list[Request]) -> None:
         if self._notes is not None:
-            names = self._state.guard.names
+            names = self._state.policy_host.names
             after = passed[-1].request_id if passed else ""
             self._notes.append(AdmissionsHeld(by, after, names["queue"], names["batch"]))
 
@@ -90,7 +90,7 @@ class Attempt:
         batch = BatchView(
             self._state.options.max_num_batched_tokens, lacking.count(1), prefills, len(self._state.waiting)
         )
-        self.booking.split_budget(self._state.guard.batch_split(batch))
+        self.booking.split_budget(self._state.policy_host.batch_split(batch))
 
     def _continue_all(self, work: list[tuple[Sequence, int]]) -> Shortage | None:
         booking = self.booking
@@ -159,7 +159,9 @@ class Attempt:
             patience = min(patience, state.options.max_bypasses - request.num_bypasses)
             if answer is Admission.WAIT or len(passed) > state.options.max_skips:
                 waits = answer is Admission.WAIT
-                self._note_held(state.guard.names["admission"] if waits else Guard.MAX_SKIPS.value, passed)
+                self._note_held(
+                    state.policy_host.names["admission"] if waits else Guard.MAX_SKIPS.value, passed
+                )
                 break
         return None
 

@@ -75,6 +75,6 @@ class Endings:
                 num_tail_reclaims=by_kind[Reclaim.TAIL],
             ),
             error,
-            state.guard.names,
-            policies_changed=request.policies is not state.guard.names,
+            state.policy_host.names,
+            policies_changed=request.policies is not state.policy_host.names,
         )

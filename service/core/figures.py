@@ -34,7 +34,7 @@ def scheduler_stats(state: SchedulerState) -> SchedulerStats:
         num_recompute_preemptions_total=counters["recompute_preemptions"],
         num_tail_preemptions_total=counters["tail_preemptions"],
         num_bypasses_total=counters["bypasses"],
-        num_policy_faults_total=sum(state.guard.faults.values()),
+        num_policy_faults_total=sum(state.policy_host.faults.values()),
         num_step_failures_total=counters["step_failures"],
         num_evictions_total=device.num_evictions,
         num_swapped_out_blocks_total=counters["swapped_out_blocks"],

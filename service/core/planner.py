@@ -95,7 +95,7 @@ class Planner:
         self, given_up: Yield, shortage: Shortage, order: list[Request], constraints: Constraints
     ) -> None:
         victim = given_up.request
-        by = self._state.guard.names["victim"]
+        by = self._state.policy_host.names["victim"]
         if victim.status is not RequestStatus.RUNNING:
             by = Guard.HOLDERS_FIRST.value
         elif victim.is_paused:
@@ -163,7 +163,7 @@ class Planner:
             return []
         manager = self._state.manager
         by_id = {request.request_id: request for request in candidates}
-        order = self._state.guard.victim_order(
+        order = self._state.policy_host.victim_order(
             [views.victim_view(request, manager) for request in candidates],
             views.request_view(claimant),
             self._state.load(),
@@ -242,8 +242,8 @@ class Planner:
         load = state.load()
         load = replace(load, host=replace(load.host, num_free=max(0, room), num_evictable=0))
         asked = (
-            (state.guard.names["reclaim"], state.guard.reclaim),
-            (Guard.DEFAULT.value, state.guard.default_reclaim),
+            (state.policy_host.names["reclaim"], state.policy_host.reclaim),
+            (Guard.DEFAULT.value, state.policy_host.default_reclaim),
         )
         for by, ask in asked:
             how = ask(view, num_short, state.rates, load)
@@ -253,7 +253,7 @@ class Planner:
                 continue  # its own tail would not help it; the policy could not know whose victim it is
             if how is Reclaim.TAIL and view.num_tail_blocks >= num_short:
                 return Yield(victim, how, tuple(state.manager.tail_cuts(victim, num_short)), by)
-            state.guard.fault("reclaim", f"chose {how.value} for {view.request.request_id}: no room")
+            state.policy_host.fault("reclaim", f"chose {how.value} for {view.request.request_id}: no room")
         return Yield(victim, Reclaim.RECOMPUTE, by=Guard.CAPACITY.value)
 
     # --- sparing ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pageturner.service.core import views
 from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.request import Request
 from pageturner.service.core.waiting_queue import WaitingQueue
-from pageturner.service.policy_host.policy_guard import PolicyGuard
+from pageturner.service.policy_host.host import PolicyHost
 
 MAX_LOOKUPS = 1024
 """How many waiting requests, first ones first, a look for new cache hits takes in."""
@@ -19,8 +19,8 @@ MAX_LOOKUPS = 1024
 class QueueOrder:
     """interval_seconds: how often keys that may change are looked at again."""
 
-    def __init__(self, guard: PolicyGuard, manager: BlockManager, interval_seconds: float) -> None:
-        self._guard = guard
+    def __init__(self, policy_host: PolicyHost, manager: BlockManager, interval_seconds: float) -> None:
+        self._policy_host = policy_host
         self._manager = manager
         self._interval_seconds = interval_seconds
         self._next_resort = 0.0
@@ -28,15 +28,15 @@ class QueueOrder:
     @property
     def is_fixed(self) -> bool:
         """Whether a request's key never changes."""
-        return self._guard.key_change is KeyChange.NEVER
+        return self._policy_host.key_change is KeyChange.NEVER
 
     def key(self, request: Request, load: LoadView) -> SortKey:
         request.num_cached_tokens = self._manager.num_cached_tokens(request)
-        return self._guard.queue_key(views.request_view(request), load)
+        return self._policy_host.queue_key(views.request_view(request), load)
 
     def refresh(self, waiting: WaitingQueue, now: float) -> None:
         """Once an interval: keys that change with time anew, others where the cache holds more or less."""
-        change = self._guard.key_change
+        change = self._policy_host.key_change
         if change is KeyChange.NEVER or now < self._next_resort:
             return
         self._next_resort = now + self._interval_seconds

@@ -45,7 +45,7 @@ from pageturner.service.core.suspects import Suspects
 from pageturner.service.core.telling import StepTally, live_history, tell_queued
 from pageturner.service.core.waiting_queue import WaitingQueue
 from pageturner.service.errors import DuplicateRequest, PageturnerError, QueueFull, StepFailed
-from pageturner.service.policy_host.policy_guard import AxisReport, PolicyGuard, PolicyReport
+from pageturner.service.policy_host.host import AxisReport, PolicyHost, PolicyReport
 
 
 class Scheduler:
@@ -72,22 +72,22 @@ class Scheduler:
         self._options = options
         self._depth = depth
         self._stop_condition = stop_condition
-        self.guard = PolicyGuard(
+        self.policy_host = PolicyHost(
             policies,
             registry.default_policies(),
             shadows=shadows,
             max_faults=options.max_policy_faults,
         )
-        device = BlockPool(cache.num_blocks, cache.block_size, self.guard.eviction_score)
+        device = BlockPool(cache.num_blocks, cache.block_size, self.policy_host.eviction_score)
         host = BlockPool(cache.num_host_blocks, cache.block_size)
         hasher = hasher or PrefixHasher(hash_key)
         self.manager = BlockManager(device, host, hasher if cache.enable_prefix_caching else None)
-        order = QueueOrder(self.guard, self.manager, options.resort_interval_seconds)
+        order = QueueOrder(self.policy_host, self.manager, options.resort_interval_seconds)
         self._queue_order = order
         self.state = SchedulerState(
             options,
             self.manager,
-            self.guard,
+            self.policy_host,
             rates,
             WaitingQueue(order.key, lambda: self.state.load(), is_key_fixed=order.is_fixed),
             watermark_blocks=math.ceil(options.watermark * cache.num_blocks),
@@ -136,7 +136,7 @@ class Scheduler:
             state.sequences[sequence.seq_id] = sequence
             self._stop_condition.start(sequence.seq_id, new)
         state.requests[new.request_id] = request
-        request.policies = self.guard.names
+        request.policies = self.policy_host.names
         self._deadlines.watch(request)
         tell_queued(state, request, is_first=True)
         waiting.add(request)
@@ -200,10 +200,10 @@ class Scheduler:
             sequence = self.state.sequences.get(result.seq_id)
             if sequence is not None and sequence.epoch == result.epoch and result.error is None:
                 self._suspects.cleared(sequence.request.order)
-        tally = StepTally(self.state, output) if self.guard.listens else None
+        tally = StepTally(self.state, output) if self.policy_host.listens else None
         events = self._results.take(output, sampled)
         if tally is not None:
-            self.guard.fold(tally.served(events))
+            self.policy_host.fold(tally.served(events))
         return tuple(events)
 
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
@@ -267,7 +267,7 @@ class Scheduler:
     @property
     def policy_faults(self) -> Mapping[str, str]:
         """By axis, the last bad answer of its policy in words; axes that never gave one are absent."""
-        return self.guard.last_fault
+        return self.policy_host.last_fault
 
     @property
     def champion_id(self) -> str | None:
@@ -286,20 +286,20 @@ class Scheduler:
         included; so is a shadow. The queue is sorted by the new keys, cached blocks are scored anew.
         """
         self.state.now = now
-        self.guard.set_policies(policies, shadows, live_history(self.state))
+        self.policy_host.set_policies(policies, shadows, live_history(self.state))
         self._renew_orders()
 
     def policy_report(self) -> PolicyReport:
         """Who decides on each axis, with its faults and its shadow."""
-        return self.guard.report()
+        return self.policy_host.report()
 
     def take_quarantined(self) -> tuple[AxisReport, ...]:
         """The axes whose policy was quarantined since this was last asked."""
-        return self.guard.take_quarantined()
+        return self.policy_host.take_quarantined()
 
     def _renew_orders(self) -> None:
         """What was ordered by a policy that no longer decides is ordered by the one that does."""
-        while stale := self.guard.take_stale_axes():
+        while stale := self.policy_host.take_stale_axes():
             if "queue" in stale:
                 running = self.state.running.values()
                 self.state.waiting.rekey(running, is_key_fixed=self._queue_order.is_fixed)

@@ -111,7 +111,7 @@ class Starts:
         return Admission.ADMIT, None
 
     def _admitted(self, request: Request, is_privileged: bool) -> Admitted:
-        by = self._state.guard.names["admission"]
+        by = self._state.policy_host.names["admission"]
         if is_privileged:
             by = Guard.CHAMPION.value if request is self._champion else Guard.CLAIM.value
         start = self._booking.starts[-1]
@@ -189,12 +189,12 @@ class Starts:
         promised = self._booking.num_promised
         if promised:
             load = replace(load, num_blocks_promised=promised)
-        answer = self._state.guard.admission(view, load)
+        answer = self._state.policy_host.admission(view, load)
         if answer is not Admission.ADMIT:
             raise _Refused(
                 max(1, num_unclaimed + watermark + promised - self._ledger.available),
                 answer=answer,
-                by=self._state.guard.names["admission"],
+                by=self._state.policy_host.names["admission"],
                 num_needed=max(view.num_blocks_known, view.num_blocks_first_chunk),
                 num_available=available_before,
                 watermark=watermark,

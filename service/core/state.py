@@ -12,7 +12,7 @@ from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.waiting_queue import WaitingQueue
-from pageturner.service.policy_host.policy_guard import PolicyGuard
+from pageturner.service.policy_host.host import PolicyHost
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class SchedulerState:
 
     options: SchedulerOptions
     manager: BlockManager
-    guard: PolicyGuard
+    policy_host: PolicyHost
     rates: Rates
     waiting: WaitingQueue
     watermark_blocks: int

@@ -23,18 +23,18 @@ from pageturner.service.core.state import SchedulerState
 
 def tell_queued(state: SchedulerState, request: Request, *, is_first: bool) -> None:
     """Before its queue key is asked for."""
-    if state.guard.listens:
-        state.guard.fold(_queued(state, request, is_first))
+    if state.policy_host.listens:
+        state.policy_host.fold(_queued(state, request, is_first))
 
 
 def tell_started(state: SchedulerState, request: Request, num_cached_tokens: int, *, is_first: bool) -> None:
-    if state.guard.listens:
-        state.guard.fold(_started(state, request, num_cached_tokens, is_first))
+    if state.policy_host.listens:
+        state.policy_host.fold(_started(state, request, num_cached_tokens, is_first))
 
 
 def tell_ended(state: SchedulerState, request: Request) -> None:
-    if state.guard.listens:
-        state.guard.fold(RequestEnded(state.now, request.request_id, request.new.tenant))
+    if state.policy_host.listens:
+        state.policy_host.fold(RequestEnded(state.now, request.request_id, request.new.tenant))
 
 
 def live_history(state: SchedulerState) -> list[PolicyEvent]:

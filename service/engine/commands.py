@@ -10,7 +10,7 @@ from pageturner.service.core.outputs import Event
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.errors import PageturnerError
-from pageturner.service.policy_host.policy_guard import PolicyReport
+from pageturner.service.policy_host.host import PolicyReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from pageturner.service.engine.commands import (
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
-from pageturner.service.policy_host.policy_guard import AxisReport, PolicyReport
+from pageturner.service.policy_host.host import AxisReport, PolicyReport
 
 Logits = TypeVar("Logits")
 LogitsOut = TypeVar("LogitsOut", covariant=True)

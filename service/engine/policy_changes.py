@@ -12,7 +12,7 @@ from pageturner.policies.errors import PolicyError, PolicyOptionError
 from pageturner.policies.interfaces import AXES
 from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicyInfo, PolicySpec, ShadowInfo
 from pageturner.service.errors import InvalidArgument
-from pageturner.service.policy_host.policy_guard import AxisReport, PolicyReport
+from pageturner.service.policy_host.host import AxisReport, PolicyReport
 
 
 def create_policies(change: PolicyChange) -> tuple[Mapping[str, object], Mapping[str, object | None]]:

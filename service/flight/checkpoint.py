@@ -16,8 +16,8 @@ from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.block_pool import Block, BlockPool, Release
 from pageturner.service.core.request import QueueEntry, Request, RequestStatus, Sequence
 from pageturner.service.core.waiting_queue import WaitingQueue
-from pageturner.service.flight.guard_state import GuardState, restore_guard, take_guard
 from pageturner.service.flight.plain import Malformed
+from pageturner.service.flight.policy_host_state import PolicyHostState, restore_policy_host, take_policy_host
 from pageturner.service.flight.pseudonyms import digest_of, stand_ins
 from pageturner.service.flight.recorded_request import RecordedRequest
 
@@ -118,7 +118,7 @@ class Checkpoint:
     next_resort: float
     device: PoolState
     host: PoolState
-    guard: GuardState
+    policies: PolicyHostState
 
 
 # --- taking --------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def take_checkpoint(
     if scheduler._unfinished_steps:
         return None
     try:
-        guard = take_guard(scheduler.guard)
+        policies = take_policy_host(scheduler.policy_host)
     except Malformed:
         return None
     champion = scheduler._champion
@@ -161,7 +161,7 @@ def take_checkpoint(
         next_resort=scheduler._queue_order._next_resort,
         device=_pool_state(scheduler.manager.device, name_of),
         host=_pool_state(scheduler.manager.host, name_of),
-        guard=guard,
+        policies=policies,
     )
 
 
@@ -246,7 +246,7 @@ def restore_checkpoint(scheduler: Scheduler, checkpoint: Checkpoint) -> None:
     scheduler._queue_order._next_resort = checkpoint.next_resort
     _restore_pool(scheduler.manager.device, checkpoint.device)
     _restore_pool(scheduler.manager.host, checkpoint.host)
-    restore_guard(scheduler.guard, checkpoint.guard)
+    restore_policy_host(scheduler.policy_host, checkpoint.policies)
 
 
 def _restored_request(scheduler: Scheduler, recorded: RequestState) -> Request:

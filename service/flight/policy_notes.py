@@ -7,7 +7,7 @@ from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service.core.decisions import Decision, PolicyFault, PolicyReplaced
 from pageturner.service.flight.plain import Malformed, to_plain
 from pageturner.service.flight.records import PolicyChoice, PolicyChoices
-from pageturner.service.policy_host.policy_guard import PolicyGuard
+from pageturner.service.policy_host.host import PolicyHost
 
 
 def policy_choices(policies: PolicySet, axes: tuple[str, ...] = AXES) -> PolicyChoices:
@@ -32,24 +32,24 @@ def _plain_or_repr(value: object) -> object:
 class PolicyStanding:
     """The policies in force and the faults of each axis, at the moment this is made."""
 
-    __slots__ = ("_faults", "_guard", "_names")
+    __slots__ = ("_faults", "_names", "_policy_host")
 
-    def __init__(self, guard: PolicyGuard) -> None:
-        self._guard = guard
-        self._names = guard.names
-        self._faults = dict(guard.faults)
+    def __init__(self, host: PolicyHost) -> None:
+        self._policy_host = host
+        self._names = host.names
+        self._faults = dict(host.faults)
 
     def changes(self) -> tuple[Decision, ...]:
         """Faults of policies since then, and those that another one replaced."""
-        guard, names, faults = self._guard, self._names, self._faults
-        if guard.names is names and guard.faults == faults:
+        host, names, faults = self._policy_host, self._names, self._faults
+        if host.names is names and host.faults == faults:
             return ()
-        counts = ((axis, guard.faults[axis] - faults.get(axis, 0)) for axis in AXES)
+        counts = ((axis, host.faults[axis] - faults.get(axis, 0)) for axis in AXES)
         return (
             *(PolicyFault(axis, names[axis], count) for axis, count in counts if count),
             *(
-                PolicyReplaced(axis, names[axis], guard.names[axis])
+                PolicyReplaced(axis, names[axis], host.names[axis])
                 for axis in AXES
-                if names[axis] != guard.names[axis]
+                if names[axis] != host.names[axis]
             ),
         )

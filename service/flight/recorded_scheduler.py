@@ -40,14 +40,14 @@ from pageturner.service.flight.records import (
     Updated,
     pack_rows,
 )
-from pageturner.service.policy_host.policy_guard import AxisReport, PolicyReport
+from pageturner.service.policy_host.host import AxisReport, PolicyReport
 
 
 def recorded_scheduler(
     scheduler: Scheduler, setting: Setting, *, name_key: bytes, num_steps: int
 ) -> RecordedScheduler:
     """A scheduler just made, recorded from its first call on."""
-    start = FlightStart(policy_choices(scheduler.guard.policies))
+    start = FlightStart(policy_choices(scheduler.policy_host.policies))
     return RecordedScheduler(scheduler, FlightRecorder(setting, start, num_steps), name_key)
 
 
@@ -61,7 +61,7 @@ class RecordedScheduler:
         self.recorder = recorder
         self._scheduler = scheduler
         self._state = scheduler.state
-        self._guard = scheduler.guard
+        self._policy_host = scheduler.policy_host
         manager = scheduler.manager
         self._namer = Namer(manager.hasher, name_key, manager.block_size)
         self._chains = LiveChains(self._namer, self._state.requests.values())
@@ -76,7 +76,7 @@ class RecordedScheduler:
         self._note_clock()
         chain = self._chains.prompt_chain(request)
         entry = Added(self._state.now, RecordedRequest.of(request, tuple(chain.names)))
-        before = PolicyStanding(self._guard)
+        before = PolicyStanding(self._policy_host)
         try:
             max_tokens = self._scheduler.add_request(request)
         except PageturnerError as error:
@@ -92,7 +92,7 @@ class RecordedScheduler:
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
         self._note_clock()
         entry = Aborted(self._state.now, request_id, error_name(error))
-        before = PolicyStanding(self._guard)
+        before = PolicyStanding(self._policy_host)
         try:
             events = self._scheduler.abort_request(request_id, error)
         except Exception as fault:
@@ -103,7 +103,7 @@ class RecordedScheduler:
         return events
 
     def expire(self, now: float) -> tuple[Event, ...]:
-        before = PolicyStanding(self._guard)
+        before = PolicyStanding(self._policy_host)
         try:
             events = self._scheduler.expire(now)
         except Exception as fault:
@@ -127,7 +127,7 @@ class RecordedScheduler:
     ) -> None:
         """Shadows are not noted: they decide nothing."""
         self._unnoted_now = None
-        before, in_force = PolicyStanding(self._guard), self._guard.policies
+        before, in_force = PolicyStanding(self._policy_host), self._policy_host.policies
         come = tuple(axis for axis in AXES if getattr(policies, axis) is not getattr(in_force, axis))
         entry = PoliciesSet(now, policy_choices(policies, come))
         try:
@@ -155,7 +155,7 @@ class RecordedScheduler:
         if self.recorder.wants_checkpoint:
             self._begin_stretch()
         self._unnoted_now = None
-        before = PolicyStanding(self._guard)
+        before = PolicyStanding(self._policy_host)
         try:
             output = self._scheduler.schedule(now)
         except Exception as fault:
@@ -170,7 +170,7 @@ class RecordedScheduler:
         self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...], now: float
     ) -> tuple[Event, ...]:
         self._unnoted_now = None
-        before = PolicyStanding(self._guard)
+        before = PolicyStanding(self._policy_host)
         try:
             events = self._scheduler.update(output, sampled, now)
         except Exception as fault:
@@ -185,7 +185,7 @@ class RecordedScheduler:
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
         self._unnoted_now = None
         entry = Failed(now, output.step_id, error_name(error))
-        before = PolicyStanding(self._guard)
+        before = PolicyStanding(self._policy_host)
         try:
             events = self._scheduler.fail_step(output, error, now)
         except Exception as fault:
@@ -205,7 +205,7 @@ class RecordedScheduler:
         checkpoint = take_checkpoint(self._scheduler, self._chains.names_of, self._namer.name_of)
         if checkpoint is not None:
             self._note_clock()
-            self.recorder.begin(FlightStart(policy_choices(self._guard.policies), checkpoint))
+            self.recorder.begin(FlightStart(policy_choices(self._policy_host.policies), checkpoint))
 
     def _taken(self, before: PolicyStanding) -> tuple[Decision, ...]:
         """What the last schedule decided."""

@@ -120,7 +120,7 @@ class _Player:
         self._setting, self._start = setting, start
         self._recorder = FlightRecorder(setting, start, 1)
         self._scheduler = RecordedScheduler(scheduler, self._recorder, b"")
-        self._guard = scheduler.guard
+        self._policy_host = scheduler.policy_host
         self._in_flight: dict[int, SchedulerOutput] = {}
 
     def play(self, entry: Entry) -> Entry:
@@ -157,7 +157,7 @@ class _Player:
                 change(entry.request_id)
             case PoliciesSet():
                 come = {axis: _created_one(axis, choice) for axis, choice in entry.policies.items()}
-                policies: Any = {axis: getattr(self._guard.policies, axis) for axis in AXES} | come
+                policies: Any = {axis: getattr(self._policy_host.policies, axis) for axis in AXES} | come
                 scheduler.set_policies(PolicySet(**policies), entry.now)
             case Scheduled():
                 output = scheduler.schedule(entry.now)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pageturner.policies.interfaces import Admission, BatchSplit, Reclaim, SortKey
 from pageturner.policies.views import BatchView
-from pageturner.service.policy_host.decider import BadAnswer
+from pageturner.service.policy_host.caller import BadAnswer
 
 
 def sort_key(answer: Any) -> SortKey:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pageturner.service.policy_host.decider import Decider, raised
+from pageturner.service.policy_host.caller import PolicyCaller, raised
 
 NUM_SAMPLES = 8
 """How many of the last disagreements are kept."""
@@ -55,7 +55,7 @@ class Shadow:
         self.last_fault = ""
         self._samples: deque[Disagreement] = deque(maxlen=NUM_SAMPLES)
         self._last_pair: tuple[Any, Any] | None = None
-        self.decider = Decider(axis, policy, self._fault)
+        self.caller = PolicyCaller(axis, policy, self._fault)
 
     def compare(
         self, subject: str, obeyed: object, parse: Callable[[Any], Any], arguments: tuple[object, ...]
@@ -89,7 +89,7 @@ class Shadow:
 
     def report(self) -> ShadowReport:
         return ShadowReport(
-            self.decider.policy,
+            self.caller.policy,
             self.num_asked,
             self.num_disagreements,
             self.num_faults,
@@ -99,7 +99,7 @@ class Shadow:
 
     def _ask(self, parse: Callable[[Any], Any], arguments: tuple[object, ...]) -> Any:
         try:
-            return parse(self.decider.ask(*arguments))
+            return parse(self.caller.ask(*arguments))
         except Exception as error:
             self._fault(raised(error))
             return None

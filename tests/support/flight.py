@@ -43,7 +43,7 @@ def recorded(harness: CoreHarness, num_steps: int = 1 << 16) -> FlightRecorder:
         harness.depth,
     )
     assert (device.num_blocks, host.num_blocks) == (harness.cache.num_blocks, harness.cache.num_host_blocks)
-    recorder = FlightRecorder(setting, FlightStart(policy_choices(scheduler.guard.policies)), num_steps)
+    recorder = FlightRecorder(setting, FlightStart(policy_choices(scheduler.policy_host.policies)), num_steps)
     harness.scheduler = OpenRecordedScheduler(scheduler, recorder, NAME_KEY)  # type: ignore[assignment]  # a test double
     return recorder
 

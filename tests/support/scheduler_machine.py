@@ -228,7 +228,7 @@ class SwappingMachine(SchedulerMachine):
         watch=st.booleans(),
     )
     def swap_policies(self, policies: PolicySet, axes: set[str], shadows: PolicySet, watch: bool) -> None:
-        guard = self.live.scheduler.guard
+        host = self.live.scheduler.policy_host
         chosen: dict[str, Any] = {axis: getattr(policies, axis) for axis in axes}
-        watched = {axis: getattr(shadows, axis) for axis in AXES} if watch else guard.shadows
-        self.live.scheduler.set_policies(replace(guard.policies, **chosen), self.live.now, shadows=watched)
+        watched = {axis: getattr(shadows, axis) for axis in AXES} if watch else host.shadows
+        self.live.scheduler.set_policies(replace(host.policies, **chosen), self.live.now, shadows=watched)

@@ -37,7 +37,7 @@ from pageturner.service.errors import (
     QueueFull,
     StepFailed,
 )
-from pageturner.service.policy_host.policy_guard import AxisReport, PolicyGuard, PolicyReport
+from pageturner.service.policy_host.host import AxisReport, PolicyHost, PolicyReport
 
 TIMINGS = RequestTimings(0.5, 0.1, 0.1, 0, 0, 0)
 DEFAULT_MAX_TOKENS = 16
@@ -78,7 +78,7 @@ class ScriptedScheduler:
         self.is_stuck: set[str] = set()
         self.fault: Exception | None = None
         self.copies = BlockCopies()
-        self.guard = PolicyGuard(registry.default_policies(), registry.default_policies())
+        self.policy_host = PolicyHost(registry.default_policies(), registry.default_policies())
         self._next_seq_id = 0
         self._step_id = 0
 
@@ -178,15 +178,15 @@ class ScriptedScheduler:
         )
 
     def policy_report(self) -> PolicyReport:
-        return self.guard.report()
+        return self.policy_host.report()
 
     def set_policies(
         self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = MappingProxyType({})
     ) -> None:
-        self.guard.set_policies(policies, shadows, ())
+        self.policy_host.set_policies(policies, shadows, ())
 
     def take_quarantined(self) -> tuple[AxisReport, ...]:
-        return self.guard.take_quarantined()
+        return self.policy_host.take_quarantined()
 
     def _scheduled(self, entry: _Entry) -> ScheduledSequence:
         prompt = entry.request.prompt_token_ids

@@ -133,9 +133,9 @@ def test_policies_swapped_while_it_lived_a_lagging_reader_and_an_abort() -> None
     name = scene.submit((0, 1, 2), max_tokens=9)
     scene.step()
     scene.scheduler.pause_request(name)
-    guard = scene.scheduler.guard
+    host = scene.scheduler.policy_host
     scene.scheduler.set_policies(
-        replace(guard.policies, victim=registry.create("victim", "last-arrived", {})), scene.now
+        replace(host.policies, victim=registry.create("victim", "last-arrived", {})), scene.now
     )
     scene.step()
     scene.scheduler.resume_request(name)

@@ -133,7 +133,9 @@ def disturb(harness: CoreHarness, choice: random.Random, request_id: str) -> Non
         case 4:
             axis = choice.choice(AXES)
             change: Any = {axis: registry.create(axis, choice.choice(registry.names(axis)), {})}
-            harness.scheduler.set_policies(replace(harness.scheduler.guard.policies, **change), harness.now)
+            harness.scheduler.set_policies(
+                replace(harness.scheduler.policy_host.policies, **change), harness.now
+            )
 
 
 def pressed(num_steps: int = AMPLE, num_requests: int = 6) -> FlightRecord:
@@ -147,7 +149,9 @@ def pressed(num_steps: int = AMPLE, num_requests: int = 6) -> FlightRecord:
         harness.step()
     harness.abort(next(name for name, seen in harness.records.items() if seen.end is None))
     harness.fail()
-    change = replace(harness.scheduler.guard.policies, victim=registry.create("victim", "last-arrived", {}))
+    change = replace(
+        harness.scheduler.policy_host.policies, victim=registry.create("victim", "last-arrived", {})
+    )
     harness.scheduler.set_policies(change, harness.now)
     harness.run_to_end()
     return record_of(harness)

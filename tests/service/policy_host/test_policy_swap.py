@@ -19,7 +19,7 @@ from pageturner.policies.views import BlockView, LoadView, Rates, RequestView
 from pageturner.service.core.block_pool import BlockPool
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.waiting_queue import WaitingQueue
-from pageturner.service.policy_host.decider import Decider
+from pageturner.service.policy_host.caller import PolicyCaller
 
 OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
 
@@ -36,9 +36,9 @@ def harness(policies: PolicySet | None = None, **sizes: Any) -> CoreHarness:
 
 def swap(live: CoreHarness, shadows: Mapping[str, object] | None = None, **policies: Any) -> None:
     """Put these policies in force; the other axes keep theirs, and so do all shadows unless given."""
-    guard = live.scheduler.guard
-    watched = guard.shadows if shadows is None else shadows
-    live.scheduler.set_policies(replace(guard.policies, **policies), live.now, shadows=watched)
+    host = live.scheduler.policy_host
+    watched = host.shadows if shadows is None else shadows
+    live.scheduler.set_policies(replace(host.policies, **policies), live.now, shadows=watched)
     live.check()
 
 
@@ -116,7 +116,7 @@ def queued(live: CoreHarness) -> list[str]:
 
 
 def state_of(live: CoreHarness) -> Any:
-    return live.scheduler.guard.states["queue"]
+    return live.scheduler.policy_host.states["queue"]
 
 
 # --- nothing is lost ----------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def _no_rescore(self: BlockPool) -> None:
     return None
 
 
-def _keeps_any_state(self: Decider, predecessor: Decider, history: object) -> None:
+def _keeps_any_state(self: PolicyCaller, predecessor: PolicyCaller, history: object) -> None:
     self.state = predecessor.state
 
 
@@ -300,7 +300,7 @@ def _keeps_any_state(self: Decider, predecessor: Decider, history: object) -> No
         (WaitingQueue, "rekey", _only_waiting),
         (WaitingQueue, "rekey", _still_fixed),
         (BlockPool, "rescore", _no_rescore),
-        (Decider, "inherit", _keeps_any_state),
+        (PolicyCaller, "inherit", _keeps_any_state),
     ],
     ids=["queue-not-sorted", "running-not-keyed", "keys-still-fixed", "heap-not-scored", "state-of-another"],
 )
@@ -444,12 +444,12 @@ def test_a_policy_that_keeps_failing_is_quarantined(axis: str) -> None:
         live.run_to_end()
     (report,) = [report for report in live.scheduler.policy_report().axes if report.axis == axis]
     assert report.is_quarantined
-    assert report.num_faults == live.scheduler.guard.faults[axis] == 4, "it is not asked any more"
+    assert report.num_faults == live.scheduler.policy_host.faults[axis] == 4, "it is not asked any more"
     assert report.last_fault == "raised ValueError('planted')"
     assert isinstance(report.chosen, Fails)
     assert [told.axis for told in live.scheduler.take_quarantined()] == [axis]
     assert live.scheduler.take_quarantined() == ()
-    assert live.scheduler.guard.names[axis] == registry.DEFAULTS[axis]
+    assert live.scheduler.policy_host.names[axis] == registry.DEFAULTS[axis]
     assert live.scheduler.policy_report().revision == 2
     assert any(record.end is not None and record.end.policies_changed for record in live.records.values())
     default: Any = registry.create(axis, registry.DEFAULTS[axis])
@@ -564,7 +564,9 @@ def test_a_shadow_is_asked_compared_and_not_obeyed() -> None:
         assert report.num_faults > 0, axis
         assert (report.num_asked, report.num_disagreements) == (0, 0)
         assert report.last_fault == "raised ValueError('planted')"
-    assert watched.scheduler.guard.faults == alone.scheduler.guard.faults, "a shadow's faults are its own"
+    assert watched.scheduler.policy_host.faults == alone.scheduler.policy_host.faults, (
+        "a shadow's faults are its own"
+    )
 
 
 @dataclass(frozen=True)
@@ -595,8 +597,8 @@ def test_a_shadow_remembers_for_itself() -> None:
     shadow = Remembers()
     swap(live, {"queue": shadow})
     live.step()
-    told: Any = live.scheduler.guard.shadow_states["queue"]
+    told: Any = live.scheduler.policy_host.shadow_states["queue"]
     assert [type(event) for event in told] == [RequestQueued, RequestStarted, StepServed]
     swap(live, {})
-    assert live.scheduler.guard.shadows == {}
+    assert live.scheduler.policy_host.shadows == {}
     live.run_to_end()

@@ -39,8 +39,8 @@ from pageturner.policies.views import (
     VictimView,
 )
 from pageturner.service.policy_host import answers
-from pageturner.service.policy_host.decider import BadAnswer, Decider
-from pageturner.service.policy_host.policy_seat import PolicySeat
+from pageturner.service.policy_host.active_policy import ActivePolicy
+from pageturner.service.policy_host.caller import BadAnswer, PolicyCaller
 from pageturner.service.policy_host.shadow import Shadow, ShadowReport
 
 
@@ -67,7 +67,7 @@ class PolicyReport:
     axes: tuple[AxisReport, ...]
 
 
-class PolicyGuard:
+class PolicyHost:
     """policies: in force at first. defaults: answer in their place when they fail; trusted.
 
     shadows: by axis, policies that are asked and not obeyed. max_faults: bad answers of one policy before
@@ -90,13 +90,13 @@ class PolicyGuard:
         self._ranked_at = 0.0
         self._stale: set[str] = set()
         self._quarantined: list[str] = []
-        self._seats: dict[str, PolicySeat] = {}
+        self._active: dict[str, ActivePolicy] = {}
         self._shadows: dict[str, Shadow] = {}
-        self._in_force: list[Decider] = []
-        self._listeners: tuple[Decider, ...] = ()
+        self._in_force: list[PolicyCaller] = []
+        self._listeners: tuple[PolicyCaller, ...] = ()
         for axis in AXES:
-            default = Decider(axis, getattr(defaults, axis), partial(self.fault, axis))
-            self._seats[axis] = self._seat(axis, getattr(policies, axis), default)
+            default = PolicyCaller(axis, getattr(defaults, axis), partial(self.fault, axis))
+            self._active[axis] = self._activate(axis, getattr(policies, axis), default)
         for axis, policy in shadows.items():
             self._shadows[axis] = Shadow(axis, policy)
         self._refresh()
@@ -112,23 +112,23 @@ class PolicyGuard:
         fault counted, no quarantine, a memory by the rule of `policies.interfaces.Stateful`.
         history: the live requests, told to memories that begin anew.
         """
-        seats, watchers = dict(self._seats), dict(self._shadows)
+        active, watchers = dict(self._active), dict(self._shadows)
         for axis in AXES:
-            old, chosen = self._seats[axis], getattr(policies, axis)
+            old, chosen = self._active[axis], getattr(policies, axis)
             if chosen is not old.chosen.policy:
-                seats[axis] = self._seat(axis, chosen, old.default)
-                seats[axis].chosen.inherit(old.in_force, history)  # in quarantine nobody told it anything
+                active[axis] = self._activate(axis, chosen, old.default)
+                active[axis].chosen.inherit(old.in_force, history)  # in quarantine nobody told it anything
                 self._stale.add(axis)
                 if axis in watchers:
                     watchers[axis].forget_ranks()
             watched, shadow = watchers.get(axis), shadows.get(axis)
             if shadow is None:
                 watchers.pop(axis, None)
-            elif watched is None or shadow is not watched.decider.policy:
+            elif watched is None or shadow is not watched.caller.policy:
                 watchers[axis] = Shadow(axis, shadow)
-                watchers[axis].decider.inherit(old.default if watched is None else watched.decider, history)
-        if watchers != self._shadows or seats != self._seats:
-            self._seats, self._shadows = seats, watchers
+                watchers[axis].caller.inherit(old.default if watched is None else watched.caller, history)
+        if watchers != self._shadows or active != self._active:
+            self._active, self._shadows = active, watchers
             self.revision += 1
             self._refresh()
 
@@ -148,32 +148,32 @@ class PolicyGuard:
     @property
     def policies(self) -> PolicySet:
         """Those that were chosen, quarantined ones included."""
-        return PolicySet(**{axis: seat.chosen.policy for axis, seat in self._seats.items()})
+        return PolicySet(**{axis: active.chosen.policy for axis, active in self._active.items()})
 
     @property
     def shadows(self) -> Mapping[str, object]:
-        return {axis: shadow.decider.policy for axis, shadow in self._shadows.items()}
+        return {axis: shadow.caller.policy for axis, shadow in self._shadows.items()}
 
     @property
     def last_fault(self) -> Mapping[str, str]:
         """By axis, the last bad answer in words; axes that never gave one are absent."""
-        return {axis: seat.last_fault for axis, seat in self._seats.items() if seat.last_fault}
+        return {axis: active.last_fault for axis, active in self._active.items() if active.last_fault}
 
     @property
     def states(self) -> Mapping[str, object]:
         """By axis, the memory of the policy in force; axes without one are absent."""
-        deciders = {axis: seat.in_force for axis, seat in self._seats.items()}
-        return {axis: decider.state for axis, decider in deciders.items() if decider.has_memory}
+        callers = {axis: active.in_force for axis, active in self._active.items()}
+        return {axis: caller.state for axis, caller in callers.items() if caller.has_memory}
 
     @property
     def shadow_states(self) -> Mapping[str, object]:
         """By axis, the memory of the shadow; axes without one are absent."""
-        deciders = {axis: shadow.decider for axis, shadow in self._shadows.items()}
-        return {axis: decider.state for axis, decider in deciders.items() if decider.has_memory}
+        callers = {axis: shadow.caller for axis, shadow in self._shadows.items()}
+        return {axis: caller.state for axis, caller in callers.items() if caller.has_memory}
 
     def fault(self, axis: str, what: str) -> None:
         """Count an answer that only the moment made impossible."""
-        self._seats[axis].note_fault(what)
+        self._active[axis].note_fault(what)
 
     # --- memories --------------------------------------------------------------------------
 
@@ -184,22 +184,22 @@ class PolicyGuard:
 
     def fold(self, event: PolicyEvent) -> None:
         """Tell every memory."""
-        for decider in self._listeners:
-            decider.fold(event)
+        for caller in self._listeners:
+            caller.fold(event)
 
     # --- the six questions -----------------------------------------------------------------
 
     @property
     def key_change(self) -> KeyChange:
-        return _key_change(self._seats["queue"].in_force.policy)
+        return _key_change(self._active["queue"].in_force.policy)
 
     def queue_key(self, request: RequestView, load: LoadView) -> SortKey:
-        key = self._seats["queue"].ask(answers.sort_key, request, load)
+        key = self._active["queue"].ask(answers.sort_key, request, load)
         if "queue" in self._shadows:
             shadow = self._shadows["queue"]
             if load.now != self._ranked_at and KeyChange.WITH_TIME in (
                 self.key_change,
-                _key_change(shadow.decider.policy),
+                _key_change(shadow.caller.policy),
             ):
                 shadow.forget_ranks()
             self._ranked_at = load.now
@@ -208,7 +208,7 @@ class PolicyGuard:
         return key
 
     def admission(self, candidate: AdmissionView, load: LoadView) -> Admission:
-        answer = self._seats["admission"].ask(answers.admission, candidate, load)
+        answer = self._active["admission"].ask(answers.admission, candidate, load)
         if "admission" in self._shadows:
             subject = candidate.request.request_id
             self._shadows["admission"].compare(subject, answer, answers.admission, (candidate, load))
@@ -220,7 +220,7 @@ class PolicyGuard:
         def parse(answer: Any) -> BatchSplit:
             return answers.batch_split(answer, batch)
 
-        split = self._seats["batch"].ask(parse, batch)
+        split = self._active["batch"].ask(parse, batch)
         if "batch" in self._shadows:
             self._shadows["batch"].compare("a step", split, parse, (batch,))
         return split
@@ -240,7 +240,7 @@ class PolicyGuard:
                 return order
             raise BadAnswer(ranked)
 
-        whole = self._seats["victim"].ask(parse, candidates, claimant, load)
+        whole = self._active["victim"].ask(parse, candidates, claimant, load)
         head = set(understood[0])
         order = understood[0] + [rid for rid in whole if rid not in head]
         if "victim" in self._shadows and order:
@@ -251,7 +251,7 @@ class PolicyGuard:
 
     def reclaim(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
         arguments = (victim, num_blocks_short, rates, load)
-        answer = self._seats["reclaim"].ask(answers.reclaim, *arguments)
+        answer = self._active["reclaim"].ask(answers.reclaim, *arguments)
         if "reclaim" in self._shadows:
             subject = victim.request.request_id
             self._shadows["reclaim"].compare(subject, answer, answers.reclaim, arguments)
@@ -260,10 +260,10 @@ class PolicyGuard:
     def default_reclaim(
         self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView
     ) -> Reclaim:
-        return answers.reclaim(self._seats["reclaim"].default.ask(victim, num_blocks_short, rates, load))
+        return answers.reclaim(self._active["reclaim"].default.ask(victim, num_blocks_short, rates, load))
 
     def eviction_score(self, block: BlockView) -> float:
-        score = self._seats["eviction"].ask(answers.score, block)
+        score = self._active["eviction"].ask(answers.score, block)
         if "eviction" in self._shadows:
             subject = f"block {block.block_id}"
             self._shadows["eviction"].compare_rank(subject, score, answers.score, (block,))
@@ -271,8 +271,8 @@ class PolicyGuard:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _seat(self, axis: str, chosen: object, default: Decider) -> PolicySeat:
-        return PolicySeat(
+    def _activate(self, axis: str, chosen: object, default: PolicyCaller) -> ActivePolicy:
+        return ActivePolicy(
             axis,
             chosen,
             default,
@@ -294,25 +294,25 @@ class PolicyGuard:
 
     def _refresh(self) -> None:
         """Derive what follows from who sits where."""
-        in_force = [seat.in_force for seat in self._seats.values()]
+        in_force = [active.in_force for active in self._active.values()]
         if in_force != self._in_force:
             self._in_force = in_force
             self.names = MappingProxyType(
-                {axis: registry.name_of(seat.in_force.policy) for axis, seat in self._seats.items()}
+                {axis: registry.name_of(active.in_force.policy) for axis, active in self._active.items()}
             )
-        deciders = [seat.chosen for seat in self._seats.values() if not seat.is_quarantined]
-        deciders += [seat.default for seat in self._seats.values()]
-        deciders += [shadow.decider for shadow in self._shadows.values()]
-        self._listeners = tuple(decider for decider in deciders if decider.has_memory)
+        callers = [active.chosen for active in self._active.values() if not active.is_quarantined]
+        callers += [active.default for active in self._active.values()]
+        callers += [shadow.caller for shadow in self._shadows.values()]
+        self._listeners = tuple(caller for caller in callers if caller.has_memory)
 
     def _report(self, axis: str) -> AxisReport:
-        seat, shadow = self._seats[axis], self._shadows.get(axis)
+        active, shadow = self._active[axis], self._shadows.get(axis)
         return AxisReport(
             axis,
-            seat.chosen.policy,
-            seat.is_quarantined,
-            seat.num_faults,
-            seat.last_fault,
+            active.chosen.policy,
+            active.is_quarantined,
+            active.num_faults,
+            active.last_fault,
             None if shadow is None else shadow.report(),
         )
 

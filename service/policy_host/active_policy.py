@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pageturner.service.policy_host.decider import Decider, raised
+from pageturner.service.policy_host.caller import PolicyCaller, raised
 
 _T = TypeVar("_T")
 
 
-class PolicySeat:
+class ActivePolicy:
     """Answers every question of its axis, whatever the chosen policy does.
 
     default: answers where the chosen one fails; trusted. max_faults: after so many bad answers the
@@ -21,7 +21,7 @@ class PolicySeat:
         self,
         axis: str,
         chosen: object,
-        default: Decider,
+        default: PolicyCaller,
         *,
         max_faults: int,
         on_fault: Callable[[str], None],
@@ -36,10 +36,10 @@ class PolicySeat:
         self._on_fault = on_fault
         self._on_quarantine = on_quarantine
         self.default = default
-        self.chosen = Decider(axis, chosen, self._offence)
+        self.chosen = PolicyCaller(axis, chosen, self._offence)
 
     @property
-    def in_force(self) -> Decider:
+    def in_force(self) -> PolicyCaller:
         return self.default if self.is_quarantined else self.chosen
 
     def ask(self, parse: Callable[[Any], _T], *arguments: object) -> _T:

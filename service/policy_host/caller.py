@@ -26,7 +26,7 @@ class BadAnswer(Exception):
         super().__init__(f"answered {_shown(answer)}")
 
 
-class Decider:
+class PolicyCaller:
     """Asks one policy. A stateful one is passed its state, which only `fold` and `inherit` change.
 
     on_fault: told, in words, of a memory that raised; the state of before is kept then.
@@ -64,7 +64,7 @@ class Decider:
         except Exception as error:
             self._on_fault(raised(error))
 
-    def inherit(self, predecessor: Decider, history: Iterable[PolicyEvent]) -> None:
+    def inherit(self, predecessor: PolicyCaller, history: Iterable[PolicyEvent]) -> None:
         """Take over from the policy before it, by the rule of `policies.interfaces.Stateful`.
 
         history: the live requests, told as events to a memory that begins anew.
