@@ -35,7 +35,7 @@ lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p pageturner
-	$(BIN)/mypy tests
+	$(BIN)/mypy tests protos/reference.py
 	$(BIN)/lint-imports --no-logo
 
 format: $(INSTALLED)  ## rewrite the sources in the house style

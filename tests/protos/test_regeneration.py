@@ -55,11 +55,27 @@ def test_the_stubs_carry_what_the_proto_files_say(tmp_path: Path) -> None:
     now = FileDescriptorSet.FromString(regenerate.describe(Path(sys.executable), tmp_path))
     assert len(now.file) == len(MODULES)
     for fresh, committed in zip(now.file, _files_in_use().file, strict=True):
-        assert _without_json_names(fresh) == _without_json_names(committed)
+        assert _plain(fresh) == _plain(committed)
 
 
-def _without_json_names(file: FileDescriptorProto) -> FileDescriptorProto:
-    """protoc writes the default JSON names out, Python's descriptors do not."""
+def test_the_reference_says_what_the_proto_files_say(tmp_path: Path) -> None:
+    python = Path(sys.executable)
+    page = regenerate.reference(python, regenerate.describe(python, tmp_path))
+    assert page == regenerate.REFERENCE.read_text(), "run `make protos`"
+
+
+def test_the_reference_has_every_name_of_the_contract() -> None:
+    page = regenerate.REFERENCE.read_text()
+    for module in MODULES:
+        for kinds in (module.DESCRIPTOR.message_types_by_name, module.DESCRIPTOR.enum_types_by_name):
+            assert all(f"\n### {name}\n" in page for name in kinds)
+        for service in module.DESCRIPTOR.services_by_name.values():
+            assert all(f"| `{method.name}` |" in page for method in service.methods)
+
+
+def _plain(file: FileDescriptorProto) -> FileDescriptorProto:
+    """Without comments, and without the default JSON names that protoc writes out and Python does not."""
+    file.ClearField("source_code_info")
 
     def strip(messages: object) -> None:
         for message in messages:  # type: ignore[attr-defined] # a repeated field of DescriptorProto
