@@ -2,7 +2,7 @@
 
 One TOML file, environment variables (PAGETURNER_SECTION_KEY) over it, flags over those. Each section is
 the frozen options of the layer that obeys them; whatever is wrong is a ConfigError that names its key.
-Only the command line imports this.
+Commands and `service.startup` import this; every other layer is handed its own options.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
-from pageturner.service.logs import LogOptions
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.schema import (
@@ -35,6 +34,7 @@ from pageturner.service.schema import (
     to_plain,
     to_toml,
 )
+from pageturner.service.startup.logs import LogOptions
 
 ENV_PREFIX = "PAGETURNER_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"

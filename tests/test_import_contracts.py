@@ -41,7 +41,7 @@ PLANTED = {
         "service/client/async_client.py",
         "import pageturner.service.model.runner",
     ),
-    "only the command line reads the configuration": ("service/core", "import pageturner.service.config"),
+    "only commands and start-up read the configuration": ("service/core", "import pageturner.service.config"),
 }
 
 

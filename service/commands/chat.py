@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from pageturner.service.client import Client
-from pageturner.service.commands import running
-from pageturner.service.commands.asking import (
+from pageturner.service.commands import signals
+from pageturner.service.commands.answer import (
     CONNECT_SECONDS,
     Answer,
     add_sampling_flags,
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with target_of(arguments) as target, asyncio.Runner() as runner:
-        client = running.run(_connect(target), runner)
+        client = signals.run(_connect(target), runner)
         try:
             return _converse(runner, client, arguments)
         finally:
@@ -59,7 +59,7 @@ def _converse(runner: asyncio.Runner, client: Client, arguments: argparse.Namesp
             continue
         turn = ChatMessage("user", line)
         try:
-            answer = running.run(_answer(client, [*history, turn], arguments), runner)
+            answer = signals.run(_answer(client, [*history, turn], arguments), runner)
         except KeyboardInterrupt:
             write(" [stopped]")
             continue

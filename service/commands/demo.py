@@ -7,8 +7,8 @@ import json
 
 from pageturner.service.client import Client
 from pageturner.service.client.server_process import RunningServer, running_server
-from pageturner.service.commands import running
-from pageturner.service.commands.asking import (
+from pageturner.service.commands import signals
+from pageturner.service.commands.answer import (
     CONNECT_SECONDS,
     Answer,
     add_sampling_flags,
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     say("starting the service (the first start converts the embedded model, once) ...")
     with running_server(config_arguments(arguments)) as server:
         say(f"serving on {server.target} after {server.ready_seconds:.1f} s\n\n> {arguments.prompt}\n")
-        answer = running.run(_ask(server, arguments))
+        answer = signals.run(_ask(server, arguments))
         say(f"\n\n{answer.figures()}")
     say("the service has stopped")
     if arguments.json:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pageturner.service.client import DEFAULT_TARGET, Client
-from pageturner.service.commands import running
+from pageturner.service.commands import signals
 from pageturner.service.commands.output import write
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight import flight_file
@@ -48,7 +48,7 @@ def fetch(target: str) -> bytes:
         async with Client(target) as client:
             return await client.flight_record()
 
-    return running.run(ask())
+    return signals.run(ask())
 
 
 def read(path: Path) -> FlightRecord:

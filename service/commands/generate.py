@@ -8,8 +8,8 @@ import json
 import sys
 
 from pageturner.service.client import Client
-from pageturner.service.commands import running
-from pageturner.service.commands.asking import (
+from pageturner.service.commands import signals
+from pageturner.service.commands.answer import (
     CONNECT_SECONDS,
     Answer,
     add_sampling_flags,
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with target_of(arguments) as target:
-        answer = running.run(_generate(target, _prompt(text, arguments), arguments))
+        answer = signals.run(_generate(target, _prompt(text, arguments), arguments))
     if arguments.json:
         write(json.dumps(to_json(answer), indent=2, ensure_ascii=False))
     elif len(answer.choices) > 1:

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from pageturner.service import plan
+from pageturner.service.commands import kv_plan
 from pageturner.service.commands.output import show, write
 from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.schema import parse_size
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    planned = plan.Plan(
+    planned = kv_plan.Plan(
         shape=_shape(arguments),
         request_tokens=arguments.request_tokens,
         batch=arguments.batch,
@@ -48,23 +48,23 @@ def run(arguments: argparse.Namespace) -> int:
         budget_bytes=_budget(arguments.budget),
     )
     if arguments.json:
-        write(json.dumps(plan.to_json(planned), indent=2))
+        write(json.dumps(kv_plan.to_json(planned), indent=2))
     else:
-        show(plan.render(planned))
+        show(kv_plan.render(planned))
     return 0
 
 
-def _shape(arguments: argparse.Namespace) -> plan.ModelShape:
+def _shape(arguments: argparse.Namespace) -> kv_plan.ModelShape:
     if arguments.model:
-        return plan.plan_from_config(_model_config(arguments.model), arguments.dtype)
+        return kv_plan.plan_from_config(_model_config(arguments.model), arguments.dtype)
     for name in ("num_layers", "num_kv_heads", "head_dim"):
         if getattr(arguments, name) is None:
             raise ConfigError(f"--{name.replace('_', '-')}", "is needed where no model is named")
-    return plan.ModelShape(
+    return kv_plan.ModelShape(
         arguments.num_layers,
         arguments.num_kv_heads,
         arguments.head_dim,
-        plan.dtype_bytes(arguments.dtype or "float16"),
+        kv_plan.dtype_bytes(arguments.dtype or "float16"),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pageturner.policies.interfaces import AXES
 from pageturner.policies.presets import PRESETS
 from pageturner.service.client import DEFAULT_TARGET, Client
-from pageturner.service.commands import running
+from pageturner.service.commands import signals
 from pageturner.service.commands.output import note, write
 from pageturner.service.engine.api import PoliciesInfo, PolicyInfo, PolicySpec
 from pageturner.service.errors import ConfigError
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    running.run(_show(arguments))
+    signals.run(_show(arguments))
     return 0
 
 
@@ -47,7 +47,7 @@ def change(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     }
     if not (policies or shadows or arguments.preset):
         raise ConfigError("policies set", "say AXIS=POLICY, --shadow AXIS=POLICY or --preset NAME")
-    running.run(_change(arguments, policies, shadows))
+    signals.run(_change(arguments, policies, shadows))
     return 0
 
 

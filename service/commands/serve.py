@@ -60,11 +60,11 @@ async def _serve(
 ) -> int:
     import structlog
 
-    from pageturner.service import logs
     from pageturner.service.engine.api import EngineHealth
-    from pageturner.service.reload import ConfigReloader
     from pageturner.service.rpc.options import format_address
     from pageturner.service.rpc.server import check_address
+    from pageturner.service.startup import logs
+    from pageturner.service.startup.reload import ConfigReloader
 
     loaded = load()
     logs.configure(loaded.config.log)

@@ -12,8 +12,8 @@ from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
 
-_HUNGRY = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1)
-"""The choice with the most temporaries."""
+_MOST_TEMPORARIES = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1)
+"""The sampling that allocates the most."""
 
 
 def run_largest_steps(
@@ -47,7 +47,7 @@ def largest_step(limits: SchedulerOptions, num_sequences: int, block_size: int) 
                 start=end - count,
                 write_start=end - count,
                 block_table=(0,) * -(-end // block_size),
-                samples=(SampleRow(number, 0, 0, end, 0, _HUNGRY),),
+                samples=(SampleRow(number, 0, 0, end, 0, _MOST_TEMPORARIES),),
             )
         )
     return SchedulerOutput(0, tuple(scheduled))

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from pageturner.service.commands import running
+from pageturner.service.commands import signals
 
 
 class _Raised(Exception):
@@ -40,7 +40,7 @@ def test_the_coroutine_is_unwound_and_the_program_ends(number: signal.Signals) -
             unwound.append(True)
 
     with pytest.raises(SystemExit) as ended:
-        running.run(command())
+        signals.run(command())
     assert ended.value.code == 128 + number
     assert unwound
     assert signal.getsignal(number) is _raise
@@ -51,10 +51,10 @@ def test_between_two_coroutines_of_a_runner_the_handler_of_before_is_back(number
         return 7
 
     with asyncio.Runner() as runner:
-        assert running.run(command(), runner) == 7
+        assert signals.run(command(), runner) == 7
         with pytest.raises(_Raised):
             os.kill(os.getpid(), number)
-        assert running.run(command(), runner) == 7
+        assert signals.run(command(), runner) == 7
 
 
 def test_a_signal_that_comes_too_late_to_cancel_ends_the_program_all_the_same(number: signal.Signals) -> None:
@@ -62,7 +62,7 @@ def test_a_signal_that_comes_too_late_to_cancel_ends_the_program_all_the_same(nu
         os.kill(os.getpid(), number)
 
     with pytest.raises(SystemExit) as ended:
-        running.run(command())
+        signals.run(command())
     assert ended.value.code == 128 + number
 
 
@@ -71,4 +71,4 @@ def test_another_cancellation_is_not_taken_for_a_signal() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        running.run(command())
+        signals.run(command())

@@ -12,7 +12,7 @@ from support.scripted import recording_logger
 
 from pageturner.service.config import load_config
 from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicySpec
-from pageturner.service.reload import POLL_SECONDS, ConfigReloader
+from pageturner.service.startup.reload import POLL_SECONDS, ConfigReloader
 
 
 def write(file: Path, text: str, second: int) -> None:

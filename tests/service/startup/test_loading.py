@@ -1,4 +1,4 @@
-"""What the composition root adds to what it composes."""
+"""What loading adds to the parts it loads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from support.lazy_streams import lazy_copies
 
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.model import backend
-from pageturner.service.startup import wiring
+from pageturner.service.startup import loading
 
 
 def test_what_is_measured_has_finished() -> None:
@@ -18,5 +18,5 @@ def test_what_is_measured_has_finished() -> None:
         lazy_copies(),
         synchronize=lambda: done.append("waited"),
     )
-    wiring._finished(done.append, device)("enqueued")
+    loading._finished(done.append, device)("enqueued")
     assert done == ["enqueued", "waited"]

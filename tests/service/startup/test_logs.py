@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from pageturner.service.logs import Format, LogOptions, configure
+from pageturner.service.startup.logs import Format, LogOptions, configure
 
 
 class Terminal(io.StringIO):

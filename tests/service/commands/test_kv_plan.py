@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pageturner.service.commands.kv_plan import (
+    ModelShape,
+    Plan,
+    dtype_bytes,
+    plan_from_config,
+    render,
+    to_json,
+)
 from pageturner.service.errors import ConfigError
-from pageturner.service.plan import ModelShape, Plan, dtype_bytes, plan_from_config, render, to_json
 
 LLAMA_7B = ModelShape(num_layers=32, num_kv_heads=32, head_dim=128, dtype_bytes=2)
 LLAMA_70B = ModelShape(num_layers=80, num_kv_heads=8, head_dim=128, dtype_bytes=2)

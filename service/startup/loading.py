@@ -1,0 +1,174 @@
+"""Loads the model onto its device and gives it the memory that it decodes into."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from structlog.typing import FilteringBoundLogger
+
+from pageturner.kernels.layout import KvLayout
+from pageturner.kernels.ops import PagedOps
+from pageturner.policies.views import Rates
+from pageturner.service.config import LoadedConfig
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.engine.api import ModelInfo
+from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.errors import ModelError
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.backend import Backend
+from pageturner.service.model.build import build_model
+from pageturner.service.model.causal_model import CausalModel
+from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.model.loader import load_artifacts
+from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.runner import Runner
+from pageturner.service.model.sampler import Sampler
+from pageturner.service.startup.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, measure_rates
+from pageturner.service.startup.placement import choose_backend, decode_graphs, make_cache
+from pageturner.service.startup.profile import run_largest_steps
+from pageturner.service.startup.sizing import fit_model_len
+
+_Step = TypeVar("_Step")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device with its KV cache: all that a step computes with.
+
+    limits: as configured, with max_model_len as the model allows. rates: measured on this machine.
+    tokenizer: None for a model that has none.
+    """
+
+    artifacts: ModelArtifacts
+    backend: Backend
+    model: CausalModel
+    ops: PagedOps
+    limits: SchedulerOptions
+    cache: CacheOptions
+    kv_cache: KvCache
+    runner: Runner
+    sampler: Sampler
+    rates: Rates
+    tokenizer: Tokenizer | None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of the KV cache over all layers."""
+        return self.kv_cache.layout.block_bytes
+
+
+def load_model(
+    loaded: LoadedConfig, cache_dir: Path, logger: FilteringBoundLogger, backend: Backend | None = None
+) -> LoadedModel:
+    """Load weights and tokenizer, size the KV cache, measure the machine.
+
+    cache_dir: where converted weights and compiled kernels are kept. backend: where to compute, in place of
+    what the configuration chooses. Raises ConfigError or ModelError.
+    """
+    config = loaded.config
+    if config.model.num_threads is not None:
+        torch.set_num_threads(config.model.num_threads)
+    if backend is None:
+        backend = choose_backend(config, cache_dir, logger)
+    artifacts = load_artifacts(config.model, cache_dir)
+    model, ops = _place_weights(artifacts, config.model, config.cache.block_size, backend)
+    layout = KvLayout(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.cache.block_size,
+        dtype=model.dtype,
+        key_page=ops.key_page,
+    )
+    limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
+    sampler = Sampler(model.vocab_size)
+    largest_steps = partial(run_largest_steps, model, layout, ops, limits, sampler)
+    cache, kv_cache = make_cache(config.cache, layout, ops, backend, largest_steps)
+    graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
+    runner = Runner(model, kv_cache, graphs)
+    rates = _measure(runner, kv_cache, cache, limits, backend)
+    tokenizer = load_tokenizer(artifacts)
+    return LoadedModel(
+        artifacts, backend, model, ops, limits, cache, kv_cache, runner, sampler, rates, tokenizer
+    )
+
+
+def _place_weights(
+    artifacts: ModelArtifacts, options: ModelOptions, block_size: int, backend: Backend
+) -> tuple[CausalModel, PagedOps]:
+    dtype: torch.dtype = getattr(torch, artifacts.dtype)
+    try:
+        return build_model(
+            artifacts, options, block_size, lambda heads: backend.choose_ops(heads, dtype), backend.device
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"{artifacts.name} does not fit on {backend.device}: {error}") from error
+
+
+def _measure(
+    runner: Runner, kv_cache: KvCache, cache: CacheOptions, limits: SchedulerOptions, backend: Backend
+) -> Rates:
+    return measure_rates(
+        Machine(
+            forward=_finished(runner.forward, backend),
+            apply=_finished(kv_cache.apply, backend),
+            timer=time.perf_counter,
+            block_size=cache.block_size,
+            block_bytes=kv_cache.layout.block_bytes,
+            num_blocks=cache.num_blocks,
+            num_host_blocks=cache.num_host_blocks,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            workload=GPU_WORKLOAD if backend.device.type == "cuda" else CPU_WORKLOAD,
+        )
+    )
+
+
+def _finished(step: Callable[[_Step], object], backend: Backend) -> Callable[[_Step], None]:
+    """The step, and the wait for what it enqueued."""
+
+    def run(given: _Step) -> None:
+        step(given)
+        backend.synchronize()
+
+    return run
+
+
+def load_tokenizer(artifacts: ModelArtifacts) -> Tokenizer | None:
+    """The tokenizer that comes with the model, or None."""
+    if artifacts.tokenizer_file is None:
+        return None
+    return Tokenizer.from_file(
+        artifacts.tokenizer_file,
+        chat_template=artifacts.chat_template,
+        bos_token=artifacts.bos_token,
+        eos_token=artifacts.eos_token,
+        add_bos=artifacts.add_bos,
+    )
+
+
+def describe_model(loaded: LoadedModel, options: ModelOptions) -> ModelInfo:
+    """What clients are told about the model."""
+    artifacts, model, tokenizer = loaded.artifacts, loaded.model, loaded.tokenizer
+    return ModelInfo(
+        name=artifacts.name,
+        source=artifacts.source,
+        architecture=artifacts.architecture,
+        backend=model.backend,
+        dtype=artifacts.dtype,
+        deterministic=options.deterministic,
+        vocab_size=model.vocab_size,
+        max_model_len=loaded.limits.max_model_len,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        num_parameters=model.num_parameters,
+        eos_token_ids=artifacts.eos_token_ids,
+        has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+    )
