@@ -17,7 +17,7 @@ from pageturner.loadtest.report import render, to_json
 from pageturner.loadtest.runner import Run, execute
 from pageturner.loadtest.server import ServedModel, Target, discover
 from pageturner.loadtest.statistics import RunSummary, summarize_run
-from pageturner.loadtest.workload import Lengths, Mix, Workload
+from pageturner.loadtest.workload import Lengths, LoadtestWorkload, Mix
 
 HELP = "put load on a running server and report latency and throughput"
 EXAMPLE = "pageturner loadtest --concurrency 16 --requests 128 --prompt-tokens 128 --output-tokens 128"
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def make_run(arguments: argparse.Namespace, target: Target, model: ServedModel) -> Run:
     """What the flags ask for. Raises OptionError, also where the model is too short for it."""
-    workload = Workload(
+    workload = LoadtestWorkload(
         num_requests=arguments.requests,
         prompt_lengths=Lengths.parse("prompt-tokens", arguments.prompt_tokens),
         output_lengths=Lengths.parse("output-tokens", arguments.output_tokens),

@@ -19,7 +19,7 @@ from typing import cast
 from pageturner.loadtest.client import Outcome, RequestRecord, send
 from pageturner.loadtest.errors import LoadtestError, OptionError, ServerError, WorkerDied
 from pageturner.loadtest.server import Target, connect
-from pageturner.loadtest.workload import PlannedRequest, Workload, plan_requests
+from pageturner.loadtest.workload import LoadtestWorkload, PlannedRequest, plan_requests
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
 
 OnRecord = Callable[[RequestRecord], None]
@@ -32,7 +32,7 @@ class Run:
     rate. warmup: requests sent and forgotten beforehand. Raises OptionError."""
 
     target: Target
-    workload: Workload
+    workload: LoadtestWorkload
     concurrency: int = 1
     num_processes: int = 1
     warmup: int = 0

@@ -86,7 +86,7 @@ class Mix(Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class LoadtestWorkload:
     """All requests of a run.
 
     token_ids: the ids that prompts are made of. shared_prefix_tokens: how many tokens at the head of
@@ -130,7 +130,7 @@ class PlannedRequest:
     tenant: str
 
 
-def plan_requests(workload: Workload, part: int = 0, num_parts: int = 1) -> Iterator[PlannedRequest]:
+def plan_requests(workload: LoadtestWorkload, part: int = 0, num_parts: int = 1) -> Iterator[PlannedRequest]:
     """Every request of the workload whose index is `part` modulo `num_parts`, in order of time."""
     prefix_rng = random.Random(f"{workload.seed}/prefix")
     prefix = tuple(prefix_rng.choices(workload.token_ids, k=workload.shared_prefix_tokens))
@@ -149,7 +149,7 @@ def plan_requests(workload: Workload, part: int = 0, num_parts: int = 1) -> Iter
         )
 
 
-def arrivals(workload: Workload) -> Iterator[float]:
+def arrivals(workload: LoadtestWorkload) -> Iterator[float]:
     """Seconds after the start at which each request is due; gaps are exponential for an open loop."""
     rng = random.Random(f"{workload.seed}/arrivals")
     at_seconds = 0.0

@@ -15,16 +15,15 @@ from pathlib import Path
 from pageturner.loadtest.client import Outcome, RequestRecord
 from pageturner.loadtest.runner import Run, execute
 from pageturner.loadtest.server import ServedModel, Target, discover
-from pageturner.loadtest.workload import Lengths, Workload
+from pageturner.loadtest.workload import Lengths, LoadtestWorkload
 from pageturner.policies import registry
 from pageturner.service.client.server_process import running_server
 from pageturner.service.errors import PageturnerError
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.recordings import fit_machine
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.step_time import FitError
-from pageturner.service.simulator.workload import Segment, WorkloadRequest
-from pageturner.service.simulator.workload import Workload as SimulatedWorkload
+from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Load:
     seed: int = 0
 
     def to_run(self, target: str, model: ServedModel) -> Run:
-        workload = Workload(
+        workload = LoadtestWorkload(
             num_requests=self.requests,
             prompt_lengths=Lengths(*self.prompt_tokens),
             output_lengths=Lengths(*self.output_tokens),
@@ -66,7 +65,7 @@ CALIBRATION_FLAGS = ("--num-blocks=96", "--swap-space=64MiB", "--reclaim-policy=
 class Calibration:
     """The machine, and how far its step times are from those seen."""
 
-    machine: Machine
+    machine: SimulatedMachine
     error: FitError
 
 
@@ -115,7 +114,7 @@ def to_workload(load: Load) -> SimulatedWorkload:
 _NO_MODEL = ServedModel("", "", "", "", "", "", 0, token_ids=(0,))
 
 
-def _request_seconds(machine: Machine, load: Load, records: Sequence[RequestRecord]) -> float:
+def _request_seconds(machine: SimulatedMachine, load: Load, records: Sequence[RequestRecord]) -> float:
     """What a lone request takes beyond its steps: the wire, both ways; from the first of the loads."""
     result = simulate(to_workload(load), machine, registry.default_policies())
     seen = [record.time_to_first_token for record in records]

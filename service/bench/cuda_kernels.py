@@ -17,7 +17,7 @@ MATMUL_SIZE = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class BenchMachine:
     """What the GPU reaches without us, measured in the same run.
 
     copy_bandwidth: bytes/s read and written by a plain device copy. matmul_flops: FLOP/s of torch's largest
@@ -62,12 +62,12 @@ class Result:
     def amount(self) -> int:
         return self.case.bytes_moved if self.case.kind == "decode" else self.case.flops
 
-    def fraction(self, timing: Timing, machine: Machine) -> float | None:
+    def fraction(self, timing: Timing, machine: BenchMachine) -> float | None:
         """Of the copy's bandwidth, or of the product's FLOP/s."""
         rate, bound = self.rate(timing), self.bound(machine)
         return None if rate is None else rate / bound
 
-    def bound(self, machine: Machine) -> float:
+    def bound(self, machine: BenchMachine) -> float:
         return machine.copy_bandwidth if self.case.kind == "decode" else machine.matmul_flops
 
     @property
@@ -84,7 +84,7 @@ def measure_machine(
     stopwatch: Stopwatch,
     copy_bytes: int,
     matmul_size: int,
-) -> Machine:
+) -> BenchMachine:
     source = torch.zeros(copy_bytes, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     copied = stopwatch.median_seconds(lambda: destination.copy_(source))
@@ -93,7 +93,7 @@ def measure_machine(
     )
     product = torch.empty_like(left)
     multiplied = stopwatch.median_seconds(lambda: torch.mm(left, right, out=product))
-    return Machine(2 * copy_bytes / copied, 2 * matmul_size**3 / multiplied)
+    return BenchMachine(2 * copy_bytes / copied, 2 * matmul_size**3 / multiplied)
 
 
 def measure_cases(

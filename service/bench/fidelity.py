@@ -22,7 +22,7 @@ from pageturner.service.bench.calibrate import Calibration, Load, calibrate, mea
 from pageturner.service.client.server_process import running_server
 from pageturner.service.simulator.contenders import Setup
 from pageturner.service.simulator.figures import figures_of
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.recordings import read_steps
 from pageturner.service.simulator.simulation import simulate
 
@@ -122,7 +122,9 @@ def measure_fidelity(arguments: Sequence[str], say: Callable[[str], None]) -> Fi
     return FidelityReport(calibration, tuple(results))
 
 
-def _measure_all(flags: Sequence[str], machine: Machine) -> list[tuple[Load, list[RequestRecord], float]]:
+def _measure_all(
+    flags: Sequence[str], machine: SimulatedMachine
+) -> list[tuple[Load, list[RequestRecord], float]]:
     """Every load on one server, with the slowdown of its steps."""
     measured, num_seen = [], 0
     with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +154,7 @@ def _real(records: Sequence[RequestRecord]) -> Side:
     )
 
 
-def _simulated(load: Load, machine: Machine, setup: Setup) -> Side:
+def _simulated(load: Load, machine: SimulatedMachine, setup: Setup) -> Side:
     contender = setup.on(machine)
     result = simulate(to_workload(load), contender.machine, contender.policies)
     figures, stats = figures_of(result), result.stats

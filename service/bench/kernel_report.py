@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pageturner.service.bench.attention_cases import Case
-from pageturner.service.bench.cuda_kernels import Machine, Result, Timing
+from pageturner.service.bench.cuda_kernels import BenchMachine, Result, Timing
 from pageturner.service.bench.kernel_targets import Verdict
 from pageturner.service.bench.paper_estimate import Estimate, Gpu, TileInstructions
 
@@ -27,7 +27,7 @@ class Origin:
 class Measured:
     """A run on a GPU. stopped: why it ended early, if it did; the results are those until then."""
 
-    machine: Machine
+    machine: BenchMachine
     results: Sequence[Result]
     verdicts: Sequence[Verdict]
     stopped: str | None = None

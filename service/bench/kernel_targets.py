@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pageturner.service.bench.attention_contenders import BLOCK_SIZES, paged_name, sdpa_name
-from pageturner.service.bench.cuda_kernels import Machine, Result
+from pageturner.service.bench.cuda_kernels import BenchMachine, Result
 
 COPY_FRACTION = 0.85
 LARGE_CALL_BYTES = 200_000_000
@@ -29,7 +29,9 @@ class Verdict:
     worst: str | None
 
 
-def verdicts(results: Sequence[Result], machine: Machine, capability: tuple[int, int]) -> tuple[Verdict, ...]:
+def verdicts(
+    results: Sequence[Result], machine: BenchMachine, capability: tuple[int, int]
+) -> tuple[Verdict, ...]:
     """Each target over the cases it speaks of; on other GPUs than Hopper, prefill has no figure to meet."""
     small, large = (paged_name(block_size) for block_size in BLOCK_SIZES)
     decodes = [r for r in results if r.case.kind == "decode" and r.case.bytes_moved >= LARGE_CALL_BYTES]

@@ -28,7 +28,7 @@ Stream = tuple[SampledToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PreemptionLoad:
     """Requests come at once; prompts are seeded token ids. temperature: 0 is greedy, which is all that can
     be compared teacher-forced."""
 
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def compare_policies(
-    workload: Workload,
+    workload: PreemptionLoad,
     reclaims: Sequence[str],
     num_blocks: int,
     arguments: Sequence[str],
@@ -105,7 +105,7 @@ def _distance(chosen: SampledToken, other: int) -> float:
     return abs(chosen.logprob - listed[other])
 
 
-async def _answers(target: str, workload: Workload) -> tuple[list[Stream], Mapping[str, int]]:
+async def _answers(target: str, workload: PreemptionLoad) -> tuple[list[Stream], Mapping[str, int]]:
     """Every stream's tokens, all requests sent at once, and the preemptions they saw."""
     async with Client(target) as client:
         vocab_size = (await client.models())[0].vocab_size

@@ -23,7 +23,7 @@ REQUESTS_PER_CLIENT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ThroughputLoad:
     """concurrency: requests in flight, and generate()'s batch."""
 
     concurrency: int
@@ -35,7 +35,7 @@ class Workload:
 class ThroughputResult:
     """Output tokens/s of each round."""
 
-    workload: Workload
+    workload: ThroughputLoad
     dtype: str
     num_threads: int | None
     service: tuple[float, ...]
@@ -51,7 +51,7 @@ class ThroughputResult:
 
 
 def measure_throughput(
-    workload: Workload,
+    workload: ThroughputLoad,
     rounds: int,
     model: ModelOptions,
     cache_dir: Path,
@@ -71,7 +71,7 @@ def measure_throughput(
     return ThroughputResult(workload, model.dtype, model.num_threads, tuple(served), tuple(generated))
 
 
-def _serve_round(target: str, workload: Workload, seed: int) -> float:
+def _serve_round(target: str, workload: ThroughputLoad, seed: int) -> float:
     command = [
         *PROGRAM,
         "loadtest",
@@ -90,7 +90,9 @@ def _serve_round(target: str, workload: Workload, seed: int) -> float:
 
 
 @contextmanager
-def _baseline(workload: Workload, model: ModelOptions, cache_dir: Path) -> Iterator[Callable[[], float]]:
+def _baseline(
+    workload: ThroughputLoad, model: ModelOptions, cache_dir: Path
+) -> Iterator[Callable[[], float]]:
     """generate() in a process of its own; the function runs one batch and returns its seconds."""
     command = [
         sys.executable,

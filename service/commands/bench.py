@@ -117,10 +117,10 @@ def _startup(arguments: argparse.Namespace) -> int:
 
 
 def _throughput(arguments: argparse.Namespace) -> int:
-    from pageturner.service.bench.throughput import Workload, measure_throughput
+    from pageturner.service.bench.throughput import ThroughputLoad, measure_throughput
     from pageturner.service.commands.flags import load_from
 
-    workload = Workload(arguments.concurrency, arguments.prompt_tokens, arguments.output_tokens)
+    workload = ThroughputLoad(arguments.concurrency, arguments.prompt_tokens, arguments.output_tokens)
     result = measure_throughput(
         workload,
         arguments.rounds,
@@ -142,9 +142,9 @@ def _throughput(arguments: argparse.Namespace) -> int:
 
 
 def _preemption(arguments: argparse.Namespace) -> int:
-    from pageturner.service.bench.preemption import TOLERANCE, Workload, compare_policies
+    from pageturner.service.bench.preemption import TOLERANCE, PreemptionLoad, compare_policies
 
-    workload = Workload(
+    workload = PreemptionLoad(
         arguments.requests, arguments.prompt_tokens, arguments.output_tokens, arguments.temperature
     )
     reclaims = ("always-swap", "always-recompute", "cost-model")

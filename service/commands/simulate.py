@@ -11,7 +11,7 @@ from pageturner.service.commands.output import note, show, write
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pageturner.service.simulator.workload import Workload
+    from pageturner.service.simulator.workload import SimulatedWorkload
 
 HELP = "compare scheduling policies on a workload, on a virtual clock"
 EXAMPLE = (
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _workload(arguments: argparse.Namespace, seed: int) -> Workload:
+def _workload(arguments: argparse.Namespace, seed: int) -> SimulatedWorkload:
     from dataclasses import replace
 
     from pageturner.service.simulator.synthetic import RECIPES, parse_recipe

@@ -24,7 +24,7 @@ from pageturner.policies.interfaces import AXES
 from pageturner.policies.presets import find_preset
 from pageturner.service.errors import ConfigError
 from pageturner.service.simulator.experiment import Contender
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 
 _SECTIONS = ("cache", "scheduler", "step_time")
 
@@ -37,7 +37,7 @@ class Setup:
     choices: Mapping[str, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
     bounds: Mapping[str, Any] = field(default_factory=dict)
 
-    def on(self, machine: Machine) -> Contender:
+    def on(self, machine: SimulatedMachine) -> Contender:
         """Raises ConfigError for a policy or a bound that does not exist."""
         try:
             policies = registry.create_set(self.choices)

@@ -15,11 +15,11 @@ from pageturner.service.simulator.figures import (
     figures_of,
     interval,
 )
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.simulation import PoolSample, simulate
-from pageturner.service.simulator.workload import Workload
+from pageturner.service.simulator.workload import SimulatedWorkload
 
-WorkloadOfSeed = Callable[[int], Workload]
+WorkloadOfSeed = Callable[[int], SimulatedWorkload]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Contender:
 
     name: str
     policies: PolicySet
-    machine: Machine
+    machine: SimulatedMachine
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _SHIPPED = "machines"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedMachine:
     """What a simulation runs on.
 
     derivation: how the figures were found, for who reads the file. block_bytes: of one KV block over all
@@ -46,7 +46,7 @@ def shipped_machines() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir()))
 
 
-def load_machine(source: str) -> Machine:
+def load_machine(source: str) -> SimulatedMachine:
     """A machine by the path of its file or by the name of a shipped one. Raises MachineError."""
     try:
         if source in shipped_machines():
@@ -62,8 +62,8 @@ def load_machine(source: str) -> Machine:
         raise MachineError(f"{source} is no machine file: {error}") from error
 
 
-def _machine(document: dict[str, Any]) -> Machine:
-    return Machine(
+def _machine(document: dict[str, Any]) -> SimulatedMachine:
+    return SimulatedMachine(
         **{
             **document,
             "derivation": tuple(document["derivation"]),

@@ -9,7 +9,7 @@ from typing import Any
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.flight.step_work import StepWork
 from pageturner.service.simulator.errors import MachineError
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.step_time import FitError, TimedStep, fit, fit_error
 from pageturner.service.simulator.traces import RECORDING_KEY
 
@@ -34,12 +34,12 @@ def read_steps(path: Path) -> tuple[dict[str, Any], list[TimedStep]]:
     return header, steps
 
 
-def fit_machine(path: Path) -> tuple[Machine, FitError]:
+def fit_machine(path: Path) -> tuple[SimulatedMachine, FitError]:
     """The machine of a `serve --record` file. Raises MachineError."""
     header, steps = read_steps(path)
     try:
         model = fit(steps)
-        machine = Machine(
+        machine = SimulatedMachine(
             name=str(header["name"]),
             derivation=(f"Fitted to {len(steps)} steps of a recording.",),
             step_time=model,

@@ -25,9 +25,9 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.step_work import work_of
 from pageturner.service.simulator.errors import SimulationStuck
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.tenancy import TenantLedger
-from pageturner.service.simulator.workload import Workload
+from pageturner.service.simulator.workload import SimulatedWorkload
 
 EMPTY_SCHEDULE_SECONDS = 0.002
 """Virtual seconds after which the engine, too, asks again when there was work and no plan."""
@@ -98,7 +98,7 @@ class SimulationResult:
     fairness_gap: float
 
 
-def simulate(workload: Workload, machine: Machine, policies: PolicySet) -> SimulationResult:
+def simulate(workload: SimulatedWorkload, machine: SimulatedMachine, policies: PolicySet) -> SimulationResult:
     """Run `workload` to its end. Nothing but the arguments has a part in the result.
 
     Raises SimulationStuck if the scheduler does not advance what it holds.
@@ -107,7 +107,7 @@ def simulate(workload: Workload, machine: Machine, policies: PolicySet) -> Simul
 
 
 class _Simulation:
-    def __init__(self, workload: Workload, machine: Machine, policies: PolicySet) -> None:
+    def __init__(self, workload: SimulatedWorkload, machine: SimulatedMachine, policies: PolicySet) -> None:
         self._workload = workload
         self._model = machine.step_time
         self._cache = machine.cache

@@ -15,7 +15,7 @@ from pageturner.policies import registry
 from pageturner.service.simulator.contenders import parse_policies
 from pageturner.service.simulator.experiment import differences, run_experiment
 from pageturner.service.simulator.figures import METRIC, Interval
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.report import number
 from pageturner.service.simulator.study_cases import CASES, Case
 
@@ -60,7 +60,7 @@ class Finding:
 
 
 def run_study(
-    machine: Machine, seeds: Sequence[int], say: Callable[[str], None], cases: Sequence[Case] = CASES
+    machine: SimulatedMachine, seeds: Sequence[int], say: Callable[[str], None], cases: Sequence[Case] = CASES
 ) -> tuple[Finding, ...]:
     """Every case on every seed; each takes seconds."""
     findings = []
@@ -72,7 +72,7 @@ def run_study(
     return tuple(findings)
 
 
-def run_case(case: Case, machine: Machine, seeds: Sequence[int]) -> Finding:
+def run_case(case: Case, machine: SimulatedMachine, seeds: Sequence[int]) -> Finding:
     """The case on `machine`, with its pools, bounds and step times."""
     setting = replace(
         machine,

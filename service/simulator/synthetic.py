@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 
 from pageturner.service.simulator.errors import WorkloadError
-from pageturner.service.simulator.workload import Segment, Workload, WorkloadRequest
+from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Synthetic:
         if not self.concurrency and not self.rate:
             raise WorkloadError("rate must be above 0 in an open loop")
 
-    def make(self, name: str, seed: int) -> Workload:
+    def make(self, name: str, seed: int) -> SimulatedWorkload:
         """The workload of this recipe and this seed."""
         # Lengths and arrivals have generators of their own: changing one leaves the other as it was.
         arrivals, lengths, labels = (
@@ -115,7 +115,7 @@ class Synthetic:
                 )
                 follows = len(made) - 1
                 prefix = (*prompt, answer)
-        return Workload(name, tuple(made), self.concurrency or None)
+        return SimulatedWorkload(name, tuple(made), self.concurrency or None)
 
     def _gap(self, rng: random.Random) -> float:
         if self.concurrency:

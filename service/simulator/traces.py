@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from pageturner.service.simulator.errors import WorkloadError
-from pageturner.service.simulator.workload import Segment, Workload, WorkloadRequest
+from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
 
 MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_KEY = "pageturner_recording"
 
 
-def read_trace(path: Path) -> Workload:
+def read_trace(path: Path) -> SimulatedWorkload:
     """Every request of a file whose first line tells its format. Requests that generated nothing (they
     failed when the trace was taken) are left out. Raises WorkloadError."""
     try:
@@ -43,10 +43,10 @@ def read_trace(path: Path) -> Workload:
         raise WorkloadError(f"{path} has no requests")
     start = min(request.at_seconds for request in requests)
     ordered = sorted(requests, key=lambda request: request.at_seconds)
-    return Workload(path.name, tuple(replace(r, at_seconds=r.at_seconds - start) for r in ordered))
+    return SimulatedWorkload(path.name, tuple(replace(r, at_seconds=r.at_seconds - start) for r in ordered))
 
 
-def window(trace: Workload, num_requests: int, seed: int) -> Workload:
+def window(trace: SimulatedWorkload, num_requests: int, seed: int) -> SimulatedWorkload:
     """`num_requests` consecutive requests of a trace, from a place that the seed chooses."""
     spare = len(trace.requests) - num_requests
     if spare <= 0:

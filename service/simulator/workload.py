@@ -77,7 +77,7 @@ class WorkloadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedWorkload:
     """Requests by arrival. concurrency: of a closed loop, where a request is sent when another ended
     and `at_seconds` counts only for the first; None for an open one."""
 
@@ -97,7 +97,7 @@ class Workload:
             if request.follows is not None and not 0 <= request.follows < number:
                 raise WorkloadError(f"workload {self.name!r}: request {number} follows none before it")
 
-    def at_rate(self, factor: float) -> Workload:
+    def at_rate(self, factor: float) -> SimulatedWorkload:
         """The same requests, arriving `factor` times as fast."""
         return replace(
             self,

@@ -27,9 +27,9 @@ from pageturner.loadtest.client import Outcome, RequestRecord
 from pageturner.loadtest.errors import OptionError, ServerError, WorkerDied
 from pageturner.loadtest.runner import Run, execute, run_part
 from pageturner.loadtest.server import Target, discover
-from pageturner.loadtest.workload import Lengths, Mix, Workload, arrivals
+from pageturner.loadtest.workload import Lengths, LoadtestWorkload, Mix, arrivals
 
-WORKLOAD = Workload(
+WORKLOAD = LoadtestWorkload(
     num_requests=12, prompt_lengths=Lengths(8, 8), output_lengths=Lengths(3, 3), token_ids=tuple(range(3, 40))
 )
 
@@ -43,7 +43,7 @@ async def run_here(run: Run) -> list[RequestRecord]:
     return sorted(records, key=lambda record: record.index)
 
 
-def check_due_times(workload: Workload, records: list[RequestRecord]) -> None:
+def check_due_times(workload: LoadtestWorkload, records: list[RequestRecord]) -> None:
     """Each was due as its workload says after one common start, and sent no earlier."""
     starts = [r.scheduled_at - at for r, at in zip(records, arrivals(workload), strict=True)]
     assert starts == pytest.approx([starts[0]] * len(records), abs=1e-6)

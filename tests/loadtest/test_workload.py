@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pageturner.loadtest.errors import OptionError
-from pageturner.loadtest.workload import Lengths, Mix, Workload, arrivals, plan_requests
+from pageturner.loadtest.workload import Lengths, LoadtestWorkload, Mix, arrivals, plan_requests
 
-WORKLOAD = Workload(
+WORKLOAD = LoadtestWorkload(
     num_requests=50,
     prompt_lengths=Lengths(20, 30),
     output_lengths=Lengths(5, 9),

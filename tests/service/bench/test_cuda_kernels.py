@@ -30,7 +30,7 @@ from pageturner.service.bench.attention_contenders import (
     paged_name,
     sdpa_name,
 )
-from pageturner.service.bench.cuda_kernels import Machine, measure_cases, measure_machine
+from pageturner.service.bench.cuda_kernels import BenchMachine, measure_cases, measure_machine
 from pageturner.service.bench.stopwatch import CudaStopwatch
 
 CPU = torch.device("cpu")
@@ -172,7 +172,7 @@ def test_the_stopwatch_fills_the_cache_waits_and_times_the_call_alone() -> None:
 
 def test_the_machine_is_measured_by_a_copy_and_a_product() -> None:
     machine = measure_machine(CPU, ToldTime(0.5), copy_bytes=1000, matmul_size=32)
-    assert machine == Machine(copy_bandwidth=4000.0, matmul_flops=4 * 32**3)
+    assert machine == BenchMachine(copy_bandwidth=4000.0, matmul_flops=4 * 32**3)
 
 
 def test_the_cases_are_those_of_the_issue() -> None:

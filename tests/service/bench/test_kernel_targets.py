@@ -8,10 +8,10 @@ import pytest
 
 from pageturner.service.bench.attention_cases import MODELS, Case
 from pageturner.service.bench.attention_contenders import paged_name, sdpa_name
-from pageturner.service.bench.cuda_kernels import Machine, Result, Timing
+from pageturner.service.bench.cuda_kernels import BenchMachine, Result, Timing
 from pageturner.service.bench.kernel_targets import verdicts
 
-MACHINE = Machine(copy_bandwidth=4e12, matmul_flops=700e12)
+MACHINE = BenchMachine(copy_bandwidth=4e12, matmul_flops=700e12)
 LARGE = Case("decode", MODELS[1], 64, 8192)
 PROMPT = Case("prefill", MODELS[1], 1, 8192)
 

@@ -9,7 +9,7 @@ from typing import Any
 from pageturner.service.simulator.contenders import parse_policies
 from pageturner.service.simulator.experiment import Contender, differences, run_experiment
 from pageturner.service.simulator.figures import Interval
-from pageturner.service.simulator.machine import Machine, load_machine
+from pageturner.service.simulator.machine import SimulatedMachine, load_machine
 from pageturner.service.simulator.synthetic import Synthetic
 
 H100 = load_machine("h100-8b")
@@ -20,7 +20,9 @@ SEEDS = range(4)
 SLOW_LINK = {"a_token": 5e-6, "an_attended_pair": 100e-9, "a_swap_out": 150e-6, "a_swap_in": 150e-6}
 
 
-def machine(num_blocks: int, *, step_time: Mapping[str, float] | None = None, **bounds: Any) -> Machine:
+def machine(
+    num_blocks: int, *, step_time: Mapping[str, float] | None = None, **bounds: Any
+) -> SimulatedMachine:
     """An H100 with a pool small enough for shortage."""
     return replace(
         H100,
@@ -50,7 +52,7 @@ LONG = Synthetic(
 SHORT = Synthetic(requests=100, concurrency=32, prompt=32, prompt_sigma=0.2, output=24, output_sigma=0.3)
 
 
-def swap_against_recompute(recipe: Synthetic, setting: Machine) -> Mapping[str, Interval]:
+def swap_against_recompute(recipe: Synthetic, setting: SimulatedMachine) -> Mapping[str, Interval]:
     sets = ("reclaim=always-recompute;victim=last-arrived", "reclaim=always-swap;victim=last-arrived")
     return compare(recipe, *(parse_policies(text).on(setting) for text in sets))[0]
 

@@ -12,14 +12,14 @@ from pageturner.policies import registry
 from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
-from pageturner.service.simulator.machine import Machine
+from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.simulation import SimulationResult, simulate
 from pageturner.service.simulator.step_time import StepTimeModel
 from pageturner.service.simulator.synthetic import Synthetic
 from pageturner.service.simulator.tenancy import TenantLedger
-from pageturner.service.simulator.workload import Segment, Workload, WorkloadRequest
+from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
 
-A_SECOND_A_STEP = Machine(
+A_SECOND_A_STEP = SimulatedMachine(
     name="a second a step",
     derivation=(),
     step_time=StepTimeModel(a_step=1.0),
@@ -34,9 +34,9 @@ def request(at_seconds: float, num_prompt: int, num_output: int, key: int = 1) -
 
 
 def run(
-    *requests: WorkloadRequest, machine: Machine = A_SECOND_A_STEP, concurrency: int | None = None
+    *requests: WorkloadRequest, machine: SimulatedMachine = A_SECOND_A_STEP, concurrency: int | None = None
 ) -> SimulationResult:
-    return simulate(Workload("test", requests, concurrency), machine, registry.default_policies())
+    return simulate(SimulatedWorkload("test", requests, concurrency), machine, registry.default_policies())
 
 
 def test_a_lone_request_takes_a_step_a_token() -> None:
@@ -91,7 +91,7 @@ def test_tokens_computed_again_are_counted() -> None:
         scheduler=replace(A_SECOND_A_STEP.scheduler, watermark=0.0),
     )
     policies = registry.create_set({"reclaim": ("always-recompute", {})})
-    workload = Workload("test", (request(0.0, 8, 16), request(0.0, 8, 16, key=3)))
+    workload = SimulatedWorkload("test", (request(0.0, 8, 16), request(0.0, 8, 16, key=3)))
     result = simulate(workload, tiny, policies)
     assert result.stats.num_recompute_preemptions_total > 0
     # Whatever was not computed twice was computed once: all but the last token of each request.
@@ -109,7 +109,7 @@ def test_policies_weigh_the_machine_as_it_was_measured() -> None:
         cache=CacheOptions(num_blocks=8, block_size=4, num_host_blocks=8, enable_prefix_caching=False),
         scheduler=replace(A_SECOND_A_STEP.scheduler, watermark=0.0),
     )
-    workload = Workload("test", (request(0.0, 8, 16), request(0.0, 8, 16, key=3)))
+    workload = SimulatedWorkload("test", (request(0.0, 8, 16), request(0.0, 8, 16, key=3)))
     policies = registry.default_policies()
     knowing = simulate(workload, machine, policies)
     trusting = simulate(
