@@ -22,7 +22,7 @@ from importlinter.cli import lint_imports
 sys.exit(lint_imports(config_filename=sys.argv[2], no_cache=True, no_logo=True))
 """
 
-BLOCK_POOL = "import pageturner.service.core.block_pool"
+BLOCK_POOL = "import pageturner.service.core.memory.block_pool"
 # Contract -> a module, or a folder for a new one, and what is planted in it.
 PLANTED = {
     "policies use the standard library only": ("policies", "import numpy"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
 from pageturner.service.bench.scheduler import BLOCK_SIZE, NullText
-from pageturner.service.core.block_manager import BlockManager
-from pageturner.service.core.block_pool import BlockPool, Release
+from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.block_pool import BlockPool, Release
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
-from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.request import NewRequest, Request, Sequence
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler

@@ -18,15 +18,9 @@ from types import MappingProxyType
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.policies.views import Rates
-from pageturner.service.core import views
-from pageturner.service.core.admission_checks import checked_max_tokens
-from pageturner.service.core.block_manager import BlockManager
-from pageturner.service.core.block_pool import BlockPool
-from pageturner.service.core.champion import champion_note, choose_champion
-from pageturner.service.core.committer import Committer
-from pageturner.service.core.deadlines import Deadlines
-from pageturner.service.core.endings import Endings
-from pageturner.service.core.figures import scheduler_stats
+from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.block_pool import BlockPool
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import (
     Event,
@@ -35,15 +29,21 @@ from pageturner.service.core.outputs import (
     SchedulerStats,
     StopCondition,
 )
-from pageturner.service.core.planner import Planner
-from pageturner.service.core.prefix_cache import PrefixHasher
-from pageturner.service.core.queue_order import QueueOrder
 from pageturner.service.core.request import NewRequest, Request, RequestStatus, Sequence
-from pageturner.service.core.results import Results
-from pageturner.service.core.state import SchedulerState
-from pageturner.service.core.suspects import Suspects
-from pageturner.service.core.telling import StepTally, live_history, tell_queued
-from pageturner.service.core.waiting_queue import WaitingQueue
+from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.committer import Committer
+from pageturner.service.core.scheduling.deadlines import Deadlines
+from pageturner.service.core.scheduling.finish import Endings
+from pageturner.service.core.scheduling.intake import checked_max_tokens
+from pageturner.service.core.scheduling.planner import Planner
+from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
+from pageturner.service.core.scheduling.process_outputs import Results
+from pageturner.service.core.scheduling.queue_order import QueueOrder
+from pageturner.service.core.scheduling.starvation_guard import champion_note, choose_champion
+from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.stats import scheduler_stats
+from pageturner.service.core.scheduling.suspects import Suspects
+from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.errors import DuplicateRequest, PageturnerError, QueueFull, StepFailed
 from pageturner.service.policy_host.host import AxisReport, PolicyHost, PolicyReport
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeAlias
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.block_pool import Block, BlockPool, Release
+from pageturner.service.core.memory.block_pool import Block, BlockPool, Release
 from pageturner.service.core.request import QueueEntry, Request, RequestStatus, Sequence
-from pageturner.service.core.waiting_queue import WaitingQueue
+from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.flight.plain import Malformed
 from pageturner.service.flight.policy_host_state import PolicyHostState, restore_policy_host, take_policy_host
 from pageturner.service.flight.pseudonyms import digest_of, stand_ins

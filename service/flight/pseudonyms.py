@@ -15,7 +15,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-from pageturner.service.core.prefix_cache import PrefixHasher
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
 
 
 class Chain:

@@ -16,9 +16,9 @@ from typing import Any, TextIO
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import Event, FinishedEvent, SampledSequence, SchedulerOutput
-from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError

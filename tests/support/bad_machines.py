@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core import attempt as attempt_module
-from pageturner.service.core.block_manager import BlockManager, blocks_for
-from pageturner.service.core.block_pool import BlockPool, Release
-from pageturner.service.core.committer import Committer
-from pageturner.service.core.ledger import Ledger
+from pageturner.service.core.memory.block_manager import BlockManager, blocks_for
+from pageturner.service.core.memory.block_pool import BlockPool, Release
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.outputs import BlockCopies, BlockCopy
-from pageturner.service.core.plan import Yield
-from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.request import Request, RequestStatus, Sequence
+from pageturner.service.core.scheduling import attempt as attempt_module
+from pageturner.service.core.scheduling.committer import Committer
+from pageturner.service.core.scheduling.ledger import Ledger
+from pageturner.service.core.scheduling.plan import Yield
 from pageturner.service.model.kv_cache import KvCache
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.views import Rates
-from pageturner.service.core import views
-from pageturner.service.core.block_manager import blocks_for
+from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.core.request import NewRequest, Request
 from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.core.scheduling import views
 from support.core_harness import CoreHarness, Record
 from support.fake_model import Stop
 

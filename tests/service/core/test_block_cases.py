@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pageturner.policies.views import BlockView
-from pageturner.service.core.block_manager import BlockManager
-from pageturner.service.core.block_pool import BlockPool, OutOfBlocks, Release
+from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.block_pool import BlockPool, OutOfBlocks, Release
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.outputs import BlockCopy
-from pageturner.service.core.prefix_cache import PrefixHasher
 from pageturner.service.core.request import NewRequest, Request, Sequence
 from pageturner.service.core.sampling_params import SamplingParams
 

@@ -16,9 +16,9 @@ from pageturner.policies import registry
 from pageturner.policies.events import PolicyEvent, RequestEnded, RequestQueued, RequestStarted, StepServed
 from pageturner.policies.interfaces import AXES, KeyChange, PolicySet, Reclaim, SortKey
 from pageturner.policies.views import BlockView, LoadView, Rates, RequestView
-from pageturner.service.core.block_pool import BlockPool
+from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.waiting_queue import WaitingQueue
+from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.policy_host.caller import PolicyCaller
 
 OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)

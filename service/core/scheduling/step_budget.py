@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pageturner.policies.interfaces import BatchSplit
-from pageturner.service.core.block_manager import blocks_for
-from pageturner.service.core.ledger import Checkpoint, Ledger
-from pageturner.service.core.plan import Chunk, Start
+from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling.ledger import Checkpoint, Ledger
+from pageturner.service.core.scheduling.plan import Chunk, Start
+from pageturner.service.core.scheduling.state import SchedulerState
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from pageturner.policies.events import (
 )
 from pageturner.service.core.outputs import Event, SchedulerOutput, TokenEvent
 from pageturner.service.core.request import Request, RequestStatus
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling.state import SchedulerState
 
 
 def tell_queued(state: SchedulerState, request: Request, *, is_first: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pageturner.service.core.decisions import ChampionChosen, ChampionReason
 from pageturner.service.core.request import QueueEntry, Request, RequestStatus
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling.state import SchedulerState
 
 
 def choose_champion(state: SchedulerState, champion: Request | None) -> Request | None:

@@ -6,10 +6,10 @@ from itertools import islice
 
 from pageturner.policies.interfaces import KeyChange, SortKey
 from pageturner.policies.views import LoadView
-from pageturner.service.core import views
-from pageturner.service.core.block_manager import BlockManager
+from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request
-from pageturner.service.core.waiting_queue import WaitingQueue
+from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.policy_host.host import PolicyHost
 
 MAX_LOOKUPS = 1024

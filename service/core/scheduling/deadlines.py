@@ -6,9 +6,9 @@ import heapq
 import math
 from collections.abc import Iterator
 
-from pageturner.service.core import views
 from pageturner.service.core.request import Request, RequestStatus
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.errors import DeadlineExceeded
 
 

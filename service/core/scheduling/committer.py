@@ -7,8 +7,7 @@ do chunks grow tables. The plan was booked on a ledger, so nothing here can fall
 from __future__ import annotations
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core import views
-from pageturner.service.core.block_pool import Release
+from pageturner.service.core.memory.block_pool import Release
 from pageturner.service.core.outputs import (
     UNKNOWN_TOKEN,
     BlockCopies,
@@ -17,10 +16,11 @@ from pageturner.service.core.outputs import (
     ScheduledSequence,
     SchedulerOutput,
 )
-from pageturner.service.core.plan import Chunk, Plan, Start, Yield
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.state import SchedulerState
-from pageturner.service.core.telling import tell_queued, tell_started
+from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.plan import Chunk, Plan, Start, Yield
+from pageturner.service.core.scheduling.policy_events import tell_queued, tell_started
+from pageturner.service.core.scheduling.state import SchedulerState
 
 
 class Committer:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pageturner.service.core import views
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.request import NewRequest
+from pageturner.service.core.scheduling import views
 from pageturner.service.errors import InvalidArgument
 
 

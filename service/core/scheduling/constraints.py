@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pageturner.service.core.decisions import Decision, Yielded
-from pageturner.service.core.plan import Yield
+from pageturner.service.core.scheduling.plan import Yield
 
 
 @dataclass(slots=True)

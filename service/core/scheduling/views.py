@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pageturner.policies.views import AdmissionView, LoadView, RequestPhase, RequestView, VictimView
-from pageturner.service.core.block_manager import BlockManager, blocks_for
+from pageturner.service.core.memory.block_manager import BlockManager, blocks_for
 from pageturner.service.core.request import Request, RequestStatus
 
 _PHASES = {

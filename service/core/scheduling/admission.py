@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Admission
-from pageturner.service.core import views
-from pageturner.service.core.block_manager import blocks_for
-from pageturner.service.core.booking import Booking, Place
-from pageturner.service.core.constraints import Constraints
 from pageturner.service.core.decisions import Admitted, AwaitsProducer, Decision, Guard, Refused
-from pageturner.service.core.ledger import virtual
-from pageturner.service.core.plan import Shortage, Start
+from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.constraints import Constraints
+from pageturner.service.core.scheduling.ledger import virtual
+from pageturner.service.core.scheduling.plan import Shortage, Start
+from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_budget import Booking, Place
 
 
 class _Refused(Exception):

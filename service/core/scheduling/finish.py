@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.committer import Committer
 from pageturner.service.core.outputs import FinishedEvent, RequestTimings, StopCondition, Usage
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.state import SchedulerState
-from pageturner.service.core.telling import tell_ended
+from pageturner.service.core.scheduling.committer import Committer
+from pageturner.service.core.scheduling.policy_events import tell_ended
+from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.errors import PageturnerError
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pageturner.service.core.block_manager import BlockManager
+from pageturner.service.core.memory.block_manager import BlockManager
 
 
 def virtual(host_block: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.request import RequestStatus
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling.state import SchedulerState
 
 
 def scheduler_stats(state: SchedulerState) -> SchedulerStats:

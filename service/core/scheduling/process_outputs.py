@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pageturner.service.core.endings import Endings
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     Event,
@@ -14,7 +13,8 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.request import Sequence
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling.finish import Endings
+from pageturner.service.core.scheduling.state import SchedulerState
 
 
 class Results:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from pageturner.policies.interfaces import Admission, Reclaim
 from pageturner.policies.views import BatchView
-from pageturner.service.core.block_manager import BlockManager
-from pageturner.service.core.booking import Booking, Place
-from pageturner.service.core.constraints import Constraints
 from pageturner.service.core.decisions import AdmissionsHeld, Decision, Guard, Overtaken
-from pageturner.service.core.ledger import Ledger
-from pageturner.service.core.plan import Plan, Shortage, Yield
+from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.starts import Starts
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling.admission import Starts
+from pageturner.service.core.scheduling.constraints import Constraints
+from pageturner.service.core.scheduling.ledger import Ledger
+from pageturner.service.core.scheduling.plan import Plan, Shortage, Yield
+from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_budget import Booking, Place
 
 
 class Attempt:

@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core import views
-from pageturner.service.core.attempt import Attempt, book_yield
-from pageturner.service.core.constraints import Constraints
 from pageturner.service.core.decisions import Guard, Refused, Stalled, Yielded
-from pageturner.service.core.ledger import Ledger
-from pageturner.service.core.plan import Plan, Shortage, Yield
 from pageturner.service.core.request import Request, RequestStatus
-from pageturner.service.core.state import SchedulerState
+from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.attempt import Attempt, book_yield
+from pageturner.service.core.scheduling.constraints import Constraints
+from pageturner.service.core.scheduling.ledger import Ledger
+from pageturner.service.core.scheduling.plan import Plan, Shortage, Yield
+from pageturner.service.core.scheduling.state import SchedulerState
 
 
 class Planner:

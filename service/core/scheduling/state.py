@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pageturner.policies.views import LoadView, Rates
-from pageturner.service.core import views
-from pageturner.service.core.block_manager import BlockManager
 from pageturner.service.core.decisions import Decision
+from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.waiting_queue import WaitingQueue
+from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.policy_host.host import PolicyHost
 
 
