@@ -1,3 +1,4 @@
-"""The Pageturner service: core (pure), model, engine, rpc, and the command line that wires them."""
+"""The service: core (memory, scheduling), policy host, flight recorder, model, engine, rpc, command line.
 
-__version__ = "0.1.0"
+`startup` wires them; each package's docstring says what it owns and who may call it.
+"""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn, Protocol, cast
 
-from pageturner.service import __version__
+from pageturner import __version__
 from pageturner.service.commands.output import discard_output
 from pageturner.service.errors import PageturnerError
 

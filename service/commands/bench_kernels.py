@@ -222,7 +222,7 @@ def estimate_cases(chosen: Sequence[Case], name: str) -> Estimated:
 def _versions() -> dict[str, str]:
     import torch
 
-    from pageturner.service import __version__
+    from pageturner import __version__
 
     return {"pageturner": __version__, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
 

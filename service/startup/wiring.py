@@ -17,7 +17,7 @@ from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
 
-from pageturner.service import __version__
+from pageturner import __version__
 from pageturner.service.config import LoadedConfig, ServiceConfig
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.scheduler import Scheduler
