@@ -13,6 +13,10 @@ class KernelArgumentError(ValueError):
         super().__init__(f"{argument} is {found}; needed: {needed}")
         self.argument = argument
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copied and unpickled from its text and attributes: the constructor's arguments are others."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class CompilerUnavailable(RuntimeError):
     """The C++ operations cannot be built or loaded on this machine; use the torch operations."""

@@ -6,6 +6,10 @@ from __future__ import annotations
 class LoadtestError(Exception):
     """str() is fit to be shown to the user."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copied and unpickled from its text and attributes: the constructor's arguments are others."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class OptionError(LoadtestError):
     """An option makes no sense; `option` is its flag without the dashes."""

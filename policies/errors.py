@@ -9,6 +9,10 @@ from collections.abc import Iterable
 class PolicyError(Exception):
     """Base of the errors below; str() is fit to be shown to an operator."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copied and unpickled from its text and attributes: the constructor's arguments are others."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class UnknownAxisError(PolicyError):
     """There is no such policy axis."""

@@ -10,6 +10,10 @@ from __future__ import annotations
 class PageturnerError(Exception):
     """Base of all errors that a user or an operator may meet; str() is fit to be shown to them."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copied and unpickled from its text and attributes: the constructor's arguments are others."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class InvalidArgument(PageturnerError):
     """A request that can never be served as it stands; `field` names the culprit as on the wire."""
