@@ -34,7 +34,7 @@ Prompt = str | tuple[int, ...] | tuple[ChatMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class GenerationRequest:
     """A request as a client states it, before tokenizing.
 
     request_id: chosen by the server if empty. model: any if empty. deadline_seconds: time left from
@@ -212,7 +212,7 @@ class EngineClient(Protocol):
 
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth: ...
 
-    async def submit(self, submission: Submission) -> RequestStream:
+    async def submit(self, request: GenerationRequest) -> RequestStream:
         """Check, tokenize and queue; returns once accepted. Raises what refuses it (InvalidArgument,
         ModelNotFound, DuplicateRequest, QueueFull, Draining, EngineDead)."""
         ...

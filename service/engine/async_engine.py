@@ -1,4 +1,4 @@
-"""The engine for asyncio: submissions in, streams out, health beside them."""
+"""The engine for asyncio: requests in, streams out, health beside them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     EngineHealth,
+    GenerationRequest,
     ModelInfo,
     PoliciesInfo,
     PolicyChange,
     Prompt,
     ServerInfo,
-    Submission,
 )
 from pageturner.service.engine.commands import (
     Command,
     EngineOutput,
-    PoliciesRefused,
-    PoliciesSet,
+    PoliciesChanged,
+    PolicyChangeRefused,
     Shutdown,
 )
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.health import Health
-from pageturner.service.engine.intake import Intake
+from pageturner.service.engine.input_processor import InputProcessor
 from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.metrics import MetricsSnapshot
 from pageturner.service.engine.options import EngineOptions
@@ -76,7 +76,7 @@ class AsyncEngine:
         self._started_at = clock.now()
         self._health = Health()
         self._prompts = PromptReader(tokenizer, model, options.inline_prompt_characters)
-        self._intake = Intake(self._prompts, model, max_n, random)
+        self._inputs = InputProcessor(self._prompts, model, max_n, random)
         self._live = LiveRequests(options, clock, logger, self._send)
         self._changes = PendingChanges(self._health, logger, self._send)
         self._has_ended = asyncio.Event()
@@ -149,16 +149,16 @@ class AsyncEngine:
 
     # Requests
 
-    async def submit(self, submission: Submission) -> BufferedStream:
+    async def submit(self, request: GenerationRequest) -> BufferedStream:
         arrival_time = self._clock.now()
         self._health.refuse_unless_serving()
-        self._intake.check(submission)
-        self._live.refuse_duplicate(submission.request_id)
-        token_ids = await self._intake.encode(submission.prompt)
+        self._inputs.check(request)
+        self._live.refuse_duplicate(request.request_id)
+        token_ids = await self._inputs.encode(request.prompt)
         # Encoding may have taken a while.
         self._health.refuse_unless_serving()
-        self._live.refuse_duplicate(submission.request_id)
-        return await self._live.submit(self._intake.complete(submission, token_ids, arrival_time))
+        self._live.refuse_duplicate(request.request_id)
+        return await self._live.submit(self._inputs.complete(request, token_ids, arrival_time))
 
     async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
         return self._live.abort(request_id, error or RequestAborted("aborted by its id"))
@@ -203,7 +203,7 @@ class AsyncEngine:
     def _deliver(self, outputs: tuple[EngineOutput, ...]) -> None:
         """All that one step put out."""
         for output in outputs:
-            if isinstance(output, PoliciesSet | PoliciesRefused):
+            if isinstance(output, PoliciesChanged | PolicyChangeRefused):
                 self._changes.deliver(output)
             else:
                 self._live.deliver(output)

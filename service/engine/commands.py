@@ -15,7 +15,7 @@ from pageturner.service.policy_host.host import PolicyReport
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Queue a request; answered by AcceptedEvent or Refused."""
+    """Queue a request; answered by AcceptedEvent or SubmitRefused."""
 
     request: NewRequest
 
@@ -45,7 +45,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class SetPolicies:
-    """Put other policies in force; answered by PoliciesSet or PoliciesRefused with the same change_id.
+    """Put other policies in force; answered by PoliciesChanged or PolicyChangeRefused, same change_id.
 
     policies, shadows: by axis; what is left out stays, and None ends a shadow. expected_revision: refuse
     unless it is the one in force.
@@ -63,7 +63,7 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SubmitRefused:
     """The request was not queued."""
 
     request_id: str
@@ -71,7 +71,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class PoliciesSet:
+class PoliciesChanged:
     """What was in force before and what is now."""
 
     change_id: int
@@ -80,7 +80,7 @@ class PoliciesSet:
 
 
 @dataclass(frozen=True, slots=True)
-class PoliciesRefused:
+class PolicyChangeRefused:
     """Nothing was changed."""
 
     change_id: int
@@ -88,5 +88,5 @@ class PoliciesRefused:
 
 
 Command = Submit | Abort | Pause | Resume | SetPolicies | Shutdown
-PoliciesAnswer = PoliciesSet | PoliciesRefused
-EngineOutput = AcceptedEvent | Refused | PoliciesAnswer | Event
+PoliciesAnswer = PoliciesChanged | PolicyChangeRefused
+EngineOutput = AcceptedEvent | SubmitRefused | PoliciesAnswer | Event

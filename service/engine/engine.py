@@ -26,12 +26,12 @@ from pageturner.service.engine.commands import (
     EngineOutput,
     Pause,
     PoliciesAnswer,
-    PoliciesRefused,
-    PoliciesSet,
-    Refused,
+    PoliciesChanged,
+    PolicyChangeRefused,
     Resume,
     SetPolicies,
     Submit,
+    SubmitRefused,
 )
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
@@ -198,7 +198,7 @@ class Engine:
             max_tokens = self._scheduler.add_request(request)
         except PageturnerError as error:
             self.metrics.refused()
-            return Refused(request.request_id, error)
+            return SubmitRefused(request.request_id, error)
         self._deadlines[request.request_id] = request.deadline
         accepted = AcceptedEvent(request.request_id, request.seed, len(request.prompt_token_ids), max_tokens)
         self.metrics.accepted(accepted, request.arrival_time)
@@ -208,7 +208,7 @@ class Engine:
         old = self._scheduler.policy_report()
         expected = command.expected_revision
         if expected is not None and expected != old.revision:
-            return PoliciesRefused(command.change_id, StaleRevision(expected, old.revision))
+            return PolicyChangeRefused(command.change_id, StaleRevision(expected, old.revision))
         policies: dict[str, Any] = {axis.axis: axis.chosen for axis in old.axes} | dict(command.policies)
         shadows: dict[str, object | None] = {
             axis.axis: axis.shadow.policy for axis in old.axes if axis.shadow is not None
@@ -217,7 +217,7 @@ class Engine:
         watched = {axis: shadow for axis, shadow in shadows.items() if shadow is not None}
         self._scheduler.set_policies(PolicySet(**policies), self._clock.now(), shadows=watched)
         self.policies = self._scheduler.policy_report()
-        return PoliciesSet(command.change_id, old, self.policies)
+        return PoliciesChanged(command.change_id, old, self.policies)
 
     def _report_quarantined(self) -> None:
         for axis in self._scheduler.take_quarantined():

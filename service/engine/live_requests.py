@@ -1,4 +1,4 @@
-"""The requests between their submission and their end: who waits for what, and who has had the last word."""
+"""The requests between their request and their end: who waits for what, and who has had the last word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import Event, FinishedEvent
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AbortOutcome, AcceptedEvent
-from pageturner.service.engine.commands import Abort, Command, Pause, Refused, Resume, Submit
+from pageturner.service.engine.commands import Abort, Command, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.errors import (
@@ -27,7 +27,7 @@ from pageturner.service.errors import (
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """A request between its submission and its terminal event."""
+    """A request between its request and its terminal event."""
 
     stream: BufferedStream
     accepted: asyncio.Future[None]
@@ -118,12 +118,12 @@ class LiveRequests:
 
     # From the thread
 
-    def deliver(self, output: AcceptedEvent | Refused | Event) -> None:
+    def deliver(self, output: AcceptedEvent | SubmitRefused | Event) -> None:
         """To its stream. A request that is no longer known has had its terminal event."""
         live = self._live.get(output.request_id)
         if live is None:
             return
-        if isinstance(output, Refused):
+        if isinstance(output, SubmitRefused):
             self._forget(output.request_id)
             live.logger.info("refused", reason=str(output.error))
             live.refuse(output.error)

@@ -11,8 +11,8 @@ from pageturner.service.engine.api import PoliciesInfo, PolicyChange
 from pageturner.service.engine.commands import (
     Command,
     PoliciesAnswer,
-    PoliciesRefused,
-    PoliciesSet,
+    PoliciesChanged,
+    PolicyChangeRefused,
     SetPolicies,
 )
 from pageturner.service.engine.health import Health
@@ -62,9 +62,9 @@ class PendingChanges:
     def fail_all(self, reason: str) -> None:
         """The engine is dead, and will answer none of them."""
         for change_id in self._answers:
-            self.deliver(PoliciesRefused(change_id, EngineDead(reason)))
+            self.deliver(PolicyChangeRefused(change_id, EngineDead(reason)))
 
-    async def _ask_thread(self, change: PolicyChange) -> PoliciesSet:
+    async def _ask_thread(self, change: PolicyChange) -> PoliciesChanged:
         self._health.refuse_unless_serving()
         policies, shadows = await asyncio.to_thread(create_policies, change)
         # Importing a policy may have taken a while.
@@ -77,6 +77,6 @@ class PendingChanges:
             done = await answer
         finally:
             del self._answers[change_id]
-        if isinstance(done, PoliciesRefused):
+        if isinstance(done, PolicyChangeRefused):
             raise done.error
         return done

@@ -27,6 +27,7 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
+    GenerationRequest,
     ModelInfo,
     PoliciesInfo,
     PolicyChange,
@@ -36,7 +37,6 @@ from pageturner.service.engine.api import (
     ServerInfo,
     ShadowInfo,
     StreamEvent,
-    Submission,
 )
 from pageturner.service.errors import InvalidArgument
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
@@ -60,16 +60,16 @@ ABORT_OUTCOMES: Mapping[AbortOutcome, generation_pb2.AbortOutcome] = {
 # From the wire
 
 
-def to_submission(
+def to_generation_request(
     request: generation_pb2.GenerateRequest | generation_pb2.GenerateStreamRequest,
     request_id: str,
     deadline_seconds: float | None,
-) -> Submission:
+) -> GenerationRequest:
     """Raises InvalidArgument with the field's path in the request."""
     for name in ("request_id", "model", "tenant", "cache_salt"):
         if len(getattr(request, name)) > MAX_NAME_LENGTH:
             raise InvalidArgument(name, f"longer than {MAX_NAME_LENGTH} characters")
-    return Submission(
+    return GenerationRequest(
         prompt=to_prompt(request.prompt),
         params=to_sampling_params(request.sampling),
         request_id=request_id,

@@ -1,4 +1,4 @@
-"""GenerationService: a call becomes a submission, the engine's events become messages."""
+"""GenerationService: a call becomes a request of the engine, the engine's events become messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import grpc
 import structlog
 
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
-from pageturner.service.engine.api import AcceptedEvent, EngineClient, RequestStream, StreamEvent, Submission
+from pageturner.service.engine.api import (
+    AcceptedEvent,
+    EngineClient,
+    GenerationRequest,
+    RequestStream,
+    StreamEvent,
+)
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc import convert
 from pageturner.service.rpc.lifecycle import Lifecycle
@@ -47,9 +53,9 @@ class GenerationServicer(GenerationServiceServicer):
         request: pb.GenerateStreamRequest,
         context: Context[pb.GenerateStreamRequest, pb.GenerateStreamResponse],
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        submission = self._submission(request, context.time_remaining())
+        generation = self._generation(request, context.time_remaining())
         sequence_number = 0
-        async with aclosing(self._events(submission)) as events:
+        async with aclosing(self._events(generation)) as events:
             async for event in events:
                 message = convert.from_event(event)
                 message.sequence_number = sequence_number
@@ -59,16 +65,16 @@ class GenerationServicer(GenerationServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context[pb.GenerateRequest, pb.GenerateResponse]
     ) -> pb.GenerateResponse:
-        submission = self._submission(request, context.time_remaining())
-        response = pb.GenerateResponse(request_id=submission.request_id)
+        generation = self._generation(request, context.time_remaining())
+        response = pb.GenerateResponse(request_id=generation.request_id)
         texts: list[list[str]] = []
-        async with aclosing(self._events(submission)) as events:
+        async with aclosing(self._events(generation)) as events:
             async for event in events:
                 match event:
                     case AcceptedEvent():
                         response.seed = event.seed
                         # Not before: an n that the engine refuses must cost no memory.
-                        for index in range(submission.params.n):
+                        for index in range(generation.params.n):
                             response.choices.add(index=index)
                             texts.append([])
                     case TokenEvent():
@@ -117,36 +123,36 @@ class GenerationServicer(GenerationServiceServicer):
         find_model(self._engine, request.model)
         return pb.DetokenizeResponse(text=await self._engine.detokenize(tuple(request.token_ids)))
 
-    def _submission(
+    def _generation(
         self, request: pb.GenerateRequest | pb.GenerateStreamRequest, deadline_seconds: float | None
-    ) -> Submission:
+    ) -> GenerationRequest:
         request_id = request.request_id or self._new_request_id()
         structlog.contextvars.bind_contextvars(request_id=request_id[: convert.MAX_NAME_LENGTH])
-        submission = convert.to_submission(request, request_id, deadline_seconds)
+        generation = convert.to_generation_request(request, request_id, deadline_seconds)
         if self._options.log_prompts:
-            self._logger.info("prompt", request_id=request_id, prompt=submission.prompt)
-        return submission
+            self._logger.info("prompt", request_id=request_id, prompt=generation.prompt)
+        return generation
 
-    async def _events(self, submission: Submission) -> AsyncGenerator[StreamEvent, None]:
+    async def _events(self, generation: GenerationRequest) -> AsyncGenerator[StreamEvent, None]:
         """The engine's events. However this is left, what still runs is aborted before it is gone.
 
         The abort is shielded: a second cancellation (a stopping server's, after the client's) must not
         cut it short.
         """
-        with self._lifecycle.admit(submission.request_id):
+        with self._lifecycle.admit(generation.request_id):
             try:
-                stream = await self._submit(submission)
+                stream = await self._submit(generation)
                 try:
                     async for event in stream:
                         yield event
                 finally:
                     await asyncio.shield(stream.aclose())
             except InvalidArgument as error:
-                raise convert.to_wire_path(error, submission.prompt) from error
+                raise convert.to_wire_path(error, generation.prompt) from error
 
-    async def _submit(self, submission: Submission) -> RequestStream:
+    async def _submit(self, generation: GenerationRequest) -> RequestStream:
         try:
-            return await self._engine.submit(submission)
+            return await self._engine.submit(generation)
         except asyncio.CancelledError:
-            await asyncio.shield(self._engine.abort(submission.request_id))
+            await asyncio.shield(self._engine.abort(generation.request_id))
             raise

@@ -38,7 +38,7 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.api import Submission
+from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, StepFailed
 from pageturner.service.model.backend import Backend
@@ -112,7 +112,7 @@ class Storm:
         patience = random.randrange(20) if random.random() < 0.3 else math.inf
         streams: dict[int, list[SampledToken]] = defaultdict(list)
         try:
-            stream = await engine.submit(Submission(tuple(prompt), params, deadline_seconds=deadline))
+            stream = await engine.submit(GenerationRequest(tuple(prompt), params, deadline_seconds=deadline))
             try:
                 async for event in stream:
                     if isinstance(event, TokenEvent):

@@ -1,7 +1,7 @@
 """An EngineClient that follows a script: no model, no thread, no clock.
 
 A request's script is a list of steps. An event is delivered, an exception is raised, and `PAUSE` holds
-the stream until the test resumes it or somebody aborts the request. Every submission and abort is
+the stream until the test resumes it or somebody aborts the request. Every request and abort is
 recorded, and `reached` lets a test wait for a phase instead of sleeping.
 """
 
@@ -29,6 +29,7 @@ from pageturner.service.engine.api import (
     AcceptedEvent,
     ChatMessage,
     EngineHealth,
+    GenerationRequest,
     ModelInfo,
     PoliciesInfo,
     PolicyChange,
@@ -37,7 +38,6 @@ from pageturner.service.engine.api import (
     ServerInfo,
     ShadowInfo,
     StreamEvent,
-    Submission,
 )
 from pageturner.service.errors import (
     Draining,
@@ -85,56 +85,54 @@ class Pause(Enum):
 
 PAUSE = Pause.PAUSE
 Step = StreamEvent | Exception | Pause
-Script = Callable[[Submission, tuple[int, ...]], Iterable[Step]]
+Script = Callable[[GenerationRequest, tuple[int, ...]], Iterable[Step]]
 
 
-def accepted(submission: Submission, token_ids: tuple[int, ...]) -> AcceptedEvent:
-    seed = DRAWN_SEED if submission.params.seed is None else submission.params.seed
-    max_tokens = submission.params.max_tokens or DEFAULT_MAX_TOKENS
-    return AcceptedEvent(submission.request_id, seed, len(token_ids), max_tokens)
+def accepted(request: GenerationRequest, token_ids: tuple[int, ...]) -> AcceptedEvent:
+    seed = DRAWN_SEED if request.params.seed is None else request.params.seed
+    max_tokens = request.params.max_tokens or DEFAULT_MAX_TOKENS
+    return AcceptedEvent(request.request_id, seed, len(token_ids), max_tokens)
 
 
-def finished(submission: Submission, num_prompt_tokens: int, num_output_tokens: int) -> FinishedEvent:
+def finished(request: GenerationRequest, num_prompt_tokens: int, num_output_tokens: int) -> FinishedEvent:
     return FinishedEvent(
-        submission.request_id,
+        request.request_id,
         Usage(num_prompt_tokens, num_prompt_tokens // 2, num_output_tokens),
         RequestTimings(0.25, 0.5, 2.0, num_swaps=3, num_recomputes=2, num_tail_reclaims=1),
         policies={policy.axis: policy.name for policy in POLICIES.axes},
     )
 
 
-def echo(submission: Submission, token_ids: tuple[int, ...]) -> Sequence[Step]:
+def echo(request: GenerationRequest, token_ids: tuple[int, ...]) -> Sequence[Step]:
     """Each choice repeats the prompt's characters, round and round, one token each, up to max_tokens.
 
     Choices take turns. A stop string ends its choice, as one of one character would.
     """
-    start = accepted(submission, token_ids)
+    start = accepted(request, token_ids)
     steps: list[Step] = [start]
-    running = set(range(submission.params.n))
+    running = set(range(request.params.n))
     num_output_tokens = 0
     for position in range(start.max_tokens):
         token_id = token_ids[position % len(token_ids)]
         for index in sorted(running):
             text = chr(token_id)
             num_output_tokens += 1
-            if text in submission.params.stop:
+            if text in request.params.stop:
                 running.remove(index)
-                steps.append(
-                    ChoiceFinishedEvent(submission.request_id, index, FinishReason.STOP, matched=text)
-                )
+                steps.append(ChoiceFinishedEvent(request.request_id, index, FinishReason.STOP, matched=text))
             else:
-                token = _token(submission, token_id)
-                steps.append(TokenEvent(submission.request_id, index, (token,), text))
+                token = _token(request, token_id)
+                steps.append(TokenEvent(request.request_id, index, (token,), text))
     steps.extend(
-        ChoiceFinishedEvent(submission.request_id, index, FinishReason.LENGTH) for index in sorted(running)
+        ChoiceFinishedEvent(request.request_id, index, FinishReason.LENGTH) for index in sorted(running)
     )
-    return [*steps, finished(submission, len(token_ids), num_output_tokens)]
+    return [*steps, finished(request, len(token_ids), num_output_tokens)]
 
 
-def _token(submission: Submission, token_id: int) -> SampledToken:
-    if submission.params.logprobs is None:
+def _token(request: GenerationRequest, token_id: int) -> SampledToken:
+    if request.params.logprobs is None:
         return SampledToken(token_id)
-    top = tuple(TokenLogprob(token_id + rank, -0.5 - rank) for rank in range(submission.params.logprobs))
+    top = tuple(TokenLogprob(token_id + rank, -0.5 - rank) for rank in range(request.params.logprobs))
     return SampledToken(token_id, -0.5, top)
 
 
@@ -184,16 +182,16 @@ class FakeStream:
 class FakeEngine:
     """script: what each accepted request does.
 
-    refusal: raised by submit. hold_submissions: submit never returns. abort_hops: how often an abort
+    refusal: raised by submit. hold_submits: submit never returns. abort_hops: how often an abort
     lets the event loop go round before it is done.
     """
 
     def __init__(self, script: Script = echo) -> None:
         self.script = script
         self.refusal: Exception | None = None
-        self.hold_submissions = False
+        self.hold_submits = False
         self.abort_hops = 0
-        self.submissions: list[Submission] = []
+        self.requests: list[GenerationRequest] = []
         self.aborts: list[str] = []
         self.live: dict[str, FakeStream] = {}
         self.ended: set[str] = set()
@@ -240,25 +238,25 @@ class FakeEngine:
             await self._health_changed.wait()
         return self._health
 
-    async def submit(self, submission: Submission) -> FakeStream:
-        self.submissions.append(submission)
-        self.mark(f"submitting {submission.request_id}")
+    async def submit(self, request: GenerationRequest) -> FakeStream:
+        self.requests.append(request)
+        self.mark(f"submitting {request.request_id}")
         if self.refusal is not None:
             raise self.refusal
         if self._health is not EngineHealth.SERVING:
             raise Draining("the engine takes no new requests")
-        if submission.model not in ("", self.models()[0].name):
-            raise ModelNotFound(submission.model, self.models()[0].name)
-        if submission.request_id in self.live:
-            raise DuplicateRequest(submission.request_id)
-        submission.params.check(VOCAB_SIZE, MAX_N)
-        token_ids = await self.tokenize(submission.prompt)
+        if request.model not in ("", self.models()[0].name):
+            raise ModelNotFound(request.model, self.models()[0].name)
+        if request.request_id in self.live:
+            raise DuplicateRequest(request.request_id)
+        request.params.check(VOCAB_SIZE, MAX_N)
+        token_ids = await self.tokenize(request.prompt)
         if len(token_ids) >= MAX_MODEL_LEN:
             raise InvalidArgument("prompt", f"{len(token_ids)} tokens; at most {MAX_MODEL_LEN - 1} fit")
-        if self.hold_submissions:
+        if self.hold_submits:
             await asyncio.Event().wait()
-        stream = FakeStream(self, submission.request_id, self.script(submission, token_ids))
-        self.live[submission.request_id] = stream
+        stream = FakeStream(self, request.request_id, self.script(request, token_ids))
+        self.live[request.request_id] = stream
         return stream
 
     async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:

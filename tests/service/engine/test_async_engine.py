@@ -28,11 +28,11 @@ from pageturner.service.engine.api import (
     ChatMessage,
     EngineClient,
     EngineHealth,
+    GenerationRequest,
     ModelInfo,
     RequestStream,
     ServerInfo,
     StreamEvent,
-    Submission,
 )
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Device, Engine
@@ -108,7 +108,7 @@ class Bench:
         self, request_id: str = "", max_tokens: int = 3, n: int = 1, seed: int = 0
     ) -> RequestStream:
         params = SamplingParams(max_tokens=max_tokens, n=n, seed=seed)
-        return await self.engine.submit(Submission(PROMPT, params, request_id))
+        return await self.engine.submit(GenerationRequest(PROMPT, params, request_id))
 
 
 @asynccontextmanager
@@ -183,7 +183,9 @@ def expected_text(seed: int, max_tokens: int, index: int = 0) -> str:
 async def test_one_request_from_start_to_end() -> None:
     async with serving() as bench:
         client: EngineClient = bench.engine
-        stream = await client.submit(Submission(PROMPT, SamplingParams(max_tokens=5, n=2, seed=9), "mine"))
+        stream = await client.submit(
+            GenerationRequest(PROMPT, SamplingParams(max_tokens=5, n=2, seed=9), "mine")
+        )
         events = await read_all(stream)
     assert events[0] == AcceptedEvent("mine", 9, 3, 5)
     assert [text_of_choice(events, index) for index in (0, 1)] == [expected_text(9, 5, i) for i in (0, 1)]
@@ -222,7 +224,7 @@ async def test_seeds_and_ids_left_open_are_drawn_from_the_injected_source() -> N
     accepted = []
     for _ in range(2):
         async with serving() as bench:
-            stream = await bench.engine.submit(Submission(PROMPT, SamplingParams(max_tokens=1)))
+            stream = await bench.engine.submit(GenerationRequest(PROMPT, SamplingParams(max_tokens=1)))
             accepted.append((await read_all(stream))[0])
     assert accepted[0] == accepted[1]
     assert isinstance(accepted[0], AcceptedEvent)
@@ -230,30 +232,28 @@ async def test_seeds_and_ids_left_open_are_drawn_from_the_injected_source() -> N
     assert accepted[0].request_id
 
 
-BAD_SUBMISSIONS: list[tuple[Submission, str]] = [
-    (Submission(""), "prompt.text"),
-    (Submission(()), "prompt.token_ids"),
-    (Submission("a\ud800"), "prompt"),
-    (Submission((1, 500)), "prompt.token_ids[1]"),
-    (Submission((-1,)), "prompt.token_ids[0]"),
-    (Submission((1,) * 64), "prompt"),
-    (Submission((ChatMessage("user", "hi"),)), "prompt.chat"),
-    (Submission((1,), SamplingParams(temperature=float("nan"))), "temperature"),
-    (Submission((1,), SamplingParams(top_p=1.5)), "top_p"),
-    (Submission((1,), SamplingParams(n=5)), "n"),
-    (Submission((1,), SamplingParams(stop=("",))), "stop[0]"),
-    (Submission((1,), request_id="x" * 257), "request_id"),
-    (Submission((1,), deadline_seconds=float("nan")), "deadline"),
+BAD_REQUESTS: list[tuple[GenerationRequest, str]] = [
+    (GenerationRequest(""), "prompt.text"),
+    (GenerationRequest(()), "prompt.token_ids"),
+    (GenerationRequest("a\ud800"), "prompt"),
+    (GenerationRequest((1, 500)), "prompt.token_ids[1]"),
+    (GenerationRequest((-1,)), "prompt.token_ids[0]"),
+    (GenerationRequest((1,) * 64), "prompt"),
+    (GenerationRequest((ChatMessage("user", "hi"),)), "prompt.chat"),
+    (GenerationRequest((1,), SamplingParams(temperature=float("nan"))), "temperature"),
+    (GenerationRequest((1,), SamplingParams(top_p=1.5)), "top_p"),
+    (GenerationRequest((1,), SamplingParams(n=5)), "n"),
+    (GenerationRequest((1,), SamplingParams(stop=("",))), "stop[0]"),
+    (GenerationRequest((1,), request_id="x" * 257), "request_id"),
+    (GenerationRequest((1,), deadline_seconds=float("nan")), "deadline"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("submission", "field"), BAD_SUBMISSIONS, ids=[field for _, field in BAD_SUBMISSIONS]
-)
-async def test_bad_submissions_are_refused_by_name(submission: Submission, field: str) -> None:
+@pytest.mark.parametrize(("bad", "field"), BAD_REQUESTS, ids=[field for _, field in BAD_REQUESTS])
+async def test_bad_requests_are_refused_by_name(bad: GenerationRequest, field: str) -> None:
     async with serving() as bench:
         with pytest.raises(InvalidArgument) as caught:
-            await bench.engine.submit(submission)
+            await bench.engine.submit(bad)
         assert caught.value.field == field
         assert bench.model.calls == []
 
@@ -261,16 +261,16 @@ async def test_bad_submissions_are_refused_by_name(submission: Submission, field
 async def test_a_bad_deadline_or_model_is_refused() -> None:
     async with serving() as bench:
         with pytest.raises(ModelNotFound):
-            await bench.engine.submit(Submission(PROMPT, model="other"))
+            await bench.engine.submit(GenerationRequest(PROMPT, model="other"))
         with pytest.raises(DeadlineExceeded):
-            await bench.engine.submit(Submission(PROMPT, deadline_seconds=0.0))
+            await bench.engine.submit(GenerationRequest(PROMPT, deadline_seconds=0.0))
 
 
 async def test_without_a_tokenizer_only_ids_are_taken() -> None:
     async with serving(has_tokenizer=False) as bench:
-        for submission in (Submission("hi"), Submission(PROMPT, SamplingParams(stop=("x",)))):
+        for request in (GenerationRequest("hi"), GenerationRequest(PROMPT, SamplingParams(stop=("x",)))):
             with pytest.raises(InvalidArgument, match="no tokenizer"):
-                await bench.engine.submit(submission)
+                await bench.engine.submit(request)
         assert await outcome_of(await bench.submit()) is None
 
 
@@ -280,7 +280,9 @@ async def test_text_is_tokenized_in_line_or_beside(inline_prompt_characters: int
     async with serving(options=options) as bench:
         token_ids = await bench.engine.tokenize("The quick brown fox")
         assert await bench.engine.detokenize(token_ids) == "The quick brown fox"
-        stream = await bench.engine.submit(Submission("The quick brown fox", SamplingParams(max_tokens=1)))
+        stream = await bench.engine.submit(
+            GenerationRequest("The quick brown fox", SamplingParams(max_tokens=1))
+        )
         (accepted, *_) = await read_all(stream)
         assert isinstance(accepted, AcceptedEvent)
         assert accepted.num_prompt_tokens == len(token_ids)
@@ -429,8 +431,8 @@ async def test_a_reader_that_sleeps_too_long_is_cancelled() -> None:
 async def test_a_deadline_reaches_the_scheduler() -> None:
     async with serving(gated=True) as bench:
         bench.allow(1)
-        submission = Submission(PROMPT, SamplingParams(max_tokens=1000), deadline_seconds=3.0)
-        stream = await bench.engine.submit(submission)
+        request = GenerationRequest(PROMPT, SamplingParams(max_tokens=1000), deadline_seconds=3.0)
+        stream = await bench.engine.submit(request)
         bench.clock.advance(3.0)
         bench.open()
         assert isinstance(await outcome_of(stream), DeadlineExceeded)
@@ -554,7 +556,7 @@ async def test_before_its_start_the_engine_refuses() -> None:
         )
         assert unstarted.health is EngineHealth.STARTING
         with pytest.raises(Draining, match="starting"):
-            await unstarted.submit(Submission(PROMPT))
+            await unstarted.submit(GenerationRequest(PROMPT))
         await unstarted.aclose()
 
 
@@ -582,7 +584,7 @@ async def test_a_step_that_hangs_is_reported_and_its_return_too() -> None:
 async def test_the_engine_logs_no_prompt() -> None:
     async with serving(options=OPTIONS) as bench:
         stream = await bench.engine.submit(
-            Submission("The secret fox", SamplingParams(max_tokens=1), request_id="mine")
+            GenerationRequest("The secret fox", SamplingParams(max_tokens=1), request_id="mine")
         )
         await read_all(stream)
     assert "secret" not in str(bench.log)

@@ -25,7 +25,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import AcceptedEvent
-from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Submit
+from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.engine import STATS_INTERVAL, Device, Engine
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
@@ -127,7 +127,7 @@ def test_a_full_queue_refuses(bench: Bench) -> None:
     bench.scheduler.max_requests = 1
     bench.submit("a")
     refused = bench.submit("b")
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, SubmitRefused)
     assert isinstance(refused.error, QueueFull)
     assert error_of(bench.steps(3), "a") is None
 
@@ -366,7 +366,7 @@ def play(script: list[tuple[str, int]], bench: Bench) -> None:
     assert bench.engine.stats.num_blocks_used == 0
     accepted = Counter(output.request_id for output in outputs if isinstance(output, AcceptedEvent))
     finished = Counter(output.request_id for output in outputs if isinstance(output, FinishedEvent))
-    refused = sum(isinstance(output, Refused) for output in outputs)
+    refused = sum(isinstance(output, SubmitRefused) for output in outputs)
     assert accepted == finished
     assert accepted.total() + refused == num_submitted
     live: set[str] = set()

@@ -28,9 +28,9 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.api import AcceptedEvent, ModelInfo, ServerInfo, Submission
+from pageturner.service.engine.api import AcceptedEvent, GenerationRequest, ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
-from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Refused, Resume, Submit
+from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
@@ -161,7 +161,9 @@ def check_outputs(outputs: list[EngineOutput], requests: dict[str, NewRequest]) 
     num_finished = sum(isinstance(output, FinishedEvent) for output in outputs)
     assert accepted.keys() == finished.keys()
     assert accepted.total() == num_finished == len(finished)
-    assert accepted.keys() | {o.request_id for o in outputs if isinstance(o, Refused)} == requests.keys()
+    assert (
+        accepted.keys() | {o.request_id for o in outputs if isinstance(o, SubmitRefused)} == requests.keys()
+    )
     for name, end in finished.items():
         params = requests[name].params
         assert params.max_tokens is not None
@@ -218,7 +220,9 @@ async def test_64_streams_and_a_storm_of_cancellations(seed: int) -> None:
     async def use(i: int) -> bool:
         """Read one request to its end and check it."""
         prompt = tuple((i * j) % 3 for j in range(1 + i % 7))
-        stream = await engine.submit(Submission(prompt, SamplingParams(max_tokens=12, n=1 + i % 2, seed=i)))
+        stream = await engine.submit(
+            GenerationRequest(prompt, SamplingParams(max_tokens=12, n=1 + i % 2, seed=i))
+        )
         try:
             tokens: dict[int, list[int]] = {index: [] for index in range(1 + i % 2)}
             async for event in stream:

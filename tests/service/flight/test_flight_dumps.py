@@ -16,7 +16,7 @@ from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.api import EngineHealth, ModelInfo, ServerInfo, Submission
+from pageturner.service.engine.api import EngineHealth, GenerationRequest, ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.commands import Submit
 from pageturner.service.engine.engine import Engine
@@ -143,7 +143,7 @@ def async_engine(house: House, flight: FlightDumps | None) -> AsyncEngine:
 
 
 async def ask(engine: AsyncEngine) -> None:
-    async for _ in await engine.submit(Submission((5, 6, 7), SamplingParams(max_tokens=4))):
+    async for _ in await engine.submit(GenerationRequest((5, 6, 7), SamplingParams(max_tokens=4))):
         pass
 
 

@@ -17,7 +17,7 @@ from support.serving import serving
 
 from pageturner.service.client import Accepted, Client, Delta
 from pageturner.service.core.outputs import SampledToken, TokenEvent
-from pageturner.service.engine.api import Submission
+from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import DeadlineExceeded, PageturnerError, SlowConsumer
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
@@ -29,13 +29,13 @@ CALLS = ("Generate", "GenerateStream")
 def _pausing(phase: str) -> FakeEngine:
     """An engine that stands still in one phase of every request."""
 
-    def script(submission: Submission, token_ids: tuple[int, ...]) -> list[Step]:
-        steps = list(echo(submission, token_ids))
+    def script(request: GenerationRequest, token_ids: tuple[int, ...]) -> list[Step]:
+        steps = list(echo(request, token_ids))
         steps.insert({"queued": 0, "accepted": 1, "streaming": 3, "last": len(steps) - 1}[phase], PAUSE)
         return steps
 
     engine = FakeEngine(script if phase != "submitting" else echo)
-    engine.hold_submissions = phase == "submitting"
+    engine.hold_submits = phase == "submitting"
     return engine
 
 
@@ -61,7 +61,7 @@ async def test_vllm_54947_atom_1562_a_cancelled_call_is_aborted(phase: str, call
         await engine.reached("aborted r")
         assert engine.live == {}
         assert engine.aborts == ["r"], "once"
-        engine.hold_submissions, engine.script = False, echo
+        engine.hold_submits, engine.script = False, echo
         assert (await served.client.generate("ab", request_id="r")).text == "abab", "the id is free again"
     [code] = {key[1] for key, _ in served.server.metrics.handled.items() if key[0].grpc_method == call} - {
         "OK"
@@ -82,7 +82,7 @@ async def test_a_deadline_aborts_in_every_phase() -> None:
             await served.client.load()  # a whole call later the first one is in the log
             entry = next(entry for entry in served.log.entries if entry.get("method") == call)
             assert entry["peer"].startswith("ipv4:127.0.0.1")
-        limit = engine.submissions[0].deadline_seconds
+        limit = engine.requests[0].deadline_seconds
         assert limit is not None
         assert 0 < limit < 1.1, "the scheduler was told, give or take gRPC's rounding"
 
@@ -141,10 +141,10 @@ async def test_grpc_43360_34843_cancelled_streams_leave_nothing_behind() -> None
         assert len(asyncio.all_tasks()) < num_tasks + 10, "gRPC keeps a few of its own, not one a stream"
 
 
-def _endless(submission: Submission, token_ids: tuple[int, ...]) -> Iterator[Step]:
-    yield accepted(submission, token_ids)
+def _endless(request: GenerationRequest, token_ids: tuple[int, ...]) -> Iterator[Step]:
+    yield accepted(request, token_ids)
     for _ in range(100_000):
-        yield TokenEvent(submission.request_id, 0, (SampledToken(97),), "x" * 65536)
+        yield TokenEvent(request.request_id, 0, (SampledToken(97),), "x" * 65536)
 
 
 async def _until_writes_block(client: Client, stream: FakeStream) -> int:

@@ -17,7 +17,7 @@ from pageturner.service.core.outputs import (
     TokenLogprob,
 )
 from pageturner.service.core.sampling_params import SamplingParams
-from pageturner.service.engine.api import AbortOutcome, ChatMessage, Submission
+from pageturner.service.engine.api import AbortOutcome, ChatMessage, GenerationRequest
 from pageturner.service.errors import (
     DuplicateRequest,
     EngineDead,
@@ -91,12 +91,12 @@ async def test_several_tokens_in_one_event_are_one_message_with_all_logprobs() -
         SampledToken(6, -0.5, (TokenLogprob(9, -0.125), TokenLogprob(6, -0.5))),
     )
 
-    def script(submission: Submission, token_ids: tuple[int, ...]) -> list[Step]:
+    def script(request: GenerationRequest, token_ids: tuple[int, ...]) -> list[Step]:
         return [
-            accepted(submission, token_ids),
-            TokenEvent(submission.request_id, 0, tokens, "é"),
-            ChoiceFinishedEvent(submission.request_id, 0, FinishReason.STOP, matched=6),
-            finished(submission, 1, 2),
+            accepted(request, token_ids),
+            TokenEvent(request.request_id, 0, tokens, "é"),
+            ChoiceFinishedEvent(request.request_id, 0, FinishReason.STOP, matched=6),
+            finished(request, 1, 2),
         ]
 
     async with serving(FakeEngine(script)) as served:
@@ -145,7 +145,7 @@ async def test_the_engine_is_told_what_the_request_says() -> None:
         )
         await served.client.generate((97, 98))
         await served.client.generate((ChatMessage("system", "be brief"), ChatMessage("user", "")))
-    first, second, third = engine.submissions
+    first, second, third = engine.requests
     assert first.params == SamplingParams(
         temperature=0.0,
         top_k=0,
@@ -237,11 +237,11 @@ async def test_vllm_18826_13395_a_full_queue_refuses_at_once_and_says_when_to_co
     ids=lambda error: type(error).__name__,
 )
 async def test_an_error_of_a_request_ends_its_call_with_its_status(error: PageturnerError) -> None:
-    def script(submission: Submission, token_ids: tuple[int, ...]) -> list[Step]:
+    def script(request: GenerationRequest, token_ids: tuple[int, ...]) -> list[Step]:
         return [
-            accepted(submission, token_ids),
-            TokenEvent(submission.request_id, 0, (SampledToken(97),), "a"),
-            ChoiceFinishedEvent(submission.request_id, 0, FinishReason.ABORTED),
+            accepted(request, token_ids),
+            TokenEvent(request.request_id, 0, (SampledToken(97),), "a"),
+            ChoiceFinishedEvent(request.request_id, 0, FinishReason.ABORTED),
             error,
         ]
 

@@ -67,7 +67,7 @@ async def test_closing_a_stream_returns_after_its_request_is_aborted() -> None:
 @pytest.mark.parametrize("phase", ["submitting", "paused"])
 async def test_a_second_cancellation_does_not_cut_the_abort_short(phase: str) -> None:
     engine = FakeEngine(lambda s, t: [accepted(s, t), PAUSE, finished(s, 1, 0)])
-    engine.hold_submissions = phase == "submitting"
+    engine.hold_submits = phase == "submitting"
     engine.abort_hops = 50
     request = pb.GenerateRequest(request_id="r", prompt=pb.Prompt(text="x"))
     call = asyncio.ensure_future(_servicer(engine).Generate(request, _context()))

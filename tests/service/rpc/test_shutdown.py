@@ -111,7 +111,7 @@ async def test_a_drain_lets_the_running_finish_and_refuses_the_new() -> None:
         assert (await running).request_id == "old"
         await drain
     assert engine.aborts == []
-    assert [submission.request_id for submission in engine.submissions] == ["old"]
+    assert [request.request_id for request in engine.requests] == ["old"]
 
 
 async def test_a_drain_that_takes_too_long_aborts_the_rest() -> None:
@@ -171,7 +171,7 @@ async def test_grpc_dotnet_2572_open_watches_do_not_hold_the_shutdown() -> None:
 async def test_a_call_that_no_abort_can_reach_is_cancelled_and_cleaned_up() -> None:
     """It hangs in the engine's submit, where its id is not yet known."""
     engine = FakeEngine()
-    engine.hold_submissions = True
+    engine.hold_submits = True
     engine.abort_hops = 50
     async with serving(engine, drain_seconds=0, abort_seconds=0.05) as served:
         call = asyncio.create_task(served.client.generate("x", request_id="stuck"))

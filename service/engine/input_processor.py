@@ -6,14 +6,14 @@ import math
 from random import Random
 
 from pageturner.service.core.request import NewRequest
-from pageturner.service.engine.api import ModelInfo, Prompt, Submission
+from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, ModelNotFound
 
 MAX_REQUEST_ID_CHARACTERS = 256
 
 
-class Intake:
+class InputProcessor:
     """max_n: bound on parallel samples of one request. random: draws the seeds and ids that are left open."""
 
     def __init__(self, prompts: PromptReader, model: ModelInfo, max_n: int, random: Random) -> None:
@@ -22,22 +22,22 @@ class Intake:
         self._max_n = max_n
         self._random = random
 
-    def check(self, submission: Submission) -> None:
+    def check(self, request: GenerationRequest) -> None:
         """All that can be said before the prompt is read.
 
         Raises ModelNotFound, InvalidArgument or DeadlineExceeded.
         """
-        if submission.model and submission.model != self._model.name:
-            raise ModelNotFound(submission.model, self._model.name)
-        if len(submission.request_id) > MAX_REQUEST_ID_CHARACTERS:
+        if request.model and request.model != self._model.name:
+            raise ModelNotFound(request.model, self._model.name)
+        if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
             raise InvalidArgument("request_id", f"longer than {MAX_REQUEST_ID_CHARACTERS} characters")
-        submission.params.check(self._model.vocab_size, self._max_n)
-        if submission.params.stop and not self._prompts.has_text:
+        request.params.check(self._model.vocab_size, self._max_n)
+        if request.params.stop and not self._prompts.has_text:
             raise InvalidArgument("stop", f"{self._model.name!r} has no tokenizer, hence no text to stop at")
-        if submission.deadline_seconds is not None:
-            if not math.isfinite(submission.deadline_seconds):
-                raise InvalidArgument("deadline", f"{submission.deadline_seconds} s is not a time")
-            if submission.deadline_seconds <= 0:
+        if request.deadline_seconds is not None:
+            if not math.isfinite(request.deadline_seconds):
+                raise InvalidArgument("deadline", f"{request.deadline_seconds} s is not a time")
+            if request.deadline_seconds <= 0:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -50,19 +50,21 @@ class Intake:
             )
         return token_ids
 
-    def complete(self, submission: Submission, token_ids: tuple[int, ...], arrival_time: float) -> NewRequest:
+    def complete(
+        self, request: GenerationRequest, token_ids: tuple[int, ...], arrival_time: float
+    ) -> NewRequest:
         """The request, with an id and a seed in any case, and its deadline on our clock."""
-        params, seconds = submission.params, submission.deadline_seconds
+        params, seconds = request.params, request.deadline_seconds
         return NewRequest(
-            request_id=submission.request_id or f"{self._random.getrandbits(64):016x}",
+            request_id=request.request_id or f"{self._random.getrandbits(64):016x}",
             prompt_token_ids=token_ids,
             params=params,
             seed=self._random.getrandbits(64) if params.seed is None else params.seed,
             arrival_time=arrival_time,
             eos_token_ids=self._model.eos_token_ids,
-            priority=submission.priority,
-            tenant=submission.tenant,
-            cache_salt=submission.cache_salt,
-            bypass_prefix_cache=submission.bypass_prefix_cache,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt,
+            bypass_prefix_cache=request.bypass_prefix_cache,
             deadline=None if seconds is None else arrival_time + seconds,
         )
