@@ -28,8 +28,10 @@ demo: $(INSTALLED)  ## start the service on the embedded model and stream an ans
 serve: $(INSTALLED)  ## run the service; SERVE_ARGS="--config my.toml" for options
 	@exec $(BIN)/pageturner serve $(SERVE_ARGS)
 
-test: lint  ## all checks and the default test suite
-	$(BIN)/pytest -m "not slow and not gpu"
+# Small tensors gain nothing from a second thread, and every core has a worker already.
+test: export OMP_NUM_THREADS ?= 1
+test: lint  ## all checks and the default test suite, on all cores
+	$(BIN)/pytest -m "not slow and not gpu" --numprocesses logical --dist worksteal
 
 lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
 	$(BIN)/ruff check .
