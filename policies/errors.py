@@ -42,6 +42,15 @@ class UnknownPresetError(PolicyError):
         super().__init__(f"no preset {name!r}{_did_you_mean(name, self.known)}")
 
 
+class PolicySpecError(PolicyError):
+    """What was written for a policy cannot be read as a name with options."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        self.text = text
+        self.reason = reason
+        super().__init__(f"{text!r} {reason}")
+
+
 class PolicyOptionError(PolicyError):
     """An option of a policy is unknown, of the wrong type or out of range."""
 

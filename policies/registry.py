@@ -35,6 +35,7 @@ from pageturner.policies.interfaces import (
     ReclaimPolicy,
     VictimPolicy,
 )
+from pageturner.policies.spec import PolicySpec, parse_spec
 
 Policy: TypeAlias = (
     QueuePolicy | AdmissionPolicy | BatchPolicy | VictimPolicy | ReclaimPolicy | EvictionPolicy
@@ -144,11 +145,18 @@ def create(axis: str, name: str, options: Mapping[str, object] = types.MappingPr
         raise PolicyLoadError(axis, name, f"refuses its options: {error}") from error
 
 
-def create_set(choices: Mapping[str, tuple[str, Mapping[str, object]]]) -> PolicySet:
-    """One policy an axis from {axis: (name, options)}; axes left out get their default."""
-    for axis in choices:
+def create_set(specs: Mapping[str, PolicySpec | str]) -> PolicySet:
+    """One policy an axis; a text is read by `parse_spec`, and axes left out get their default.
+
+    Raises as `create`, or PolicySpecError.
+    """
+    for axis in specs:
         _check_axis(axis)
-    made: dict[str, Any] = {axis: create(axis, *choices.get(axis, (DEFAULTS[axis], {}))) for axis in AXES}
+    made: dict[str, Any] = {}
+    for axis in AXES:
+        spec = specs.get(axis, DEFAULTS[axis])
+        spec = parse_spec(spec) if isinstance(spec, str) else spec
+        made[axis] = create(axis, spec.name, spec.options)
     return PolicySet(**made)
 
 
@@ -193,6 +201,11 @@ def name_of(policy: object) -> str:
     if any(policy_class in classes for classes in BUILT_IN.values()):
         return str(policy_class.name)  # type: ignore[attr-defined]  # every built-in has one
     return f"{policy_class.__module__}:{policy_class.__qualname__}"
+
+
+def spec_of(policy: object) -> PolicySpec:
+    """The policy's name and options: `create` makes an equal policy of them."""
+    return PolicySpec(name_of(policy), options_of(policy))
 
 
 def options_of(policy: object) -> dict[str, object]:

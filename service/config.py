@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 from pageturner.policies import presets, registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
@@ -27,7 +28,6 @@ from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.schema import (
     Bytes,
     Key,
-    PolicyChoice,
     from_text,
     from_toml,
     keys_of,
@@ -64,8 +64,8 @@ class CacheConfig:
             raise ConfigError("cache.num_blocks", "cache.kv_cache_memory is given too; give one of them")
 
 
-def _default(axis: str) -> PolicyChoice:
-    return PolicyChoice(registry.DEFAULTS[axis])
+def _default(axis: str) -> PolicySpec:
+    return PolicySpec(registry.DEFAULTS[axis])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class PoliciesConfig:
     it) that are not given. shadow: by axis, policies that are asked and not obeyed.
     """
 
-    queue: PolicyChoice = field(default_factory=lambda: _default("queue"))
-    admission: PolicyChoice = field(default_factory=lambda: _default("admission"))
-    batch: PolicyChoice = field(default_factory=lambda: _default("batch"))
-    victim: PolicyChoice = field(default_factory=lambda: _default("victim"))
-    reclaim: PolicyChoice = field(default_factory=lambda: _default("reclaim"))
-    eviction: PolicyChoice = field(default_factory=lambda: _default("eviction"))
+    queue: PolicySpec = field(default_factory=lambda: _default("queue"))
+    admission: PolicySpec = field(default_factory=lambda: _default("admission"))
+    batch: PolicySpec = field(default_factory=lambda: _default("batch"))
+    victim: PolicySpec = field(default_factory=lambda: _default("victim"))
+    reclaim: PolicySpec = field(default_factory=lambda: _default("reclaim"))
+    eviction: PolicySpec = field(default_factory=lambda: _default("eviction"))
     preset: str | None = None
-    shadow: Mapping[str, PolicyChoice] = field(default_factory=dict)
+    shadow: Mapping[str, PolicySpec] = field(default_factory=dict)
 
     def create(self) -> PolicySet:
         """The six policies. Raises ConfigError naming the axis of an unknown name or a bad option."""
@@ -99,7 +99,7 @@ class PoliciesConfig:
         }
 
 
-def _create(key: str, axis: str, choice: PolicyChoice) -> Any:
+def _create(key: str, axis: str, choice: PolicySpec) -> Any:
     try:
         return registry.create(axis, choice.name, choice.options)
     except PolicyError as error:
@@ -246,10 +246,7 @@ def _take_preset(values: dict[str, Any], origins: dict[str, str]) -> None:
     except PolicyError as error:
         raise ConfigError("policies.preset", f"{error} (from {origins['policies.preset']})") from error
     policies = {f"policies.{axis}": getattr(preset.policies, axis) for axis in AXES}
-    implied: dict[str, object] = {
-        key: PolicyChoice(registry.name_of(policy), registry.options_of(policy))
-        for key, policy in policies.items()
-    }
+    implied: dict[str, object] = {key: registry.spec_of(policy) for key, policy in policies.items()}
     implied |= {f"scheduler.{name}": value for name, value in preset.core_options.items()}
     for key, value in implied.items():
         if key not in values:

@@ -13,11 +13,14 @@ import tomllib
 import types
 from collections import abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+
+from pageturner.policies.errors import PolicySpecError
+from pageturner.policies.spec import PolicySpec, parse_spec, spec_from_table
 
 Bytes = NewType("Bytes", int)
 """A size: bytes, or text with a unit such as "2GiB"."""
@@ -38,14 +41,6 @@ _BOOLEANS = {
     "no": False,
     "off": False,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """A policy by its registered name or as "module:Class", with options other than its defaults."""
-
-    name: str
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +135,8 @@ def from_toml(annotation: Any, value: object) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{value!r} is not a list")
         return tuple(from_toml(arguments[0], item) for item in value)
-    if annotation is PolicyChoice:
-        return _policy_choice(value)
+    if annotation is PolicySpec:
+        return _policy_spec(value)
     if origin is abc.Mapping:
         if not isinstance(value, dict):
             raise ValueError(f"{value!r} is not a table")
@@ -178,12 +173,11 @@ def _expect(value: object, kind: type | tuple[type, ...], name: str) -> Any:
     return value
 
 
-def _policy_choice(value: object) -> PolicyChoice:
-    if isinstance(value, str):
-        return PolicyChoice(value)
-    if isinstance(value, dict) and isinstance(value.get("name"), str):
-        return PolicyChoice(value["name"], {name: option for name, option in value.items() if name != "name"})
-    raise ValueError(f"{value!r} is neither a name nor a table with a name: {{ name = ..., option = ... }}")
+def _policy_spec(value: object) -> PolicySpec:
+    try:
+        return parse_spec(value) if isinstance(value, str) else spec_from_table(value)
+    except PolicySpecError as error:
+        raise ValueError(str(error)) from None
 
 
 def from_text(annotation: Any, text: str) -> Any:
@@ -201,8 +195,7 @@ def from_text(annotation: Any, text: str) -> Any:
         return _BOOLEANS[text.lower()]
     if annotation in (int, float):
         return from_toml(annotation, _number(text, annotation))
-    is_table = annotation is PolicyChoice or get_origin(annotation) is abc.Mapping
-    if is_table and text.lstrip().startswith("{"):
+    if get_origin(annotation) is abc.Mapping and text.lstrip().startswith("{"):
         try:
             return from_toml(annotation, tomllib.loads(f"value = {text}")["value"])
         except tomllib.TOMLDecodeError as error:
@@ -219,7 +212,7 @@ def _number(text: str, annotation: type[int] | type[float]) -> int | float:
 
 def to_plain(value: object) -> Any:
     """A field value as JSON and TOML know it; None stays None."""
-    if isinstance(value, PolicyChoice):
+    if isinstance(value, PolicySpec):
         return {"name": value.name, **value.options} if value.options else value.name
     if isinstance(value, Enum):
         return value.value

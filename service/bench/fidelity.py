@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pageturner.loadtest.client import RequestRecord
 from pageturner.loadtest.statistics import summarize_run
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.bench.calibrate import Calibration, Load, calibrate, measure, to_workload
 from pageturner.service.client.server_process import running_server
 from pageturner.service.simulator.contenders import Setup
@@ -108,7 +109,7 @@ def measure_fidelity(arguments: Sequence[str], say: Callable[[str], None]) -> Fi
     results = []
     for choices in POLICY_SETS:
         name = ";".join(f"{axis}={policy}" for axis, policy in choices.items()) or "defaults"
-        setup = Setup(name, {axis: (policy, {}) for axis, policy in choices.items()})
+        setup = Setup(name, {axis: PolicySpec(policy) for axis, policy in choices.items()})
         flags = [*arguments, *(f"--{axis}-policy={policy}" for axis, policy in choices.items())]
         for load, records, slowdown in _measure_all(flags, machine):
             slower = replace(machine, step_time=machine.step_time.scaled(slowdown))

@@ -20,6 +20,7 @@ from typing import Self, TypeVar, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.client.values import (
     Accepted,
@@ -54,7 +55,6 @@ from pageturner.service.engine.api import (
     ChatMessage,
     ModelInfo,
     PoliciesInfo,
-    PolicySpec,
     Prompt,
     ServerInfo,
 )

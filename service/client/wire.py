@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.client.values import (
     Accepted,
     ChoiceFinished,
@@ -31,7 +32,6 @@ from pageturner.service.engine.api import (
     ChatMessage,
     ModelInfo,
     PolicyInfo,
-    PolicySpec,
     Prompt,
     ShadowInfo,
 )

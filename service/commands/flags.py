@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import get_args
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import KEYS, LoadedConfig, load_config
-from pageturner.service.schema import Key, PolicyChoice
+from pageturner.service.schema import Key
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
@@ -19,7 +20,7 @@ def flag_of(key: Key) -> str:
     """`--block-size` for cache.block_size: the bare name where one section has it, as in vLLM."""
     if str(key) in _RENAMED:
         return _RENAMED[str(key)]
-    if key.annotation is PolicyChoice:
+    if key.annotation is PolicySpec:
         return f"--{key.name}-policy"
     shared = Counter(other.name for other in KEYS.values())[key.name] > 1
     prefix = f"{key.section}-" if shared or key.section in _PREFIXED else ""

@@ -7,12 +7,14 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from pageturner.policies.errors import PolicyError, UnknownAxisError
 from pageturner.policies.interfaces import AXES
 from pageturner.policies.presets import PRESETS
+from pageturner.policies.spec import PolicySpec, parse_choice
 from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.commands import signals
 from pageturner.service.commands.output import note, write
-from pageturner.service.engine.api import PoliciesInfo, PolicyInfo, PolicySpec
+from pageturner.service.engine.api import PoliciesInfo, PolicyInfo
 from pageturner.service.errors import ConfigError
 
 
@@ -41,44 +43,21 @@ def show(arguments: argparse.Namespace) -> int:
 
 def change(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """words: AXIS=POLICY each."""
-    policies = dict(map(parse_choice, words))
-    shadows = {
-        axis: None if spec.name == "none" else spec for axis, spec in map(parse_choice, arguments.shadow)
-    }
+    policies = dict(map(_choice, words))
+    shadows = {axis: None if spec.name == "none" else spec for axis, spec in map(_choice, arguments.shadow)}
     if not (policies or shadows or arguments.preset):
         raise ConfigError("policies set", "say AXIS=POLICY, --shadow AXIS=POLICY or --preset NAME")
     signals.run(_change(arguments, policies, shadows))
     return 0
 
 
-def parse_choice(text: str) -> tuple[str, PolicySpec]:
-    """`reclaim=cost-model:swap_weight=2,other=true`; a class is `victim=my_module:MyPolicy:depth=3`.
-
-    Values are JSON, or else text. Raises ConfigError.
-    """
-    axis, equals, rest = text.partition("=")
-    if not equals or not rest:
-        raise ConfigError(text, "is not AXIS=POLICY, such as victim=least-computed")
-    if axis not in AXES:
-        raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}")
-    name, colon, last = rest.rpartition(":")
-    if not colon or "=" not in last:
-        return axis, PolicySpec(rest)
-    options: dict[str, object] = {}
-    for part in last.split(","):
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(text, f"{part!r} is not OPTION=VALUE")
-        options[option] = _value(value)
-    return axis, PolicySpec(name, options)
-
-
-def _value(text: str) -> object:
+def _choice(text: str) -> tuple[str, PolicySpec]:
     try:
-        value: object = json.loads(text)
-    except ValueError:
-        return text
-    return value
+        return parse_choice(text)
+    except UnknownAxisError as error:
+        raise ConfigError(error.axis, str(error)) from error
+    except PolicyError as error:
+        raise ConfigError("policies set", str(error)) from error
 
 
 async def _show(arguments: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
@@ -160,14 +161,6 @@ class PoliciesInfo:
 
     revision: int
     axes: tuple[PolicyInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySpec:
-    """A policy by its registered name or as "module:Class", with options other than its defaults."""
-
-    name: str
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 from pageturner.policies import presets, registry
 from pageturner.policies.errors import PolicyError, PolicyOptionError
 from pageturner.policies.interfaces import AXES
-from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicyInfo, PolicySpec, ShadowInfo
+from pageturner.policies.spec import PolicySpec
+from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicyInfo, ShadowInfo
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.policy_host.host import AxisReport, PolicyReport
 

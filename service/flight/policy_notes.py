@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.decisions import Decision, PolicyFault, PolicyReplaced
 from pageturner.service.flight.plain import Malformed, to_plain
-from pageturner.service.flight.records import PolicyChoice, PolicyChoices
+from pageturner.service.flight.records import PolicySpecs
 from pageturner.service.policy_host.host import PolicyHost
 
 
-def policy_choices(policies: PolicySet, axes: tuple[str, ...] = AXES) -> PolicyChoices:
+def policy_specs(policies: PolicySet, axes: tuple[str, ...] = AXES) -> PolicySpecs:
     """The names and options of these axes' policies; an option with no plain form as its repr."""
     chosen = {axis: getattr(policies, axis) for axis in axes}
     return {
-        axis: PolicyChoice(
+        axis: PolicySpec(
             registry.name_of(policy),
             {name: _plain_or_repr(value) for name, value in registry.options_of(policy).items()},
         )

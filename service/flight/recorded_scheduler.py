@@ -22,7 +22,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.checkpoint import take_checkpoint
 from pageturner.service.flight.live_chains import LiveChains
-from pageturner.service.flight.policy_notes import PolicyStanding, policy_choices
+from pageturner.service.flight.policy_notes import PolicyStanding, policy_specs
 from pageturner.service.flight.pseudonyms import Namer
 from pageturner.service.flight.recorded_error import error_name
 from pageturner.service.flight.recorded_request import RecordedRequest
@@ -47,7 +47,7 @@ def recorded_scheduler(
     scheduler: Scheduler, setting: Setting, *, name_key: bytes, num_steps: int
 ) -> RecordedScheduler:
     """A scheduler just made, recorded from its first call on."""
-    start = FlightStart(policy_choices(scheduler.policy_host.policies))
+    start = FlightStart(policy_specs(scheduler.policy_host.policies))
     return RecordedScheduler(scheduler, FlightRecorder(setting, start, num_steps), name_key)
 
 
@@ -129,7 +129,7 @@ class RecordedScheduler:
         self._unnoted_now = None
         before, in_force = PolicyStanding(self._policy_host), self._policy_host.policies
         come = tuple(axis for axis in AXES if getattr(policies, axis) is not getattr(in_force, axis))
-        entry = PoliciesSet(now, policy_choices(policies, come))
+        entry = PoliciesSet(now, policy_specs(policies, come))
         try:
             self._scheduler.set_policies(policies, now, shadows=shadows)
         except Exception as fault:
@@ -205,7 +205,7 @@ class RecordedScheduler:
         checkpoint = take_checkpoint(self._scheduler, self._chains.names_of, self._namer.name_of)
         if checkpoint is not None:
             self._note_clock()
-            self.recorder.begin(FlightStart(policy_choices(self._policy_host.policies), checkpoint))
+            self.recorder.begin(FlightStart(policy_specs(self._policy_host.policies), checkpoint))
 
     def _taken(self, before: PolicyStanding) -> tuple[Decision, ...]:
         """What the last schedule decided."""

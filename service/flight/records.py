@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
@@ -24,15 +25,7 @@ _LOW = 0xFFFFFFFF
 """Enough of a sequence's number to tell it from any other in the record."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """A policy as a configuration names it."""
-
-    name: str
-    options: Mapping[str, object]
-
-
-PolicyChoices: TypeAlias = Mapping[str, PolicyChoice]
+PolicySpecs: TypeAlias = Mapping[str, PolicySpec]
 """By axis."""
 
 
@@ -51,7 +44,7 @@ class Setting:
 class FlightStart:
     """Where a replay can begin. checkpoint: None for a scheduler just made."""
 
-    policies: PolicyChoices
+    policies: PolicySpecs
     checkpoint: Checkpoint | None = None
 
 
@@ -103,7 +96,7 @@ class PoliciesSet:
     """Policies were swapped while running. policies: those that came, the others stay."""
 
     now: float
-    policies: PolicyChoices
+    policies: PolicySpecs
     decisions: tuple[Decision, ...] = ()
     raised: str = ""
 

@@ -12,6 +12,7 @@ from typing import Any
 from pageturner.policies import registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TextDelta
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
@@ -31,8 +32,7 @@ from pageturner.service.flight.records import (
     FlightStart,
     Paused,
     PoliciesSet,
-    PolicyChoice,
-    PolicyChoices,
+    PolicySpecs,
     Scheduled,
     Updated,
 )
@@ -186,12 +186,12 @@ class _Player:
         return tuple(sampled)
 
 
-def _created(policies: PolicyChoices) -> PolicySet:
+def _created(policies: PolicySpecs) -> PolicySet:
     made: Any = {axis: _created_one(axis, choice) for axis, choice in policies.items()}
     return PolicySet(**made)
 
 
-def _created_one(axis: str, choice: PolicyChoice) -> Any:
+def _created_one(axis: str, choice: PolicySpec) -> Any:
     try:
         return registry.create(axis, choice.name, choice.options)
     except PolicyError as error:

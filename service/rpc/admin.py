@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import grpc
 
-from pageturner.service.engine.api import EngineClient, PolicySpec
+from pageturner.policies.spec import PolicySpec
+from pageturner.service.engine.api import EngineClient
 from pageturner.service.errors import Draining, InvalidArgument
 from pageturner.service.rpc import convert
 from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
@@ -32,7 +33,6 @@ from pageturner.service.engine.api import (
     PoliciesInfo,
     PolicyChange,
     PolicyInfo,
-    PolicySpec,
     Prompt,
     ServerInfo,
     ShadowInfo,

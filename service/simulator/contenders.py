@@ -12,8 +12,6 @@ preset=vllm-v1;victim=least-computed           a preset, and what differs from i
 from __future__ import annotations
 
 import dataclasses
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +20,7 @@ from pageturner.policies import registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES
 from pageturner.policies.presets import find_preset
+from pageturner.policies.spec import PolicySpec, parse_spec, parse_value, split_outside
 from pageturner.service.errors import ConfigError
 from pageturner.service.simulator.experiment import Contender
 from pageturner.service.simulator.machine import SimulatedMachine
@@ -31,16 +30,16 @@ _SECTIONS = ("cache", "scheduler", "step_time")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is written down of a contender. choices: axis -> (name, options). bounds: dotted key -> value."""
+    """What is written down of a contender. policies: by axis. bounds: dotted key -> value."""
 
     name: str
-    choices: Mapping[str, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
+    policies: Mapping[str, PolicySpec] = field(default_factory=dict)
     bounds: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, machine: SimulatedMachine) -> Contender:
         """Raises ConfigError for a policy or a bound that does not exist."""
         try:
-            policies = registry.create_set(self.choices)
+            policies = registry.create_set(self.policies)
         except PolicyError as error:
             raise ConfigError("--policies", str(error)) from error
         for key, value in self.bounds.items():
@@ -60,32 +59,30 @@ class Setup:
 
 def parse_policies(text: str) -> Setup:
     """Raises ConfigError."""
-    choices: dict[str, tuple[str, Mapping[str, object]]] = {}
+    specs: dict[str, PolicySpec] = {}
     bounds: dict[str, object] = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
+    for part in filter(None, (part.strip() for part in split_outside(text, ";"))):
         axis, _, value = part.partition("=")
-        axis, value = axis.strip(), value.strip()
-        if axis == "preset":
-            preset_choices, preset_bounds = _preset(value)
-            choices, bounds = {**preset_choices, **choices}, {**preset_bounds, **bounds}
-        elif axis in AXES:
-            choices[axis] = _choice(value)
+        if axis.strip() == "preset":
+            preset_specs, preset_bounds = _preset(value.strip())
+            specs, bounds = {**preset_specs, **specs}, {**preset_bounds, **bounds}
+        elif axis.strip() not in AXES:
+            raise ConfigError(
+                "--policies", f"no policy axis {axis.strip()!r}; there are preset, {', '.join(AXES)}"
+            )
         else:
-            raise ConfigError("--policies", f"no policy axis {axis!r}; there are preset, {', '.join(AXES)}")
-    return Setup(text.strip("; ") or "defaults", choices, bounds)
+            specs[axis.strip()] = _spec("--policies", value)
+    return Setup(text.strip("; ") or "defaults", specs, bounds)
 
 
-def _preset(name: str) -> tuple[dict[str, tuple[str, Mapping[str, object]]], dict[str, object]]:
+def _preset(name: str) -> tuple[dict[str, PolicySpec], dict[str, object]]:
     """A preset's policies by axis, and the bounds of the scheduler that belong to its rule."""
     try:
         preset = find_preset(name)
     except PolicyError as error:
         raise ConfigError("--policies", str(error)) from error
-    policies = {axis: getattr(preset.policies, axis) for axis in AXES}
-    choices: dict[str, tuple[str, Mapping[str, object]]] = {
-        axis: (registry.name_of(policy), registry.options_of(policy)) for axis, policy in policies.items()
-    }
-    return choices, {f"scheduler.{option}": value for option, value in preset.core_options.items()}
+    specs = {axis: registry.spec_of(getattr(preset.policies, axis)) for axis in AXES}
+    return specs, {f"scheduler.{option}": value for option, value in preset.core_options.items()}
 
 
 def sweep(setups: Sequence[Setup], text: str) -> tuple[Setup, ...]:
@@ -93,11 +90,8 @@ def sweep(setups: Sequence[Setup], text: str) -> tuple[Setup, ...]:
     key, found, values = text.partition("=")
     if not found:
         raise ConfigError("--sweep", f"{text!r} is not KEY=VALUE,VALUE")
-    # A comma inside braces belongs to an inline table.
     return tuple(
-        _with(setup, key.strip(), value.strip())
-        for setup in setups
-        for value in re.split(r",(?![^{]*\})", values)
+        _with(setup, key.strip(), value.strip()) for setup in setups for value in split_outside(values, ",")
     )
 
 
@@ -105,31 +99,18 @@ def _with(setup: Setup, key: str, value: str) -> Setup:
     name = f"{key}={value}" if setup.name == "defaults" else f"{setup.name};{key}={value}"
     section, _, option = key.partition(".")
     if key in AXES:
-        return Setup(name, {**setup.choices, key: _choice(value)}, setup.bounds)
+        return Setup(name, {**setup.policies, key: _spec("--sweep", value)}, setup.bounds)
     if section in AXES and option:
-        policy, options = setup.choices.get(section, (registry.DEFAULTS[section], {}))
-        changed = {**options, option: _toml(value)}
-        return Setup(name, {**setup.choices, section: (policy, changed)}, setup.bounds)
+        spec = setup.policies.get(section, PolicySpec(registry.DEFAULTS[section]))
+        spec = PolicySpec(spec.name, {**spec.options, option: parse_value(value)})
+        return Setup(name, {**setup.policies, section: spec}, setup.bounds)
     if section in _SECTIONS and option:
-        return Setup(name, setup.choices, {**setup.bounds, key: _toml(value)})
+        return Setup(name, setup.policies, {**setup.bounds, key: parse_value(value)})
     raise ConfigError("--sweep", f"{key!r} is no axis, no axis.option, and in none of {', '.join(_SECTIONS)}")
 
 
-def _choice(text: str) -> tuple[str, Mapping[str, object]]:
-    if not text.startswith("{"):
-        name, _, options = text.rpartition(":")
-        if "=" not in options:
-            return text, {}
-        pairs = (pair.partition("=") for pair in options.split(","))
-        return name, {option.strip(): _toml(value.strip()) for option, _, value in pairs}
-    table = _toml(text)
-    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        raise ConfigError("--policies", f"{text} has no name")
-    return table["name"], {option: value for option, value in table.items() if option != "name"}
-
-
-def _toml(text: str) -> Any:
+def _spec(flag: str, text: str) -> PolicySpec:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        return parse_spec(text)
+    except PolicyError as error:
+        raise ConfigError(flag, str(error)) from error

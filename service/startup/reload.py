@@ -9,8 +9,9 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies import registry
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import LoadedConfig, PoliciesConfig
-from pageturner.service.engine.api import EngineClient, PoliciesInfo, PolicyChange, PolicySpec
+from pageturner.service.engine.api import EngineClient, PoliciesInfo, PolicyChange
 from pageturner.service.errors import PageturnerError
 
 POLL_SECONDS = 2.0
@@ -79,17 +80,13 @@ def change_to(config: PoliciesConfig, in_force: PoliciesInfo, origin: str) -> Po
     policies: dict[str, PolicySpec] = {}
     watched: dict[str, PolicySpec | None] = {}
     for info in in_force.axes:
-        spec = _spec(getattr(wanted, info.axis))
+        spec = registry.spec_of(getattr(wanted, info.axis))
         if info.is_quarantined or spec != PolicySpec(info.name, info.options):
             policies[info.axis] = spec
-        shadow = None if info.axis not in shadows else _spec(shadows[info.axis])
+        shadow = None if info.axis not in shadows else registry.spec_of(shadows[info.axis])
         if shadow != (None if info.shadow is None else PolicySpec(info.shadow.name, info.shadow.options)):
             watched[info.axis] = shadow
     return PolicyChange(policies, watched, origin=origin)
-
-
-def _spec(policy: object) -> PolicySpec:
-    return PolicySpec(registry.name_of(policy), registry.options_of(policy))
 
 
 def _signature(path: Path | None) -> _Signature | None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.core_harness import NoText
 
 from pageturner.policies import registry
+from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import FinishedEvent, SampledSequence, SampledToken
@@ -32,10 +33,8 @@ LONGEST_PROMPT = 12
 class Server:
     """Keeps both tenants backlogged, and counts what each was served: the scheduler's clients, in short."""
 
-    def __init__(
-        self, queue: tuple[str, Mapping[str, object]], shapes: Mapping[str, Sequence[Shape]]
-    ) -> None:
-        policies = registry.create_set({"queue": queue, "admission": ("guaranteed-no-evict", {})})
+    def __init__(self, queue: PolicySpec | str, shapes: Mapping[str, Sequence[Shape]]) -> None:
+        policies = registry.create_set({"queue": queue, "admission": "guaranteed-no-evict"})
         options = SchedulerOptions(
             max_model_len=64,
             max_num_seqs=64,
@@ -83,7 +82,7 @@ class Server:
             assert not isinstance(event, FinishedEvent) or event.error is None
 
 
-def widest_gap(queue: tuple[str, Mapping[str, object]], shapes: Mapping[str, Sequence[Shape]]) -> float:
+def widest_gap(queue: PolicySpec | str, shapes: Mapping[str, Sequence[Shape]]) -> float:
     """The largest difference in service over any stretch of steps."""
     server = Server(queue, shapes)
     gaps = [0.0]
@@ -95,7 +94,7 @@ def widest_gap(queue: tuple[str, Mapping[str, object]], shapes: Mapping[str, Seq
     return max(gaps) - min(gaps)
 
 
-FAIR = ("virtual-token-counter", {"input_weight": INPUT, "output_weight": OUTPUT})
+FAIR = PolicySpec("virtual-token-counter", {"input_weight": INPUT, "output_weight": OUTPUT})
 BOUND = 2 * max(INPUT * LONGEST_PROMPT, OUTPUT * NUM_BLOCKS * BLOCK_SIZE)
 shape_lists = st.lists(st.tuples(st.integers(1, LONGEST_PROMPT), st.integers(1, 12)), min_size=1, max_size=4)
 
@@ -106,9 +105,9 @@ def test_the_service_gap_stays_within_the_published_bound(one: list[Shape], othe
     assert widest_gap(FAIR, {"a": one, "b": other}) <= BOUND
 
 
-@pytest.mark.parametrize(("queue", "is_fair"), [(FAIR, True), (("fcfs", {}), False)])
+@pytest.mark.parametrize(("queue", "is_fair"), [(FAIR, True), ("fcfs", False)])
 def test_a_tenant_of_small_requests_is_not_starved_by_one_of_large(
-    queue: tuple[str, Mapping[str, object]], is_fair: bool
+    queue: PolicySpec | str, is_fair: bool
 ) -> None:
     shapes = {"a": [(1, 1)], "b": [(12, 12)]}
     assert (widest_gap(queue, shapes) <= BOUND) is is_fair

@@ -148,14 +148,12 @@ def test_options_are_set_and_an_int_does_for_a_float() -> None:
 
 
 def test_a_set_takes_the_defaults_for_axes_left_out() -> None:
-    policies = registry.create_set(
-        {"victim": ("last-arrived", {}), "queue": ("longest-prefix-match", {"cap_tokens": 7})}
-    )
+    policies = registry.create_set({"victim": "last-arrived", "queue": "longest-prefix-match:cap_tokens=7"})
     assert policies.victim == LastArrived()
     assert policies.queue == LongestPrefixMatch(cap_tokens=7)
     assert policies.reclaim == registry.default_policies().reclaim
     with pytest.raises(UnknownAxisError, match="did you mean 'victim'"):
-        registry.create_set({"victims": ("last-arrived", {})})
+        registry.create_set({"victims": "last-arrived"})
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,7 @@ from pageturner.service.cli import COMMANDS, main
 from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.commands import generate, serve
 from pageturner.service.commands.flags import flag_of
-from pageturner.service.commands.policy_changes import parse_choice
 from pageturner.service.config import KEYS, load_config
-from pageturner.service.engine.api import PolicySpec
-from pageturner.service.errors import ConfigError
 
 
 def run(*words: str) -> int:
@@ -208,26 +205,6 @@ def test_a_full_disk_is_one_line(words: list[str]) -> None:
         finished = subprocess.run([*PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert finished.stderr == f"pageturner {words[0]}: standard output: No space left on device\n"
     assert finished.returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "axis", "spec"),
-    [
-        ("victim=least-computed", "victim", PolicySpec("least-computed")),
-        ("reclaim=cost-model:bias=2", "reclaim", PolicySpec("cost-model", {"bias": 2})),
-        ("queue=x:a=true,b=1.5,c=text", "queue", PolicySpec("x", {"a": True, "b": 1.5, "c": "text"})),
-        ("queue=my.module:MyPolicy", "queue", PolicySpec("my.module:MyPolicy")),
-        ("queue=my.module:MyPolicy:a=1", "queue", PolicySpec("my.module:MyPolicy", {"a": 1})),
-    ],
-)
-def test_a_policy_choice_is_read(text: str, axis: str, spec: PolicySpec) -> None:
-    assert parse_choice(text) == (axis, spec)
-
-
-@pytest.mark.parametrize("text", ["", "victim", "victim=", "victims=x", "queue=x:a=1,b"])
-def test_what_is_no_policy_choice_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        parse_choice(text)
 
 
 def test_setting_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

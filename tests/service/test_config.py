@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import (
     KEYS,
     SECTIONS,
@@ -21,7 +22,6 @@ from pageturner.service.config import (
     load_config,
 )
 from pageturner.service.errors import ConfigError
-from pageturner.service.schema import PolicyChoice
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,7 +94,7 @@ def test_other_variables_of_the_prefix_are_left_alone() -> None:
         ('[log]\nlevel = "loud"\n', "log.level", "none of"),
         ('[policies]\nqueue = "nosuch"\n', "policies.queue", "nosuch"),
         ('[policies]\nqueue = { name = "fcfs", nosuch = 1 }\n', "policies.queue", "nosuch"),
-        ("[policies]\nqueue = 3\n", "policies.queue", "neither a name nor a table"),
+        ("[policies]\nqueue = 3\n", "policies.queue", "has no name"),
         ("[policies]\nvictims = 'x'\n", "policies.victims", "did you mean policies.victim?"),
     ],
 )
@@ -140,7 +140,7 @@ def test_every_axis_has_a_default_and_takes_a_table(tmp_path: Path) -> None:
     assert isinstance(policies.create(), PolicySet)
     assert [spec.name for spec in dataclasses.fields(policies)] == [*AXES, "preset", "shadow"]
     chosen = load(environ={"PAGETURNER_POLICIES_QUEUE": '{ name = "fcfs" }'}).config.policies
-    assert chosen.queue == PolicyChoice("fcfs")
+    assert chosen.queue == PolicySpec("fcfs")
 
 
 def test_a_preset_goes_under_what_is_given(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_shadows_are_a_table_of_policies(tmp_path: Path) -> None:
     file.write_text(loaded.to_toml())
     assert load_config(file, {}).config == loaded.config
     given = load(environ={"PAGETURNER_POLICIES_SHADOW": '{ victim = "last-arrived" }'})
-    assert given.config.policies.shadow == {"victim": PolicyChoice("last-arrived")}
+    assert given.config.policies.shadow == {"victim": PolicySpec("last-arrived")}
     for text, key in (('{ victims = "x" }', "policies.shadow.victims"), ("x", "policies.shadow")):
         with pytest.raises(ConfigError) as caught:
             load(environ={"PAGETURNER_POLICIES_SHADOW": text})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pageturner.policies.views import LoadView, RequestView, VictimView
-from pageturner.service.flight.policy_notes import policy_choices
+from pageturner.service.flight.policy_notes import policy_specs
 from pageturner.service.flight.recorded_scheduler import RecordedScheduler
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.records import FlightRecord, FlightStart, Setting
@@ -43,7 +43,7 @@ def recorded(harness: CoreHarness, num_steps: int = 1 << 16) -> FlightRecorder:
         harness.depth,
     )
     assert (device.num_blocks, host.num_blocks) == (harness.cache.num_blocks, harness.cache.num_host_blocks)
-    recorder = FlightRecorder(setting, FlightStart(policy_choices(scheduler.policy_host.policies)), num_steps)
+    recorder = FlightRecorder(setting, FlightStart(policy_specs(scheduler.policy_host.policies)), num_steps)
     harness.scheduler = OpenRecordedScheduler(scheduler, recorder, NAME_KEY)  # type: ignore[assignment]  # a test double
     return recorder
 

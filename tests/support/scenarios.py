@@ -9,6 +9,7 @@ from typing import Any
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.options import SchedulerOptions
@@ -27,7 +28,7 @@ Chosen = str | tuple[str, Mapping[str, object]]
 def policies(**chosen: Chosen) -> PolicySet:
     """The defaults, but for the axes named: a policy's name, or its name and options."""
     pairs = {axis: chosen.get(axis, registry.DEFAULTS[axis]) for axis in AXES}
-    return registry.create_set({a: (p, {}) if isinstance(p, str) else p for a, p in pairs.items()})
+    return registry.create_set({a: p if isinstance(p, str) else PolicySpec(*p) for a, p in pairs.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def policy_sets(draw: st.DrawFn) -> PolicySet:
         return junk_policies(draw(st.integers(0, 100)))
     often = {"admission": ("first-chunk",) * 4, "reclaim": ("always-swap",) * 4}
     return registry.create_set(
-        {axis: (draw(st.sampled_from(often.get(axis, ()) + NAMES[axis])), {}) for axis in AXES}
+        {axis: draw(st.sampled_from(often.get(axis, ()) + NAMES[axis])) for axis in AXES}
     )
 
 

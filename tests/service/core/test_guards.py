@@ -32,7 +32,7 @@ class SwapWhateverTheRoom:
 
 
 def policies(**chosen: str) -> PolicySet:
-    return registry.create_set({axis: (chosen.get(axis, registry.DEFAULTS[axis]), {}) for axis in AXES})
+    return registry.create_set({axis: chosen.get(axis, registry.DEFAULTS[axis]) for axis in AXES})
 
 
 def harness(num_blocks: int = 8, block_size: int = 4, **arguments: object) -> CoreHarness:

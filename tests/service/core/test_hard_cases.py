@@ -19,7 +19,7 @@ OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tok
 
 
 def policies(**chosen: str) -> PolicySet:
-    return registry.create_set({axis: (chosen.get(axis, registry.DEFAULTS[axis]), {}) for axis in AXES})
+    return registry.create_set({axis: chosen.get(axis, registry.DEFAULTS[axis]) for axis in AXES})
 
 
 @dataclass(frozen=True)

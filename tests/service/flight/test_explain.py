@@ -18,7 +18,7 @@ from pageturner.service.flight.explain import NotInRecord, explain
 def harness(names: Mapping[str, str], *, num_blocks: int, watermark: float = 0.0) -> CoreHarness:
     """Blocks of two tokens, eight tokens and three sequences a step, a recorder."""
     made = CoreHarness(
-        registry.create_set({axis: (name, {}) for axis, name in names.items()}),
+        registry.create_set(dict(names)),
         num_blocks=num_blocks,
         block_size=2,
         num_host_blocks=8,

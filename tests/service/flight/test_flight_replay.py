@@ -42,7 +42,7 @@ def policy_sets(draw: st.DrawFn) -> PolicySet:
     """Built-ins only: junk has a random source of its own, which no record can hold."""
     often = {"admission": ("first-chunk",) * 4, "reclaim": ("always-swap",) * 4}
     return registry.create_set(
-        {axis: (draw(st.sampled_from(often.get(axis, ()) + registry.names(axis))), {}) for axis in AXES}
+        {axis: draw(st.sampled_from(often.get(axis, ()) + registry.names(axis))) for axis in AXES}
     )
 
 
@@ -141,7 +141,7 @@ def disturb(harness: CoreHarness, choice: random.Random, request_id: str) -> Non
 def pressed(num_steps: int = AMPLE, num_requests: int = 6) -> FlightRecord:
     """A run in which everything is scarce: swaps, refusals, hits, stops, an abort, a failed step, a swap
     of policies."""
-    policies = registry.create_set({"admission": ("first-chunk", {}), "reclaim": ("always-swap", {})})
+    policies = registry.create_set({"admission": "first-chunk", "reclaim": "always-swap"})
     harness = CoreHarness(policies, num_blocks=6, block_size=2, num_host_blocks=8)
     recorded(harness, num_steps)
     for number in range(num_requests):
@@ -215,9 +215,7 @@ def test_a_full_ring_still_begins_at_a_checkpoint() -> None:
 
 @pytest.mark.parametrize("num_steps", [AMPLE, 3])
 def test_faults_and_a_quarantine_come_out_again(num_steps: int) -> None:
-    policies = registry.create_set(
-        {"admission": ("first-chunk", {}), "victim": ("support.flight:ThrowingVictim", {})}
-    )
+    policies = registry.create_set({"admission": "first-chunk", "victim": "support.flight:ThrowingVictim"})
     options = SchedulerOptions(
         max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8, max_policy_faults=2, watermark=0.0
     )

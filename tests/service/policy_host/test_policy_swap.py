@@ -129,7 +129,7 @@ def random_policies(rng: random.Random) -> PolicySet:
     """Any built-in of each axis, or nonsense."""
     if rng.random() < 0.1:
         return junk_policies(rng.randrange(1000))
-    return registry.create_set({axis: (rng.choice(NAMES[axis]), {}) for axis in AXES})
+    return registry.create_set({axis: rng.choice(NAMES[axis]) for axis in AXES})
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -220,7 +220,7 @@ def check_running_requests_are_ordered_anew() -> None:
 
 def check_a_key_that_was_fixed_is_asked_for_again() -> None:
     """fcfs asks once; a policy whose keys move must see a preempted request anew."""
-    live = harness(registry.create_set({"queue": ("fcfs", {})}))
+    live = harness(registry.create_set({"queue": "fcfs"}))
     for _ in range(2):
         live.submit((0, 1), max_tokens=9)
     swap(live, queue=Remembers())
@@ -234,7 +234,7 @@ def check_a_key_that_was_fixed_is_asked_for_again() -> None:
 
 def check_cached_blocks_are_scored_anew() -> None:
     for sign in (1, -1):
-        live = harness(registry.create_set({"eviction": ("lru", {})}), num_blocks=8)
+        live = harness(registry.create_set({"eviction": "lru"}), num_blocks=8)
         live.submit((0, 1, 2, 0, 1, 2, 0, 0), max_tokens=1)
         live.run_to_end()
         device = live.scheduler.manager.device
@@ -341,7 +341,7 @@ def test_events_keep_their_order_whatever_happens(reclaim: str, depth: int) -> N
     """Under pressure, with aborts, deadlines and failed steps: each request is told of as the events'
     definition says, time never falls, and no token is counted twice or left out."""
     rng = random.Random(f"{reclaim} {depth}")
-    policies = registry.create_set({"reclaim": (reclaim, {}), "admission": ("first-chunk", {})})
+    policies = registry.create_set({"reclaim": reclaim, "admission": "first-chunk"})
     live = harness(
         replace(policies, queue=Remembers()), depth=depth, num_blocks=12, enable_prefix_caching=False
     )
@@ -516,7 +516,7 @@ def test_quarantine_renews_the_order() -> None:
 
 def test_what_only_the_moment_made_impossible_is_no_reason_for_quarantine() -> None:
     live = harness(
-        replace(registry.create_set({"admission": ("first-chunk", {})}), reclaim=AlwaysSwaps()),
+        replace(registry.create_set({"admission": "first-chunk"}), reclaim=AlwaysSwaps()),
         num_blocks=8,
         num_host_blocks=0,
         options=replace(OPTIONS, max_policy_faults=2),
@@ -539,7 +539,7 @@ def shadow_report(live: CoreHarness, axis: str) -> Any:
 def test_a_shadow_is_asked_compared_and_not_obeyed() -> None:
     def run(shadows: dict[str, object]) -> tuple[CoreHarness, list[object]]:
         live = harness(
-            registry.create_set({"reclaim": ("always-recompute", {}), "admission": ("first-chunk", {})}),
+            registry.create_set({"reclaim": "always-recompute", "admission": "first-chunk"}),
             num_blocks=10,
         )
         swap(live, shadows)

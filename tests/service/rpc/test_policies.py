@@ -15,8 +15,9 @@ from support.serving import serving
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, KeyChange
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import Completion, Delta, Finished
-from pageturner.service.engine.api import PolicyChange, PolicySpec
+from pageturner.service.engine.api import PolicyChange
 from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
 

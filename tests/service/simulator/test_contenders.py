@@ -68,7 +68,7 @@ def test_a_sweep_takes_tables() -> None:
         ("victims=last-arrived", "no policy axis 'victims'"),
         ("victim=last", "last-arrived"),
         ('queue={name="priority",speed=1}', "speed"),
-        ("queue={aging_seconds=1}", "no name"),
+        ("queue={aging_seconds=1}", "has no name"),
         ("preset=vllm", "vllm-v1"),
     ],
 )

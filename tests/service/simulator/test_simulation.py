@@ -90,7 +90,7 @@ def test_tokens_computed_again_are_counted() -> None:
         cache=CacheOptions(num_blocks=8, block_size=4, enable_prefix_caching=False),
         scheduler=replace(A_SECOND_A_STEP.scheduler, watermark=0.0),
     )
-    policies = registry.create_set({"reclaim": ("always-recompute", {})})
+    policies = registry.create_set({"reclaim": "always-recompute"})
     workload = SimulatedWorkload("test", (request(0.0, 8, 16), request(0.0, 8, 16, key=3)))
     result = simulate(workload, tiny, policies)
     assert result.stats.num_recompute_preemptions_total > 0

@@ -10,8 +10,9 @@ import pytest
 from support.policy_house import PolicyHouse, policy_house
 from support.scripted import recording_logger
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import load_config
-from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicySpec
+from pageturner.service.engine.api import PoliciesInfo, PolicyChange
 from pageturner.service.startup.reload import POLL_SECONDS, ConfigReloader
 
 
