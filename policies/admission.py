@@ -1,6 +1,6 @@
 """May the request whose turn it is start now?
 
-Each policy answers from blocks alone. Slots, the champion and the bound on skips are the core's.
+Each policy answers from blocks alone. Slots, the guarded request and the bound on skips are the core's.
 """
 
 from __future__ import annotations

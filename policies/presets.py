@@ -1,8 +1,8 @@
 """Look-alikes: the scheduling of other engines as policy sets, so that like is compared with like.
 
 Each preset's docstring states the rule that it follows, and where the core's guards depart from it. The
-guards hold under every preset: the champion is never a victim, victims are no more than needed, a waiting
-request may claim blocks from strictly lower priorities.
+guards hold under every preset: the guarded request is never a victim, victims are no more than needed, a
+waiting request may claim blocks from strictly lower priorities.
 """
 
 from __future__ import annotations

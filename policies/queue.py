@@ -59,7 +59,7 @@ class PriorityWithAging:
 class ShortestJobFirst:
     """The least work left first: output tokens still allowed, and prompt tokens at `prefill_weight` each.
 
-    Without ageing: what bounds starvation is the core's champion. Source: shortest remaining
+    Without ageing: what bounds starvation is the core's starvation guard. Source: shortest remaining
     processing time (Schrage, 1968); for language models Fu et al., "Efficient LLM Scheduling by Learning
     to Rank" (NeurIPS 2024).
     """

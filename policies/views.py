@@ -177,7 +177,7 @@ class BlockView:
 class BatchView:
     """The step about to be filled.
 
-    token_budget: max_num_batched_tokens less what the champion took. num_decode_tokens: running
+    token_budget: max_num_batched_tokens less what the guarded request took. num_decode_tokens: running
     sequences that lack exactly one token. prefill_tokens: what each other running request lacks,
     oldest first. num_waiting: requests behind them.
     """

@@ -40,7 +40,7 @@ def measure_block_operations() -> tuple[OperationCost, ...]:
     )
     num_tokens = NUM_BLOCKS * BLOCK_SIZE
     new = NewRequest("bench", tuple(range(num_tokens)), SamplingParams(n=1), seed=0, arrival_time=0.0)
-    request = Request(new, 0, 1, manager.root_digest(adapter="", salt=""))
+    request = Request(new, 0, 1, manager.root_hash(adapter="", salt=""))
     lead, child = request.sequences = [Sequence(index, request, index) for index in range(2)]
     costs: dict[str, list[float]] = {}
 
@@ -50,19 +50,19 @@ def measure_block_operations() -> tuple[OperationCost, ...]:
         costs.setdefault(name, []).append((time.perf_counter_ns() - started) / NUM_BLOCKS)
 
     for _ in range(NUM_ROUNDS):
-        lead.digests.clear()
-        lead.num_published_blocks = lead.num_kv_tokens = lead.num_accepted_tokens = 0
+        lead.block_hashes.clear()
+        lead.num_cached_blocks = lead.num_kv_tokens = lead.num_accepted_tokens = 0
         timed("allocate", lambda: manager.grow(lead, num_tokens))
         timed("fork", lambda: manager.fork(lead, child, num_tokens))
         manager.free(child, NOW)
-        timed("hash", lambda: manager.digest(lead, NUM_BLOCKS - 1))
+        timed("hash", lambda: manager.block_hash(lead, NUM_BLOCKS - 1))
         lead.num_kv_tokens = lead.num_accepted_tokens = num_tokens
-        timed("publish", lambda: manager.publish(lead))
+        timed("publish", lambda: manager.cache_full_blocks(lead))
         timed("free cached", lambda: manager.free(lead, NOW))
         lead.reset(0, BLOCK_SIZE)
         timed("hit", lambda: manager.hits(lead))
         for block_id in range(NUM_BLOCKS):
-            manager.device.unpublish(block_id)
+            manager.device.uncache_block(block_id)
     return tuple(OperationCost(name, statistics.median(each)) for name, each in costs.items())
 
 

@@ -25,9 +25,9 @@ class SchedulerOptions:
     max_n: parallel samples of one request.
     watermark: share of the pool that admissions leave available (rounded up in blocks).
     max_bypasses: how many admissions may overtake one waiting request before admissions hold for it.
-    max_preemptions: after this many a request is no victim except for the champion.
+    max_preemptions: after this many a request is no victim except for the guarded request.
     max_skips: how many waiting requests one step may look past.
-    starvation_seconds: a request that waited longer is the next champion.
+    starvation_seconds: a request that waited longer is the next guarded request.
     resort_interval_seconds: how often a queue key that changes with time is computed anew.
     max_step_failures: a request named in more failed steps than this fails.
     max_policy_faults: after so many bad answers a policy is quarantined: the axis's default decides.

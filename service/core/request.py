@@ -64,23 +64,23 @@ class Sequence:
     num_ever_computed: leading positions whose KV was made at some time and given up since.
     num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
         num_computed_tokens by one where the last token is computed again for its logits only.
-    num_accepted_tokens: leading positions whose KV an ended step has made; these may be published.
+    num_accepted_tokens: leading positions whose KV an ended step has made; these may be cached.
     last_step: the last step that computes it, or copies its blocks.
     epoch: raised whenever work in flight becomes void; results of an older epoch are dropped.
     """
 
     __slots__ = (
-        "digests",
+        "block_hashes",
         "epoch",
         "index",
         "is_finished",
         "last_step",
         "num_accepted_tokens",
+        "num_cached_blocks",
         "num_computed_tokens",
         "num_ever_computed",
         "num_in_flight",
         "num_kv_tokens",
-        "num_published_blocks",
         "request",
         "seq_id",
         "tokens",
@@ -91,7 +91,7 @@ class Sequence:
         self.request = request
         self.index = index
         self.tokens = list(request.new.prompt_token_ids)
-        self.digests: list[bytes] = []
+        self.block_hashes: list[bytes] = []
         self.epoch = 0
         self.is_finished = False
         self.last_step = 0
@@ -100,7 +100,7 @@ class Sequence:
         self.num_ever_computed = 0
         self.num_kv_tokens = 0
         self.num_accepted_tokens = 0
-        self.num_published_blocks = 0
+        self.num_cached_blocks = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -132,7 +132,7 @@ class Sequence:
         self.num_in_flight = 0
         self.num_ever_computed = max(self.num_ever_computed, self.num_accepted_tokens)
         self.set_kv(num_kv_tokens)
-        self.num_published_blocks = min(self.num_published_blocks, num_kv_tokens // block_size)
+        self.num_cached_blocks = min(self.num_cached_blocks, num_kv_tokens // block_size)
 
     def set_kv(self, num_kv_tokens: int) -> None:
         """KV up to here is there. At least the last token of interest is left to compute: it yields
@@ -174,17 +174,17 @@ class Request:
         "queue_entry",
         "queue_seconds",
         "queued_since",
-        "root_digest",
+        "root_hash",
         "sequences",
         "status",
         "stop_ids",
     )
 
-    def __init__(self, new: NewRequest, order: int, max_tokens: int, root_digest: bytes) -> None:
+    def __init__(self, new: NewRequest, order: int, max_tokens: int, root_hash: bytes) -> None:
         self.new = new
         self.order = order
         self.max_tokens = max_tokens
-        self.root_digest = root_digest
+        self.root_hash = root_hash
         self.num_prompt_tokens = len(new.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + max_tokens
         self.needs_history = new.params.needs_history

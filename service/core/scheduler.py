@@ -1,7 +1,7 @@
 """The scheduler: accepts requests, plans steps, takes their results, and ends every request exactly once.
 
     schedule   decide one step on a scratch ledger (planner), then carry it out (committer)
-    update     take a step's tokens: publish its blocks, stop what is done, emit events
+    update     take a step's tokens: cache its blocks, stop what is done, emit events
     fail_step  take a step's failure: nothing of it counts, the culprit is searched by halves
 
 There is no prefill phase and no decode phase: every sequence has `num_computed_tokens` and catches up
@@ -33,13 +33,13 @@ from pageturner.service.core.request import NewRequest, Request, RequestStatus, 
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.deadlines import Deadlines
-from pageturner.service.core.scheduling.finish import Endings
+from pageturner.service.core.scheduling.finish import Finisher
 from pageturner.service.core.scheduling.intake import checked_max_tokens
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
-from pageturner.service.core.scheduling.process_outputs import Results
+from pageturner.service.core.scheduling.process_outputs import OutputProcessor
 from pageturner.service.core.scheduling.queue_order import QueueOrder
-from pageturner.service.core.scheduling.starvation_guard import champion_note, choose_champion
+from pageturner.service.core.scheduling.starvation_guard import choose_guarded, guard_note
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.stats import scheduler_stats
 from pageturner.service.core.scheduling.suspects import Suspects
@@ -52,7 +52,7 @@ class Scheduler:
     """One engine's scheduler; not thread-safe, one thread owns it.
 
     depth: how many steps may be scheduled before the first of them is updated, less one (0 or 1).
-    hash_key: secret of the prefix cache's digests. hasher: in place of one under that key.
+    hash_key: secret of the prefix cache's hashes. hasher: in place of one under that key.
     shadows: by axis, policies to ask and not to obey.
     """
 
@@ -94,11 +94,11 @@ class Scheduler:
         )
         self._planner = Planner(self.state)
         self._committer = Committer(self.state)
-        self._endings = Endings(self.state, self._committer, stop_condition)
-        self._results = Results(self.state, self._endings, stop_condition)
+        self._finisher = Finisher(self.state, self._committer, stop_condition)
+        self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)
         self._suspects = Suspects()
         self._deadlines = Deadlines(self.state)
-        self._champion: Request | None = None
+        self._guarded: Request | None = None
         self._unfinished_steps: deque[int] = deque()
         self._next_order = 0
         self._next_seq_id = 0
@@ -123,7 +123,7 @@ class Scheduler:
         num_queued = waiting.num_prompt_tokens + len(new.prompt_token_ids)
         if len(waiting) and num_queued > self._options.max_queued_tokens:
             raise QueueFull(f"{num_queued} prompt tokens would be waiting", retry_after_seconds=1.0)
-        root = self.manager.root_digest(adapter=new.adapter, salt=new.cache_salt)
+        root = self.manager.root_hash(adapter=new.adapter, salt=new.cache_salt)
         request = Request(new, self._next_order, max_tokens, root)
         request.num_blocks_peak = views.num_peak_blocks(
             request.num_prompt_tokens, max_tokens, new.params.n, self.manager.block_size
@@ -145,12 +145,12 @@ class Scheduler:
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
         """End a request with `error`; unknown ids are no error, they may have ended a moment ago."""
         request = self.state.requests.get(request_id)
-        return () if request is None else (self._endings.abort(request, error),)
+        return () if request is None else (self._finisher.abort(request, error),)
 
     def expire(self, now: float) -> tuple[Event, ...]:
         """End every request whose deadline has passed, and shed those that can no longer make it."""
         self.state.now = now
-        return tuple(self._endings.abort(request, error) for request, error in self._deadlines.missed(now))
+        return tuple(self._finisher.abort(request, error) for request, error in self._deadlines.missed(now))
 
     def pause_request(self, request_id: str) -> None:
         """Stop computing for a client that does not read; its blocks are the first to be taken."""
@@ -177,12 +177,12 @@ class Scheduler:
         self._keep_suspects()
         self._renew_orders()
         self._queue_order.refresh(self.state.waiting, now)
-        champion = choose_champion(self.state, self._champion)
-        is_new, self._champion = champion is not self._champion, champion
-        plan = self._planner.plan(champion)
+        guarded = choose_guarded(self.state, self._guarded)
+        is_new, self._guarded = guarded is not self._guarded, guarded
+        plan = self._planner.plan(guarded)
         if self.state.decisions is not None:
-            if is_new and champion is not None:
-                self.state.decisions.append(champion_note(self.state, champion))
+            if is_new and guarded is not None:
+                self.state.decisions.append(guard_note(self.state, guarded))
             self.state.decisions += plan.notes
         output = self._committer.commit(plan, self._next_step_id)
         if output:
@@ -201,7 +201,7 @@ class Scheduler:
             if sequence is not None and sequence.epoch == result.epoch and result.error is None:
                 self._suspects.cleared(sequence.request.order)
         tally = StepTally(self.state, output) if self.policy_host.listens else None
-        events = self._results.take(output, sampled)
+        events = self._outputs.take(output, sampled)
         if tally is not None:
             self.policy_host.fold(tally.served(events))
         return tuple(events)
@@ -226,14 +226,14 @@ class Scheduler:
         state.producing = {}
         device = self.manager.device
         state.pending_clears += [
-            b for b in output.block_copies.clears if not device.ref_count(b) and not device.is_published(b)
+            b for b in output.block_copies.clears if not device.ref_count(b) and not device.is_cached(b)
         ]
         computed = [request for request in members if request.request_id in scheduled]
         for request in computed:
             request.num_step_failures += 1
         culprit = self._suspects.failed(request.order for request in computed) if computed else None
         return tuple(
-            self._endings.abort(request, StepFailed(f"the model failed on this request: {error}"))
+            self._finisher.abort(request, StepFailed(f"the model failed on this request: {error}"))
             for request in computed
             if request.order == culprit or request.num_step_failures > self._options.max_step_failures
         )
@@ -270,10 +270,10 @@ class Scheduler:
         return self.policy_host.last_fault
 
     @property
-    def champion_id(self) -> str | None:
+    def guarded_id(self) -> str | None:
         """The request that no policy can hold back at present."""
-        champion = self._champion
-        return None if champion is None or champion.status is RequestStatus.FINISHED else champion.request_id
+        guarded = self._guarded
+        return None if guarded is None or guarded.status is RequestStatus.FINISHED else guarded.request_id
 
     # --- policies --------------------------------------------------------------------------
 

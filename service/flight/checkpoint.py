@@ -29,14 +29,18 @@ Names: TypeAlias = Callable[[Sequence], tuple[int, ...]]
 """The names of all full blocks of an unfinished sequence."""
 
 _SEQUENCE_FIELDS = tuple(
-    name for name in Sequence.__slots__ if name not in ("digests", "index", "request", "seq_id", "tokens")
+    name
+    for name in Sequence.__slots__
+    if name not in ("block_hashes", "index", "request", "seq_id", "tokens")
 )
+_RECORDED_NAMES = {"num_cached_blocks": "num_published_blocks"}
+"""Fields that a record calls by their former name."""
 _DERIVED = (
     "max_total_tokens",
     "needs_history",
     "new",
     "num_prompt_tokens",
-    "root_digest",
+    "root_hash",
     "sequences",
     "stop_ids",
 )
@@ -138,7 +142,7 @@ def take_checkpoint(
         policies = take_policy_host(scheduler.policy_host)
     except Malformed:
         return None
-    champion = scheduler._champion
+    champion = scheduler._guarded
     is_live = champion is not None and champion.status is not RequestStatus.FINISHED
     return Checkpoint(
         now=state.now,
@@ -181,7 +185,7 @@ def _request_state(scheduler: Scheduler, request: Request, names_of: Names) -> R
                 names,
                 scheduler.manager.table(sequence),
                 scheduler.manager.host_table(sequence),
-                {name: getattr(sequence, name) for name in _SEQUENCE_FIELDS},
+                {_RECORDED_NAMES.get(name, name): getattr(sequence, name) for name in _SEQUENCE_FIELDS},
             )
         )
     return RequestState(
@@ -202,7 +206,7 @@ def _pool_state(pool: BlockPool, name_of: Callable[[bytes], int]) -> PoolState:
             BlockState(
                 block.block_id,
                 block.ref_count,
-                0 if block.digest is None else name_of(block.digest),
+                0 if block.block_hash is None else name_of(block.block_hash),
                 block.depth,
                 block.num_hits,
                 block.fence,
@@ -237,7 +241,7 @@ def restore_checkpoint(scheduler: Scheduler, checkpoint: Checkpoint) -> None:
         _enter_queue(state.waiting, by_order[order])
     state.producing = {digest_of(name): by_order[order] for name, order in checkpoint.producing}
     scheduler._suspects._groups.extend(set(group) for group in checkpoint.suspect_groups)
-    scheduler._champion = None if checkpoint.champion is None else by_order[checkpoint.champion]
+    scheduler._guarded = None if checkpoint.champion is None else by_order[checkpoint.champion]
     state.pending_clears = list(checkpoint.pending_clears)
     state.last_ended_step = checkpoint.last_ended_step
     scheduler._next_order = checkpoint.next_order
@@ -255,7 +259,7 @@ def _restored_request(scheduler: Scheduler, recorded: RequestState) -> Request:
     order, max_tokens = recorded.fields["order"], recorded.fields["max_tokens"]
     assert isinstance(order, int)
     assert isinstance(max_tokens, int)
-    request = Request(new, order, max_tokens, manager.root_digest(adapter="", salt=""))
+    request = Request(new, order, max_tokens, manager.root_hash(adapter="", salt=""))
     for name, value in recorded.fields.items():
         setattr(request, name, value)
     request.status = recorded.status
@@ -266,8 +270,8 @@ def _restored_request(scheduler: Scheduler, recorded: RequestState) -> Request:
     for part in recorded.sequences:
         sequence = Sequence(part.seq_id, request, part.index)
         sequence.tokens = list(stand_ins(part.num_tokens, part.block_names, manager.block_size))
-        for name, value in part.fields.items():
-            setattr(sequence, name, value)
+        for name, field in ((_RECORDED_NAMES.get(name, name), name) for name in _SEQUENCE_FIELDS):
+            setattr(sequence, field, part.fields[name])
         request.sequences.append(sequence)
         if sequence.is_finished:
             continue
@@ -297,8 +301,8 @@ def _restore_pool(pool: BlockPool, recorded: PoolState) -> None:
             if field.name != "name":
                 setattr(block, field.name, getattr(part, field.name))
         if part.name:
-            block.digest = digest_of(part.name)
-            pool._block_of_digest[block.digest] = block.block_id
+            block.block_hash = digest_of(part.name)
+            pool._block_of_hash[block.block_hash] = block.block_id
         if block.is_pending:
             pool._pending.add(block.block_id)
     for score, order, block_id in recorded.evictable:

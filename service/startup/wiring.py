@@ -132,7 +132,7 @@ def build_scheduler(
         policies,
         TextOutput(model.tokenizer),
         model.rates,
-        # A secret of this process: no client can craft a prompt whose digest equals another prompt's.
+        # A secret of this process: no client can craft a prompt whose hash equals another prompt's.
         hash_key=secrets.token_bytes(16),
         shadows=shadows,
     )

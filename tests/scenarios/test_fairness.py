@@ -26,7 +26,7 @@ def test_sglang_31954_cold_prompts_age_past_warm_ones(max_num_seqs: int) -> None
     """A flood of prompts with a cached prefix of 16 tokens, and one cold prompt among them.
 
     The policy's own bound: nobody is overtaken by what arrives cap / aging seconds later. Leans on the aging
-    of longest-prefix-match (the champion is switched off by a bound far away).
+    of longest-prefix-match (the guarded request is switched off by a bound far away).
     """
     h = scenario(
         32, 4, queue=("longest-prefix-match", {"cap_tokens": 16, "aging_tokens_per_second": 2.0}),
@@ -55,7 +55,7 @@ def test_sglang_31954_cold_prompts_age_past_warm_ones(max_num_seqs: int) -> None
 def test_sglang_31954_no_order_starves_anyone(queue: str) -> None:
     """Whatever the order prefers, an endless flood of it does not hold the one it does not prefer.
 
-    Leans on the champion: who waited past starvation_seconds.
+    Leans on the guarded request: who waited past starvation_seconds.
     """
     h = scenario(32, 4, queue=queue, options={"max_num_seqs": 2, "starvation_seconds": 20.0})
     h.submit(WARM, max_tokens=1)
@@ -146,7 +146,7 @@ async def test_vllm_7123_5605_the_tenant_comes_with_the_request_on_the_wire() ->
 def test_sglang_34623_a_huge_prompt_does_not_hold_up_the_others(batch: tuple[str, dict[str, object]]) -> None:
     """One prompt of 400 tokens at 8 a step, small ones behind it: they answer while it is in mid-prefill.
 
-    Leans on chunk_tokens capping every prefill, the champion's too.
+    Leans on chunk_tokens capping every prefill, the guarded request's too.
     """
     h = scenario(
         128, 4, batch=batch,

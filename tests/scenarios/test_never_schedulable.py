@@ -115,7 +115,7 @@ def test_vllm_39866_what_is_shared_is_not_charged_twice() -> None:
 def test_sglang_19881_14948_the_last_one_running_never_runs_out(reclaim: str, depth: int, n: int) -> None:
     """Requests that each need the whole pool at their peak: whoever is left alone fits, so nobody fails.
 
-    Leans on the refusal at submit and on victims yielding to the champion.
+    Leans on the refusal at submit and on victims yielding to the guarded request.
     """
     h = scenario(
         6, 4, num_host_blocks=6, depth=depth, admission="first-chunk", reclaim=reclaim,
@@ -213,7 +213,7 @@ def test_vllm_53130_parked_requests_take_no_slots(reclaim: str) -> None:
 def test_vllm_53130_slots_held_by_the_paused_are_had_by_who_waits() -> None:
     """Every slot is held by a request whose reader sleeps: the next one runs all the same.
 
-    Leans on the champion, which a paused request cannot be, and on its claim to slots.
+    Leans on the guarded request, which a paused request cannot be, and on its claim to slots.
     """
     h = scenario(16, 4, options={"max_num_seqs": 2})
     sleepers = fill_slots(h, 2)

@@ -68,7 +68,7 @@ def test_vllm_49097_nobody_is_skipped_in_a_step_that_has_victims(
 def test_vllm_41951_56843_who_was_preempted_is_not_the_victim_again_and_again(
     reclaim: str, limit: int, reverse: bool
 ) -> None:
-    """After `limit` preemptions a request yields to the champion alone, whichever order they came in.
+    """After `limit` preemptions a request yields to the guarded request alone, whichever order they came in.
 
     Leans on max_preemptions.
     """
@@ -85,11 +85,13 @@ def test_vllm_41951_56843_who_was_preempted_is_not_the_victim_again_and_again(
         # Who waits and gives up what it still holds is not preempted again by that.
         for request_id in set(decision.preempted) & set(decision.running):
             if counts[request_id] >= limit:
-                champion = decision.champion
-                assert champion is not None
-                assert request_id != champion
-                lacked = decision.lacking.get(champion, 1)
-                assert lacked or champion in decision.started, f"{request_id} yields, but not to the champion"
+                guarded = decision.guarded
+                assert guarded is not None
+                assert request_id != guarded
+                lacked = decision.lacking.get(guarded, 1)
+                assert lacked or guarded in decision.started, (
+                    f"{request_id} yields, but not to the guarded request"
+                )
             counts[request_id] += 1
 
     run_watched(h, check)
@@ -205,7 +207,7 @@ def test_nobody_yields_for_a_candidate_that_cannot_be_served(reclaim: str, depth
     Leans on the plan standing before any of it is carried out.
     """
     h = scenario(8, 4, num_host_blocks=8, depth=depth, reclaim=reclaim, caching=False)
-    h.submit((0,) * 12, max_tokens=5, priority=5, seed=1)  # the champion: 4 blocks
+    h.submit((0,) * 12, max_tokens=5, priority=5, seed=1)  # the guarded request: 4 blocks
     low = h.submit((1,) * 8, max_tokens=9, seed=2)  # 4 blocks at the end
     for _ in range(3):
         h.step()

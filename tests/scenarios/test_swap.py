@@ -145,7 +145,7 @@ def test_vllm_45704_47282_stores_read_after_and_loads_write_before_compute(
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_vllm_47282_a_load_into_blocks_that_a_store_of_the_same_step_leaves(depth: int) -> None:
-    """The champion's growth swaps an urgent one out, which then takes the blocks of the least urgent.
+    """The guarded request's growth swaps an urgent one out, which then takes the blocks of the least urgent.
 
     Leans on KvCache.apply storing before it loads.
     """

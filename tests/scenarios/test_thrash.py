@@ -56,7 +56,7 @@ def test_vllm_37307_25538_no_start_without_room_for_the_whole_known_sequence(
         h.step()
         decision = h.decisions[-1]
         num_starts += len(decision.started)
-        if any(request_id != decision.champion for request_id in decision.started):
+        if any(request_id != decision.guarded for request_id in decision.started):
             assert sum(decision.known.values()) <= 12, f"{decision.started} started"
     h.finish_all()
     assert num_starts > 6, "some returned"
@@ -224,7 +224,7 @@ async def test_tensorrt_llm_13318_a_dead_loop_is_not_called_healthy() -> None:
 def test_tensorrt_llm_16827_both_regimes_are_measured() -> None:
     """Steps to serve the same load: where it fits all admissions are alike; over-subscribed none collapses.
 
-    Leans on the champion and max_preemptions, which bound what over-subscription can waste.
+    Leans on the guarded request and max_preemptions, which bound what over-subscription can waste.
     """
     steps = {}
     for admission in registry.names("admission"):

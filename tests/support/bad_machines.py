@@ -19,7 +19,7 @@ from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import attempt as attempt_module
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Yield
+from pageturner.service.core.scheduling.plan import Preemption
 from pageturner.service.model.kv_cache import KvCache
 
 
@@ -56,21 +56,21 @@ def _swap_without_copy(original: Any) -> Any:
     return swap_out
 
 
-def _publish_known_tokens(original: Any) -> Any:
-    def publish(self: BlockManager, sequence: Sequence) -> None:
+def _cache_known_tokens(original: Any) -> Any:
+    def cache_full_blocks(self: BlockManager, sequence: Sequence) -> None:
         held = self.num_blocks(sequence) * self.block_size
         sequence.num_accepted_tokens = min(len(sequence.tokens), held)
         original(self, sequence)
 
-    return publish
+    return cache_full_blocks
 
 
-def _publish_when_scheduled(original: Any) -> Any:
+def _cache_when_scheduled(original: Any) -> Any:
     def schedule(self: Committer, chunk: Any, step_id: int) -> Any:
         part = original(self, chunk, step_id)
         sequence = chunk.sequence
         sequence.num_accepted_tokens = min(sequence.num_kv_tokens, len(sequence.tokens))
-        self._manager.publish(sequence)
+        self._manager.cache_full_blocks(sequence)
         return part
 
     return schedule
@@ -78,22 +78,22 @@ def _publish_when_scheduled(original: Any) -> Any:
 
 def _keep_mapping_of_evicted(original: Any) -> Any:
     def evict(self: BlockPool) -> int:
-        before = dict(self._block_of_digest)
+        before = dict(self._block_of_hash)
         block_id = original(self)
-        self._block_of_digest = before
+        self._block_of_hash = before
         return int(block_id)
 
     return evict
 
 
 def _twin_takes_over(original: Any) -> Any:
-    def publish(self: BlockPool, block_id: int, digest: bytes, depth: int) -> bool:
+    def cache_block(self: BlockPool, block_id: int, block_hash: bytes, depth: int) -> bool:
         block = self._blocks[block_id]
-        block.digest, block.depth = digest, depth
-        self._block_of_digest[digest] = block_id
+        block.block_hash, block.depth = block_hash, depth
+        self._block_of_hash[block_hash] = block_id
         return True
 
-    return publish
+    return cache_block
 
 
 def _swap_ins_last(original: Any) -> Any:
@@ -140,7 +140,7 @@ def _no_fence(original: Any) -> Any:
     return release
 
 
-def _digest_without_parent(original: Any) -> Any:
+def _hash_without_parent(original: Any) -> Any:
     def extend(self: PrefixHasher, parent: bytes, token_ids: Any) -> bytes:
         return bytes(original(self, b"", token_ids))
 
@@ -148,15 +148,15 @@ def _digest_without_parent(original: Any) -> Any:
 
 
 def _tail_keeps_its_progress(original: Any) -> Any:
-    def yield_(self: Committer, given_up: Yield, step_id: int) -> Any:
-        progress = {s.seq_id: s.num_kv_tokens for s in given_up.request.unfinished}
-        copies = original(self, given_up, step_id)
-        if given_up.how is Reclaim.TAIL:
-            for sequence in given_up.request.unfinished:
+    def preempt(self: Committer, preemption: Preemption, step_id: int) -> Any:
+        progress = {s.seq_id: s.num_kv_tokens for s in preemption.request.unfinished}
+        copies = original(self, preemption, step_id)
+        if preemption.how is Reclaim.TAIL:
+            for sequence in preemption.request.unfinished:
                 sequence.set_kv(progress[sequence.seq_id])
         return copies
 
-    return yield_
+    return preempt
 
 
 def _victim_is_lost(original: Any) -> Any:
@@ -211,7 +211,7 @@ def _sharing_lost_in_swap(original: Any) -> Any:
     return swap_out
 
 
-def _poisoned_blocks_stay_published(original: Any) -> Any:
+def _poisoned_blocks_stay_cached(original: Any) -> Any:
     def forget(self: BlockManager, sequence: Sequence, first_index: int) -> tuple[int, ...]:
         return ()
 
@@ -219,8 +219,8 @@ def _poisoned_blocks_stay_published(original: Any) -> Any:
 
 
 def _result_of_the_dead(original: Any) -> Any:
-    def book(ledger: Ledger, manager: BlockManager, given_up: Yield, last_ended_step: int) -> None:
-        original(ledger, manager, given_up, last_ended_step + 1)
+    def book(ledger: Ledger, manager: BlockManager, preemption: Preemption, last_ended_step: int) -> None:
+        original(ledger, manager, preemption, last_ended_step + 1)
 
     return book
 
@@ -233,16 +233,16 @@ PLANTED_BUGS = (
     PlantedBug("skipped-decref", BlockManager, "free", _skip_one_release, "reference-count|progress"),
     PlantedBug("swap-without-copy", BlockManager, "swap_out", _swap_without_copy, "tokens"),
     PlantedBug(
-        "published-before-computed",
+        "cached-before-computed",
         BlockManager,
-        "publish",
-        _publish_known_tokens,
+        "cache_full_blocks",
+        _cache_known_tokens,
         "tokens|write",
         ONE_LONG_PROMPT,
     ),
-    PlantedBug("published-when-scheduled", Committer, "_schedule", _publish_when_scheduled, "tokens|write"),
+    PlantedBug("cached-when-scheduled", Committer, "_schedule", _cache_when_scheduled, "tokens|write"),
     PlantedBug("stale-map-entry", BlockPool, "_evict", _keep_mapping_of_evicted, "bijection"),
-    PlantedBug("twin-takes-over", BlockPool, "publish", _twin_takes_over, "bijection"),
+    PlantedBug("twin-takes-over", BlockPool, "cache_block", _twin_takes_over, "bijection"),
     PlantedBug(
         "swap-in-after-copies", KvCache, "apply", _swap_ins_last, "tokens", CHOICES, SWAPS_UNDER_PRESSURE
     ),
@@ -253,9 +253,9 @@ PLANTED_BUGS = (
         "epoch-not-raised", Sequence, "reset", _same_epoch_after_preemption, "tokens|IndexError|progress"
     ),
     PlantedBug("pending-ignored", BlockPool, "release", _no_fence, "pending"),
-    PlantedBug("digest-without-parent", PrefixHasher, "extend", _digest_without_parent, "tokens"),
+    PlantedBug("hash-without-parent", PrefixHasher, "extend", _hash_without_parent, "tokens"),
     PlantedBug(
-        "tail-keeps-progress", Committer, "_yield", _tail_keeps_its_progress, "tokens|write|IndexError"
+        "tail-keeps-progress", Committer, "_preempt", _tail_keeps_its_progress, "tokens|write|IndexError"
     ),
     PlantedBug("victim-lost", Committer, "requeue", _victim_is_lost, "status"),
     PlantedBug("abort-keeps-host-blocks", BlockManager, "drop_host", _abort_keeps_host_blocks, "leak"),
@@ -280,5 +280,7 @@ PLANTED_BUGS = (
         CHOICES,
         SWAPS_UNDER_PRESSURE,
     ),
-    PlantedBug("fence-forgotten-in-plan", attempt_module, "book_yield", _result_of_the_dead, "OutOfBlocks"),
+    PlantedBug(
+        "fence-forgotten-in-plan", attempt_module, "book_preemption", _result_of_the_dead, "OutOfBlocks"
+    ),
 )

@@ -26,8 +26,8 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, RequestAborted
 from support.fake_model import FakeModel, Stop, expected_tokens
 
-CHAMPION_PATIENCE = 2
-"""Steps a champion may stand still: one until a step in flight ends, one until its blocks settle."""
+GUARDED_PATIENCE = 2
+"""Steps the guarded request may stand still: one until a step in flight ends, one until its blocks settle."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,8 +110,8 @@ class CoreHarness:
         self.in_flight: deque[tuple[SchedulerOutput, tuple[SampledSequence, ...]]] = deque()
         self.num_steps = 0
         self.is_broken = False
-        self._champion: str | None = None
-        self._champion_idle_steps = 0
+        self._guarded: str | None = None
+        self._guarded_idle_steps = 0
 
     # --- moves -----------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class CoreHarness:
         self.scheduler.check_integrity()
 
     def _check_writes(self, output: SchedulerOutput) -> None:
-        """Nobody writes a block that another table names or that is published.
+        """Nobody writes a block that another table names or that is cached.
 
         The step that completes a prompt is exempt: its choices share the table from the moment it is
         scheduled, but none of them reads before it ended.
@@ -255,7 +255,7 @@ class CoreHarness:
                 continue
             for position in range(max(part.start, part.write_start), part.end):
                 block_id = part.block_table[position // self.model.block_size]
-                assert not device.is_published(block_id), f"write: block {block_id} is published"
+                assert not device.is_cached(block_id), f"write: block {block_id} is cached"
                 assert device.ref_count(block_id) == 1, f"write: block {block_id} is shared"
 
     def _check_pending(self) -> None:
@@ -270,13 +270,15 @@ class CoreHarness:
             assert not any(map(host.is_available, sources)), "pending: a swap-in's source may be taken"
 
     def _check_progress(self, output: SchedulerOutput) -> None:
-        """The champion computes a token, or ends, within CHAMPION_PATIENCE steps."""
-        champion = self.scheduler.champion_id
-        computed = any(part.request_id == champion for part in output.scheduled)
-        is_idle = champion is not None and champion == self._champion and not computed
-        self._champion_idle_steps = self._champion_idle_steps + 1 if is_idle else 0
-        self._champion = champion
-        assert self._champion_idle_steps <= CHAMPION_PATIENCE, f"progress: champion {champion} stands still"
+        """The guarded request computes a token, or ends, within GUARDED_PATIENCE steps."""
+        guarded = self.scheduler.guarded_id
+        computed = any(part.request_id == guarded for part in output.scheduled)
+        is_idle = guarded is not None and guarded == self._guarded and not computed
+        self._guarded_idle_steps = self._guarded_idle_steps + 1 if is_idle else 0
+        self._guarded = guarded
+        assert self._guarded_idle_steps <= GUARDED_PATIENCE, (
+            f"progress: guarded request {guarded} stands still"
+        )
 
     def check_finished(self) -> None:
         """After the end: every request has ended and every block is back."""
@@ -290,7 +292,7 @@ class CoreHarness:
     def poison_free_blocks(self) -> None:
         device, host = self.scheduler.manager.device, self.scheduler.manager.host
         self.model.poison(
-            {b for b in range(device.num_blocks) if device.is_available(b) and not device.is_published(b)},
+            {b for b in range(device.num_blocks) if device.is_available(b) and not device.is_cached(b)},
             {b for b in range(host.num_blocks) if host.is_available(b)},
         )
 

@@ -40,7 +40,7 @@ class Decision:
     one more token of each of its sequences (copies on write not counted). only_decodes: nobody who ran
     lacked more than one token. known: blocks that hold all known
     tokens of each request that runs now. preempted, started: requests that left or entered the running.
-    champion: at the time.
+    guarded: at the time.
     """
 
     output: SchedulerOutput
@@ -54,7 +54,7 @@ class Decision:
     known: dict[str, int]
     preempted: tuple[str, ...]
     started: tuple[str, ...]
-    champion: str | None
+    guarded: str | None
 
     @property
     def scheduled(self) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ class WatchedScheduler(Scheduler):
                 },
                 preempted=tuple(r.request_id for r, count in before.items() if r.num_preemptions > count),
                 started=tuple(request_id for request_id in now_running if request_id not in running),
-                champion=self.champion_id,
+                guarded=self.guarded_id,
             )
         )
         return output

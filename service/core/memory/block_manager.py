@@ -96,18 +96,18 @@ class BlockManager:
     def caches_prefixes(self) -> bool:
         return self._hasher is not None
 
-    def root_digest(self, *, adapter: str, salt: str) -> bytes:
+    def root_hash(self, *, adapter: str, salt: str) -> bytes:
         return b"" if self._hasher is None else self._hasher.root(adapter=adapter, salt=salt)
 
-    def digest(self, sequence: Sequence, index: int) -> bytes:
-        """Digest of the index-th block of the sequence, all of whose tokens are known."""
+    def block_hash(self, sequence: Sequence, index: int) -> bytes:
+        """Hash of the index-th block of the sequence, all of whose tokens are known."""
         assert self._hasher is not None
-        digests = sequence.digests
-        while len(digests) <= index:
-            start = len(digests) * self.block_size
-            parent = digests[-1] if digests else sequence.request.root_digest
-            digests.append(self._hasher.extend(parent, sequence.tokens[start : start + self.block_size]))
-        return digests[index]
+        hashes = sequence.block_hashes
+        while len(hashes) <= index:
+            start = len(hashes) * self.block_size
+            parent = hashes[-1] if hashes else sequence.request.root_hash
+            hashes.append(self._hasher.extend(parent, sequence.tokens[start : start + self.block_size]))
+        return hashes[index]
 
     def hits(self, sequence: Sequence) -> list[int]:
         """Cached blocks that serve a sequence that does not run: they continue its table, or, while it is
@@ -121,7 +121,7 @@ class BlockManager:
             return []
         found = []
         for index in range(first, end // self.block_size):
-            block_id = self.device.lookup(self.digest(sequence, index))
+            block_id = self.device.lookup(self.block_hash(sequence, index))
             if block_id is None:
                 break
             found.append(block_id)
@@ -131,22 +131,22 @@ class BlockManager:
         """Tokens of the prefix, not in its table, for which a waiting request would find KV in the cache."""
         return len(self.hits(request.computing[0])) * self.block_size
 
-    def publish(self, sequence: Sequence) -> None:
-        """Publish each full block whose KV an ended step has made."""
+    def cache_full_blocks(self, sequence: Sequence) -> None:
+        """Cache each full block whose KV an ended step has made."""
         if self._hasher is None:
             return
         table = self._tables.get(sequence.seq_id, ())
-        for index in range(sequence.num_published_blocks, sequence.num_accepted_tokens // self.block_size):
-            self.device.publish(table[index], self.digest(sequence, index), index)
-            sequence.num_published_blocks = index + 1
+        for index in range(sequence.num_cached_blocks, sequence.num_accepted_tokens // self.block_size):
+            self.device.cache_block(table[index], self.block_hash(sequence, index), index)
+            sequence.num_cached_blocks = index + 1
 
     # --- growing ---------------------------------------------------------------------------
 
     def claim(self, sequence: Sequence, block_ids: list[int]) -> None:
         """Append pinned cached blocks to the table, one reference each."""
         table = self._tables.setdefault(sequence.seq_id, [])
-        if sequence.num_published_blocks == len(table):
-            sequence.num_published_blocks += len(block_ids)
+        if sequence.num_cached_blocks == len(table):
+            sequence.num_cached_blocks += len(block_ids)
         for block_id in block_ids:
             self.device.share(block_id)
             table.append(block_id)
@@ -171,8 +171,8 @@ class BlockManager:
     def prepare_write(self, sequence: Sequence, position: int, release: Release) -> BlockCopy | None:
         """Make the block of `position` safe to write for this sequence alone.
 
-        A shared block is replaced by a fresh one and the copy to be made is returned. A published block
-        held once is unpublished. Raises OutOfBlocks and changes nothing.
+        A shared block is replaced by a fresh one and the copy to be made is returned. A cached block
+        held once is uncached. Raises OutOfBlocks and changes nothing.
         """
         table = self._tables.get(sequence.seq_id, [])
         index = position // self.block_size
@@ -180,7 +180,7 @@ class BlockManager:
             return None
         block_id = table[index]
         if self.device.ref_count(block_id) == 1:
-            self.device.unpublish(block_id)
+            self.device.uncache_block(block_id)
             return None
         (fresh,) = self.device.allocate(1)
         table[index] = fresh
@@ -194,20 +194,20 @@ class BlockManager:
         for block_id in shared:
             self.device.share(block_id)
         self._tables[child.seq_id] = list(shared)
-        child.digests = parent.digests[: num_tokens // self.block_size]
+        child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
     # --- giving up -------------------------------------------------------------------------
 
     def free(self, sequence: Sequence, release: Release) -> None:
         """Drop the whole table, tails first, so that heads stay cached longest. No table: no effect."""
-        release = replace(release, num_chain_blocks=sequence.num_published_blocks)
+        release = replace(release, num_chain_blocks=sequence.num_cached_blocks)
         for block_id in reversed(self._tables.pop(sequence.seq_id, ())):
             self.device.release(block_id, release)
 
     def truncate(self, sequence: Sequence, num_blocks: int, release: Release) -> None:
         """Keep the first `num_blocks` blocks of the table."""
         table = self._tables.get(sequence.seq_id, [])
-        release = replace(release, num_chain_blocks=sequence.num_published_blocks)
+        release = replace(release, num_chain_blocks=sequence.num_cached_blocks)
         while len(table) > num_blocks:
             self.device.release(table.pop(), release)
         if not table:
@@ -230,14 +230,14 @@ class BlockManager:
         return cuts
 
     def forget_content(self, sequence: Sequence) -> tuple[int, ...]:
-        """Unpublish every block of the table: its KV is not to be trusted. Returns their ids.
+        """Uncache every block of the table: its KV is not to be trusted. Returns their ids.
 
         Those that came from the cache too: the fault may be theirs, and would then strike whoever hits them
         next, for ever.
         """
         suspect = self.table(sequence)
         for block_id in suspect:
-            self.device.unpublish(block_id)
+            self.device.uncache_block(block_id)
         return suspect
 
     # --- swapping --------------------------------------------------------------------------

@@ -4,10 +4,10 @@ Every block is in exactly one state:
 
     live       ref_count > 0
     pending    ref_count = 0, but an unfinished step may still touch it; settles when that step ends
-    evictable  ref_count = 0 and published: its digest finds it until it is overwritten
-    free       ref_count = 0 and not published
+    evictable  ref_count = 0 and cached: its hash finds it until it is overwritten
+    free       ref_count = 0 and not cached
 
-Only this class changes a reference count or the digest map. The free list is a stack: a block freed
+Only this class changes a reference count or the map of hashes. The free list is a stack: a block freed
 last is warm and is reused first. Evictable blocks wait in a heap, scored when they are released;
 an entry whose block was revived is recognised by its version and skipped.
 """
@@ -50,7 +50,7 @@ class Block:
 
     block_id: int
     ref_count: int = 0
-    digest: bytes | None = None
+    block_hash: bytes | None = None
     depth: int = 0
     num_hits: int = 0
     fence: int = 0
@@ -81,7 +81,7 @@ def _view(block: Block) -> BlockView:
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens.
 
-    score: called when a published block loses its last reference, and by `rescore`; the smallest score is
+    score: called when a cached block loses its last reference, and by `rescore`; the smallest score is
     evicted first, ties by order of release.
     """
 
@@ -97,7 +97,7 @@ class BlockPool:
         self._score = score
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._block_of_digest: dict[bytes, int] = {}
+        self._block_of_hash: dict[bytes, int] = {}
         self._heap: list[tuple[float, int, int, int]] = []  # score, order, block id, version
         self._release_order = 0
         self._num_evictable = 0
@@ -130,13 +130,13 @@ class BlockPool:
     def ref_count(self, block_id: int) -> int:
         return self._blocks[block_id].ref_count
 
-    def is_published(self, block_id: int) -> bool:
-        return self._blocks[block_id].digest is not None
+    def is_cached(self, block_id: int) -> bool:
+        return self._blocks[block_id].block_hash is not None
 
     def is_private(self, block_id: int) -> bool:
-        """Whether its one holder may write to it: nobody else references it, and no digest finds it."""
+        """Whether its one holder may write to it: no other table names it, and no hash finds it."""
         block = self._blocks[block_id]
-        return block.ref_count == 1 and block.digest is None
+        return block.ref_count == 1 and block.block_hash is None
 
     def is_available(self, block_id: int) -> bool:
         """Whether the block counts in num_available (it is free or evictable)."""
@@ -147,9 +147,9 @@ class BlockPool:
         """Whether a step that has not ended may still touch the block."""
         return self._blocks[block_id].fence > self._completed_step
 
-    def lookup(self, digest: bytes) -> int | None:
+    def lookup(self, block_hash: bytes) -> int | None:
         """The block that holds the KV of this chain, if it is cached."""
-        return self._block_of_digest.get(digest)
+        return self._block_of_hash.get(block_hash)
 
     def view(self) -> PoolView:
         return PoolView(self.num_blocks, self.num_free, self.num_evictable, self.block_size)
@@ -180,7 +180,7 @@ class BlockPool:
                 self._pending.discard(block_id)
                 block.is_pending = False
             else:
-                assert block.digest is not None, f"block {block_id} is free: it holds nothing to share"
+                assert block.block_hash is not None, f"block {block_id} is free: it holds nothing to share"
                 self._leave_heap(block)
         block.ref_count += 1
 
@@ -215,24 +215,24 @@ class BlockPool:
 
     # --- the cache -------------------------------------------------------------------------
 
-    def publish(self, block_id: int, digest: bytes, depth: int) -> bool:
-        """Let `digest` find this full block. A digest has one block: a later twin stays unpublished."""
+    def cache_block(self, block_id: int, block_hash: bytes, depth: int) -> bool:
+        """Let `block_hash` find this full block. A hash has one block: a later twin stays uncached."""
         block = self._blocks[block_id]
-        assert block.ref_count > 0, f"block {block_id} is published while nobody holds it"
-        if digest in self._block_of_digest or block.digest is not None:
+        assert block.ref_count > 0, f"block {block_id} is cached while no table names it"
+        if block_hash in self._block_of_hash or block.block_hash is not None:
             return False
-        block.digest = digest
+        block.block_hash = block_hash
         block.depth = depth
-        self._block_of_digest[digest] = block_id
+        self._block_of_hash[block_hash] = block_id
         return True
 
-    def unpublish(self, block_id: int) -> None:
-        """Forget the digest, before the block is written or because its content is not to be trusted."""
+    def uncache_block(self, block_id: int) -> None:
+        """Forget its hash, before the block is written or because its content is not to be trusted."""
         block = self._blocks[block_id]
-        if block.digest is None:
+        if block.block_hash is None:
             return
-        del self._block_of_digest[block.digest]
-        block.digest = None
+        del self._block_of_hash[block.block_hash]
+        block.block_hash = None
         if block.ref_count == 0 and not block.is_pending:
             self._leave_heap(block)
             self._free.append(block_id)
@@ -252,7 +252,7 @@ class BlockPool:
     # --- inside ----------------------------------------------------------------------------
 
     def _settle(self, block: Block) -> None:
-        if block.digest is None:
+        if block.block_hash is None:
             self._free.append(block.block_id)
             return
         self._release_order += 1
@@ -278,10 +278,10 @@ class BlockPool:
             entry = heapq.heappop(self._heap)
             if self._is_current(entry):
                 block = self._blocks[entry[2]]
-                # The mapping goes before the block changes hands: no digest may find foreign KV.
-                assert block.digest is not None
-                del self._block_of_digest[block.digest]
-                block.digest = None
+                # The mapping goes before the block changes hands: no hash may find foreign KV.
+                assert block.block_hash is not None
+                del self._block_of_hash[block.block_hash]
+                block.block_hash = None
                 self._leave_heap(block)
                 self.num_evictions += 1
                 return block.block_id
@@ -308,14 +308,14 @@ class BlockPool:
             ]
             assert sum(states) == 1, f"partition: block {block.block_id} is in {sum(states)} states"
             if block.in_heap:
-                assert block.digest is not None, f"evictable: block {block.block_id} has no digest"
+                assert block.block_hash is not None, f"evictable: block {block.block_id} has no hash"
             if block.block_id in free:
-                assert block.digest is None, f"free: block {block.block_id} is still published"
-            if block.digest is not None:
-                assert self._block_of_digest.get(block.digest) == block.block_id, (
-                    f"bijection: the digest of block {block.block_id} finds another block"
+                assert block.block_hash is None, f"free: block {block.block_id} is still cached"
+            if block.block_hash is not None:
+                assert self._block_of_hash.get(block.block_hash) == block.block_id, (
+                    f"bijection: the hash of block {block.block_id} finds another block"
                 )
-        hashed = sum(block.digest is not None for block in self._blocks)
-        assert hashed == len(self._block_of_digest), "bijection: the map names a block that is not published"
+        hashed = sum(block.block_hash is not None for block in self._blocks)
+        assert hashed == len(self._block_of_hash), "bijection: the map names a block that is not cached"
         assert self._num_evictable == sum(b.in_heap for b in self._blocks), "evictable: miscounted"
         assert self._pending == {b.block_id for b in self._blocks if b.is_pending}, "pending: miscounted"

@@ -1,4 +1,4 @@
-"""Books the start of a waiting request: what it can share, whether it may, and its first chunk."""
+"""Books the admission of a waiting request: what it can share, whether it may, and its first chunk."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.ledger import virtual
-from pageturner.service.core.scheduling.plan import Shortage, Start
+from pageturner.service.core.scheduling.plan import PlannedAdmission, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.core.scheduling.step_budget import Booking, Place
+from pageturner.service.core.scheduling.step_budget import Place, StepBudget
 
 
 class _Refused(Exception):
@@ -64,14 +64,14 @@ class _Refused(Exception):
         )
 
 
-class Starts:
+class AdmissionPlanner:
     """running: requests that run in this attempt, those that yield left out. notes: of whoever records."""
 
     def __init__(
         self,
         state: SchedulerState,
-        booking: Booking,
-        champion: Request | None,
+        budget: StepBudget,
+        guarded: Request | None,
         constraints: Constraints,
         running: list[Request],
         notes: list[Decision] | None,
@@ -79,28 +79,28 @@ class Starts:
         self._state = state
         self._manager = state.manager
         self._block_size = state.manager.block_size
-        self._booking = booking
-        self._ledger = booking.ledger
-        self._champion = champion
+        self._budget = budget
+        self._ledger = budget.ledger
+        self._guarded = guarded
         self._constraints = constraints
         self._running = running
         self._notes = notes
         self._least_priority: float | None = None
 
-    def try_start(self, request: Request) -> tuple[Admission, Shortage | None]:
+    def try_admit(self, request: Request) -> tuple[Admission, Shortage | None]:
         """Book the start of a request whole, or nothing of it."""
-        is_privileged = request is self._champion or request.order in self._constraints.claimants
+        is_privileged = request is self._guarded or request.order in self._constraints.claimants
         may_claim = is_privileged or self._outranks_someone(request)
         if not may_claim and request.num_slots > self._ledger.slots:
             if self._notes is not None:
                 short = request.num_slots - self._ledger.slots
                 self._notes.append(_Refused(num_slots=short).note(request))
             return Admission.SKIP, None
-        savepoint = self._booking.savepoint()
+        savepoint = self._budget.savepoint()
         try:
             self._book(request, is_privileged)
         except _Refused as refusal:
-            self._booking.restore(savepoint)
+            self._budget.restore(savepoint)
             if refusal.may_claim and may_claim:
                 return refusal.answer, Shortage(request, max(0, refusal.num_blocks), refusal.num_slots)
             if self._notes is not None:
@@ -113,8 +113,8 @@ class Starts:
     def _admitted(self, request: Request, is_privileged: bool) -> Admitted:
         by = self._state.policy_host.names["admission"]
         if is_privileged:
-            by = Guard.CHAMPION.value if request is self._champion else Guard.CLAIM.value
-        start = self._booking.starts[-1]
+            by = Guard.CHAMPION.value if request is self._guarded else Guard.CLAIM.value
+        start = self._budget.admissions[-1]
         num_hits = len(start.host_hits) + sum(len(blocks) for blocks in start.claims.values())
         return Admitted(
             request.request_id,
@@ -127,16 +127,18 @@ class Starts:
     def _outranks_someone(self, request: Request) -> bool:
         """Whether anyone less urgent holds blocks or slots that this request may claim."""
         if self._least_priority is None:
-            holders = (h for h in self._state.holders.values() if h.order not in self._constraints.yields)
+            holders = (
+                h for h in self._state.holders.values() if h.order not in self._constraints.preemptions
+            )
             others = (other for group in (self._running, holders) for other in group)
             self._least_priority = min(
-                (other.priority for other in others if other is not self._champion), default=float("inf")
+                (other.priority for other in others if other is not self._guarded), default=float("inf")
             )
         return request.priority > self._least_priority
 
     def _book(self, request: Request, is_privileged: bool) -> None:
         """Raises _Refused; the caller then undoes what was booked."""
-        booking, ledger = self._booking, self._ledger
+        budget, ledger = self._budget, self._ledger
         before = ledger.available
         if request.status is RequestStatus.SWAPPED:
             places, start = self._claim_swapped(request)
@@ -156,18 +158,18 @@ class Starts:
             raise _Refused(-ledger.available, num_needed=before - ledger.available, num_available=before)
         if not is_privileged:
             self._ask_policy(request, places, before, num_unclaimed)
-        elif request is not self._champion and num_unclaimed > ledger.available:
+        elif request is not self._guarded and num_unclaimed > ledger.available:
             raise _Refused(num_unclaimed - ledger.available)
-        num_chunks = len(booking.chunks)
+        num_chunks = len(budget.chunks)
         for sequence in request.computing:
-            missing = booking.book_chunk(sequence, places[sequence.seq_id])
+            missing = budget.book_chunk(sequence, places[sequence.seq_id])
             if missing:
                 num_left = ledger.available
                 raise _Refused(missing, num_needed=missing + num_left, num_available=num_left)
-        if len(booking.chunks) == num_chunks:
+        if len(budget.chunks) == num_chunks:
             raise _Refused(may_claim=False, by=Guard.BUDGET.value)
         ledger.slots -= request.num_slots
-        booking.starts.append(start)
+        budget.admissions.append(start)
 
     def _ask_policy(
         self, request: Request, places: dict[int, Place], available_before: int, num_unclaimed: int
@@ -175,8 +177,8 @@ class Starts:
         num_claimed = available_before - self._ledger.available
         lead = request.computing[0]
         place = places[lead.seq_id]
-        end = place.num_computed + self._booking.allowance(request, place.remaining_of(lead))
-        starting = [start.request for start in self._booking.starts]
+        end = place.num_computed + self._budget.allowance(request, place.remaining_of(lead))
+        starting = [start.request for start in self._budget.admissions]
         watermark = self._state.watermark_blocks if self._running or starting else 0
         view = views.admission_view(
             request,
@@ -186,7 +188,7 @@ class Starts:
             watermark_blocks=watermark,
         )
         load = self._state.load(self._running + starting, available_before)
-        promised = self._booking.num_promised
+        promised = self._budget.num_promised
         if promised:
             load = replace(load, num_blocks_promised=promised)
         answer = self._state.policy_host.admission(view, load)
@@ -203,7 +205,7 @@ class Starts:
 
     # --- what it can share -----------------------------------------------------------------
 
-    def _claim_hits(self, request: Request) -> tuple[dict[int, Place], Start]:
+    def _claim_hits(self, request: Request) -> tuple[dict[int, Place], PlannedAdmission]:
         """Book the cached blocks that continue each table; what they cover need not be computed."""
         places: dict[int, Place] = {}
         claims: dict[int, list[int]] = {}
@@ -216,9 +218,9 @@ class Starts:
             num_kv = sequence.num_kv_tokens + len(hits) * self._block_size
             num_computed = min(num_kv, sequence.num_known_tokens - 1)
             places[sequence.seq_id] = Place(table + hits, num_computed, num_kv)
-        return places, Start(request, claims, {})
+        return places, PlannedAdmission(request, claims, {})
 
-    def _claim_swapped(self, request: Request) -> tuple[dict[int, Place], Start]:
+    def _claim_swapped(self, request: Request) -> tuple[dict[int, Place], PlannedAdmission]:
         """Book the way back of a swapped request: blocks still cached are shared, the rest copied."""
         hits: dict[int, int] = {}
         for sequence in request.sequences:
@@ -231,11 +233,11 @@ class Starts:
             for block_id in table:
                 self._ledger.claim(block_id)
             places[sequence.seq_id] = Place(table, sequence.num_computed_tokens, sequence.num_kv_tokens)
-        return places, Start(request, {}, hits)
+        return places, PlannedAdmission(request, {}, hits)
 
     def _awaited_producer(self, request: Request, places: dict[int, Place]) -> Request | None:
         """Another request that is computing the next block of this one right now."""
-        producing = self._booking.producing
+        producing = self._budget.producing
         lead = request.computing[0]
         place = places[lead.seq_id]
         index = len(place.table)
@@ -243,12 +245,12 @@ class Starts:
             return None
         if (index + 1) * self._block_size > lead.num_known_tokens or request.new.bypass_prefix_cache:
             return None
-        producer = producing.get(self._manager.digest(lead, index))
+        producer = producing.get(self._manager.block_hash(lead, index))
         is_awaited = (
             producer is not None
             and producer is not request
             and producer.status is not RequestStatus.FINISHED
-            and producer.order not in self._constraints.yields
+            and producer.order not in self._constraints.preemptions
             and not producer.is_paused
         )
         return producer if is_awaited else None

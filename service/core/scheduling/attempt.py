@@ -11,56 +11,60 @@ from pageturner.policies.views import BatchView
 from pageturner.service.core.decisions import AdmissionsHeld, Decision, Guard, Overtaken
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.scheduling.admission import Starts
+from pageturner.service.core.scheduling.admission import AdmissionPlanner
 from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Plan, Shortage, Yield
+from pageturner.service.core.scheduling.plan import Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.core.scheduling.step_budget import Booking, Place
+from pageturner.service.core.scheduling.step_budget import Place, StepBudget
 
 
 class Attempt:
-    """state: read only. champion: planned first, refused by no policy.
+    """state: read only. guarded: planned first, refused by no policy.
 
-    booking: what is booked so far. num_booked: blocks booked for running requests, by Request.order.
+    budget: what is booked so far. num_booked: blocks booked for running requests, by Request.order.
     """
 
-    def __init__(self, state: SchedulerState, champion: Request | None, constraints: Constraints) -> None:
+    def __init__(self, state: SchedulerState, guarded: Request | None, constraints: Constraints) -> None:
         self._state = state
         self._manager = state.manager
-        self._champion = champion
+        self._guarded = guarded
         self._constraints = constraints
-        self._running = [r for order, r in state.running.items() if order not in constraints.yields]
+        self._running = [r for order, r in state.running.items() if order not in constraints.preemptions]
         slots = 0
         if state.waiting:  # nobody else asks for slots
             slots = state.options.max_num_seqs - sum(request.num_slots for request in self._running)
-        self.booking = Booking(state, champion, slots)
+        self.budget = StepBudget(state, guarded, slots)
         self.num_booked: dict[int, int] = {}
         self._bypassed: list[Request] = []
         self._notes: list[Decision] | None = None if state.decisions is None else []
-        self._starts = Starts(state, self.booking, champion, constraints, self._running, self._notes)
-        for given_up in constraints.yields.values():
-            book_yield(self.booking.ledger, state.manager, given_up, state.last_ended_step)
+        self._admission = AdmissionPlanner(
+            state, self.budget, guarded, constraints, self._running, self._notes
+        )
+        for preemption in constraints.preemptions.values():
+            book_preemption(self.budget.ledger, state.manager, preemption, state.last_ended_step)
 
     def run(self) -> Plan | Shortage:
         """The whole step, or the first shortage for which others may yield."""
         work = self._work()
         self._split_budget(work)
-        shortage = self._start_champion() or self._continue_all(work) or self._admit()
+        shortage = self._admit_guarded() or self._continue_all(work) or self._admit()
         if shortage is not None:
             return shortage
         return Plan(
-            tuple(self._constraints.yields.values()),
-            tuple(self.booking.starts),
-            tuple(self.booking.chunks),
+            tuple(self._constraints.preemptions.values()),
+            tuple(self.budget.admissions),
+            tuple(self.budget.chunks),
             tuple(self._bypassed),
-            self.booking.planned_producing,
+            self.budget.planned_producing,
             () if self._notes is None else self._all_notes(self._notes),
         )
 
     def _all_notes(self, notes: list[Decision]) -> tuple[Decision, ...]:
         constraints = self._constraints
-        yields = (note for order, note in constraints.yield_notes.items() if order in constraints.yields)
+        yields = (
+            note for order, note in constraints.preemption_notes.items() if order in constraints.preemptions
+        )
         return (*constraints.notes, *yields, *notes)
 
     def _note_held(self, by: str, passed: list[Request]) -> None:
@@ -72,16 +76,16 @@ class Attempt:
     # --- running requests ------------------------------------------------------------------
 
     def _work(self) -> list[tuple[Sequence, int]]:
-        """Running sequences and the tokens each lacks, the champion's first."""
-        champion, may_run = self._champion, self._state.may_run
+        """Running sequences and the tokens each lacks, those of the guarded request first."""
+        guarded, may_run = self._guarded, self._state.may_run
         work = [
             (sequence, sequence.num_remaining)
             for request in self._running
             if not request.is_paused and may_run(request)
             for sequence in request.computing
         ]
-        if work and work[0][0].request is not champion:
-            work.sort(key=lambda item: item[0].request is not champion)
+        if work and work[0][0].request is not guarded:
+            work.sort(key=lambda item: item[0].request is not guarded)
         return work
 
     def _split_budget(self, work: list[tuple[Sequence, int]]) -> None:
@@ -90,12 +94,12 @@ class Attempt:
         batch = BatchView(
             self._state.options.max_num_batched_tokens, lacking.count(1), prefills, len(self._state.waiting)
         )
-        self.booking.split_budget(self._state.policy_host.batch_split(batch))
+        self.budget.split_budget(self._state.policy_host.batch_split(batch))
 
     def _continue_all(self, work: list[tuple[Sequence, int]]) -> Shortage | None:
-        booking = self.booking
+        budget = self.budget
         for sequence, remaining in work:
-            if remaining == 1 and booking.book_in_place(sequence):
+            if remaining == 1 and budget.book_in_place(sequence):
                 continue
             shortage = self._continue(sequence)
             if shortage is not None:
@@ -103,10 +107,10 @@ class Attempt:
         return None
 
     def _continue(self, sequence: Sequence) -> Shortage | None:
-        request, ledger = sequence.request, self.booking.ledger
+        request, ledger = sequence.request, self.budget.ledger
         before = ledger.available
         place = Place(self._manager.peek(sequence), sequence.num_computed_tokens, sequence.num_kv_tokens)
-        missing = self.booking.book_chunk(sequence, place)
+        missing = self.budget.book_chunk(sequence, place)
         self.num_booked[request.order] = self.num_booked.get(request.order, 0) + before - ledger.available
         if missing and request.order not in self._constraints.stalled:
             return Shortage(request, missing)
@@ -114,16 +118,16 @@ class Attempt:
 
     # --- waiting requests ------------------------------------------------------------------
 
-    def _start_champion(self) -> Shortage | None:
-        champion = self._champion
-        if champion is None or champion.status is RequestStatus.RUNNING:
+    def _admit_guarded(self) -> Shortage | None:
+        guarded = self._guarded
+        if guarded is None or guarded.status is RequestStatus.RUNNING:
             return None
-        if champion.order in self._constraints.blocked:
+        if guarded.order in self._constraints.blocked:
             return None
-        return self._starts.try_start(champion)[1]
+        return self._admission.try_admit(guarded)[1]
 
     def _admit(self) -> Shortage | None:
-        """Start waiting requests in order, looking past a bounded number that do not fit.
+        """PlannedAdmission waiting requests in order, looking past a bounded number that do not fit.
 
         Whoever has been overtaken often enough is overtaken no more: admissions hold until it starts.
         """
@@ -131,22 +135,22 @@ class Attempt:
         passed: list[Request] = []
         patience = state.options.max_bypasses
         for request in state.waiting:
-            if not self.booking.has_budget or patience <= 0:
-                guard = Guard.MAX_BYPASSES if self.booking.has_budget else Guard.BUDGET
+            if not self.budget.has_budget or patience <= 0:
+                guard = Guard.MAX_BYPASSES if self.budget.has_budget else Guard.BUDGET
                 self._note_held(guard.value, passed)
                 break
             if (
-                request is self._champion
+                request is self._guarded
                 or request.is_paused
-                or request.order in constraints.yields
+                or request.order in constraints.preemptions
                 or not state.may_run(request)
             ):
                 continue
-            if constraints.yields and request.order not in constraints.claimants:
+            if constraints.preemptions and request.order not in constraints.claimants:
                 continue
             answer = Admission.SKIP
             if request.order not in constraints.blocked:
-                answer, shortage = self._starts.try_start(request)
+                answer, shortage = self._admission.try_admit(request)
                 if shortage is not None:
                     return shortage
             if answer is Admission.ADMIT:
@@ -166,12 +170,14 @@ class Attempt:
         return None
 
 
-def book_yield(ledger: Ledger, manager: BlockManager, given_up: Yield, last_ended_step: int) -> None:
-    """Book what a yielding request gives back."""
-    request = given_up.request
+def book_preemption(
+    ledger: Ledger, manager: BlockManager, preemption: Preemption, last_ended_step: int
+) -> None:
+    """Book what a preempted request gives back."""
+    request = preemption.request
     in_flight = request.last_step > last_ended_step
-    if given_up.how is Reclaim.TAIL:
-        for sequence, num_kept in given_up.cuts:
+    if preemption.how is Reclaim.TAIL:
+        for sequence, num_kept in preemption.cuts:
             ledger.drop(reversed(manager.peek(sequence)[num_kept:]), in_flight=in_flight)
         return
     for sequence in request.sequences:

@@ -1,7 +1,7 @@
 """Carries a plan out: the only code that turns decisions into changed tables and counters.
 
-Order matters: yields free blocks, starts pin what they claim before anything is allocated, and only then
-do chunks grow tables. The plan was booked on a ledger, so nothing here can fall short.
+Order matters: preemptions free blocks, admissions pin what they claim before anything is allocated, and
+only then do chunks grow tables. The plan was booked on a ledger, so nothing here can fall short.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import views
-from pageturner.service.core.scheduling.plan import Chunk, Plan, Start, Yield
+from pageturner.service.core.scheduling.plan import Chunk, Plan, PlannedAdmission, Preemption
 from pageturner.service.core.scheduling.policy_events import tell_queued, tell_started
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
 class Committer:
-    """state: changed here, by `Endings`, and by the scheduler only."""
+    """state: changed here, by `Finisher`, and by the scheduler only."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -32,9 +32,9 @@ class Committer:
 
     def commit(self, plan: Plan, step_id: int) -> SchedulerOutput:
         swap_outs: list[BlockCopy] = []
-        for given_up in plan.yields:
-            swap_outs += self._yield(given_up, step_id)
-        swap_ins = self._start_all(plan.starts, step_id)
+        for preemption in plan.preemptions:
+            swap_outs += self._preempt(preemption, step_id)
+        swap_ins = self._admit_all(plan.admissions, step_id)
         copies: list[BlockCopy] = []
         scheduled = []
         read_until_then = Release(step_id, self._state.now)
@@ -57,31 +57,31 @@ class Committer:
         block_copies = BlockCopies(clears, tuple(swap_outs), tuple(swap_ins), tuple(copies))
         return SchedulerOutput(step_id, tuple(scheduled), block_copies)
 
-    # --- yielding --------------------------------------------------------------------------
+    # --- preempting --------------------------------------------------------------------------
 
-    def _yield(self, given_up: Yield, step_id: int) -> tuple[BlockCopy, ...]:
-        request = given_up.request
+    def _preempt(self, preemption: Preemption, step_id: int) -> tuple[BlockCopy, ...]:
+        request = preemption.request
         copies: tuple[BlockCopy, ...] = ()
-        if given_up.how is Reclaim.SWAP:
+        if preemption.how is Reclaim.SWAP:
             copies = self._manager.swap_out(request, self.release(request))
             for sequence in request.unfinished:
                 sequence.reset(sequence.num_kv_tokens, self._manager.block_size)
                 sequence.last_step = step_id  # its host blocks are being written until this step ends
             status = RequestStatus.SWAPPED
-        elif given_up.how is Reclaim.TAIL:
-            self._cut_tail(given_up)
+        elif preemption.how is Reclaim.TAIL:
+            self._cut_tail(preemption)
             status = RequestStatus.WAITING
         else:
             self.drop_kv(request)
             status = RequestStatus.WAITING
-        request.num_preemptions_by_kind[given_up.how] += 1
-        self._state.counters[f"{given_up.how.value}_preemptions"] += 1
+        request.num_preemptions_by_kind[preemption.how] += 1
+        self._state.counters[f"{preemption.how.value}_preemptions"] += 1
         self.requeue(request, status)
         return copies
 
-    def _cut_tail(self, given_up: Yield) -> None:
-        request, block_size = given_up.request, self._manager.block_size
-        for sequence, num_kept in given_up.cuts:
+    def _cut_tail(self, preemption: Preemption) -> None:
+        request, block_size = preemption.request, self._manager.block_size
+        for sequence, num_kept in preemption.cuts:
             self._manager.truncate(sequence, num_kept, self.release(request))
             sequence.num_kv_tokens = min(sequence.num_kv_tokens, num_kept * block_size)
         for sequence in request.unfinished:
@@ -117,39 +117,39 @@ class Committer:
         """How this request lets go of blocks now: fenced by the last step that has to do with it."""
         return Release(request.last_step, self._state.now, request.new.tenant, request.priority)
 
-    # --- starting --------------------------------------------------------------------------
+    # --- admitting --------------------------------------------------------------------------
 
-    def _start_all(self, starts: tuple[Start, ...], step_id: int) -> list[BlockCopy]:
-        for start in starts:
-            self._manager.pin(start.host_hits.values())
-            for blocks in start.claims.values():
+    def _admit_all(self, admissions: tuple[PlannedAdmission, ...], step_id: int) -> list[BlockCopy]:
+        for admission in admissions:
+            self._manager.pin(admission.host_hits.values())
+            for blocks in admission.claims.values():
                 self._manager.pin(blocks)
         copies: list[BlockCopy] = []
-        for start in starts:
-            request = start.request
+        for admission in admissions:
+            request = admission.request
             release = Release(step_id, self._state.now, request.new.tenant, request.priority)
             if request.status is RequestStatus.SWAPPED:
-                copies += self._manager.swap_in(request, start.host_hits, release)
+                copies += self._manager.swap_in(request, admission.host_hits, release)
                 for sequence in request.unfinished:
                     sequence.last_step = step_id
-                num_hits = len(start.host_hits)
+                num_hits = len(admission.host_hits)
             else:
-                num_hits = sum(self._claim(sequence, start) for sequence in request.computing)
-            self._note_start(request, num_hits)
+                num_hits = sum(self._claim(sequence, admission) for sequence in request.computing)
+            self._note_admission(request, num_hits)
         unfenced = Release(0, self._state.now)
-        for start in starts:
-            self._manager.unpin(start.host_hits.values(), unfenced)
-            for blocks in start.claims.values():
+        for admission in admissions:
+            self._manager.unpin(admission.host_hits.values(), unfenced)
+            for blocks in admission.claims.values():
                 self._manager.unpin(blocks, unfenced)
         return copies
 
-    def _claim(self, sequence: Sequence, start: Start) -> int:
-        hits = start.claims[sequence.seq_id]
+    def _claim(self, sequence: Sequence, admission: PlannedAdmission) -> int:
+        hits = admission.claims[sequence.seq_id]
         self._manager.claim(sequence, hits)
         sequence.set_kv(sequence.num_kv_tokens + len(hits) * self._manager.block_size)
         return len(hits)
 
-    def _note_start(self, request: Request, num_hits: int) -> None:
+    def _note_admission(self, request: Request, num_hits: int) -> None:
         state, now = self._state, self._state.now
         num_hit_tokens = num_hits * self._manager.block_size
         is_first, was_swapped = request.admitted_at is None, request.status is RequestStatus.SWAPPED
@@ -215,7 +215,7 @@ class Committer:
                 self._manager.fork(lead, child, request.num_prompt_tokens)
                 child.num_computed_tokens = request.num_prompt_tokens
                 child.num_kv_tokens = request.num_prompt_tokens
-                child.num_published_blocks = request.num_prompt_tokens // self._manager.block_size
+                child.num_cached_blocks = request.num_prompt_tokens // self._manager.block_size
                 child.last_step = step_id
         request.is_forked = True
         return tuple(self._sample(sequence) for sequence in request.unfinished) if samples_now else ()

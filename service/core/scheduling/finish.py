@@ -11,7 +11,7 @@ from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.errors import PageturnerError
 
 
-class Endings:
+class Finisher:
     """stop_condition: told of each sequence that is cut short."""
 
     def __init__(self, state: SchedulerState, committer: Committer, stop_condition: StopCondition) -> None:

@@ -11,7 +11,7 @@ from pageturner.service.core.request import Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
+class Preemption:
     """A request gives up blocks. cuts: for a tail reclaim, (sequence, blocks it keeps) of each one cut.
     by: the reclaim policy, or the guard that left it no choice."""
 
@@ -22,7 +22,7 @@ class Yield:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PlannedAdmission:
     """A waiting or swapped request becomes running.
 
     claims: cached blocks that continue each sequence's table. host_hits: for a swapped request, host
@@ -39,7 +39,7 @@ class Chunk:
     """The next `num_tokens` tokens of a sequence are computed.
 
     is_last: they reach the last known token, so that the next one can be sampled (or the prompt forked).
-    is_in_place: their slots are there, in a block that the sequence alone holds and that is not published.
+    is_in_place: their slots are there, in a block that the sequence alone holds and that is not cached.
     """
 
     sequence: Sequence
@@ -59,14 +59,14 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """yields happen first, then starts, then chunks.
+    """preemptions happen first, then admissions, then chunks.
 
-    bypassed: requests that were looked past. producing: digests that the chunks of this step, and of
+    bypassed: requests that were looked past. producing: hashes that the chunks of this step, and of
     the last, are making; waiting requests may wait for them. notes: what was decided, if anybody records.
     """
 
-    yields: tuple[Yield, ...]
-    starts: tuple[Start, ...]
+    preemptions: tuple[Preemption, ...]
+    admissions: tuple[PlannedAdmission, ...]
     chunks: tuple[Chunk, ...]
     bypassed: tuple[Request, ...]
     producing: dict[bytes, Request]

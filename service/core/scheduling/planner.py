@@ -13,10 +13,10 @@ from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.decisions import Guard, Refused, Stalled, Yielded
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
-from pageturner.service.core.scheduling.attempt import Attempt, book_yield
+from pageturner.service.core.scheduling.attempt import Attempt, book_preemption
 from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Plan, Shortage, Yield
+from pageturner.service.core.scheduling.plan import Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
@@ -26,36 +26,36 @@ class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
-    def plan(self, champion: Request | None) -> Plan:
+    def plan(self, guarded: Request | None) -> Plan:
         constraints = Constraints()
         while True:
-            attempt = Attempt(self._state, champion, constraints)
+            attempt = Attempt(self._state, guarded, constraints)
             outcome = attempt.run()
             if isinstance(outcome, Plan):
                 if constraints.await_pending:
                     return outcome  # the victims' blocks are needed, only not in this step
-                return self._spare_needless(outcome, champion, constraints)
-            self._resolve(outcome, attempt, champion, constraints)
+                return self._spare_needless(outcome, guarded, constraints)
+            self._resolve(outcome, attempt, guarded, constraints)
 
     # --- who yields ------------------------------------------------------------------------
 
     def _resolve(
-        self, shortage: Shortage, attempt: Attempt, champion: Request | None, constraints: Constraints
+        self, shortage: Shortage, attempt: Attempt, guarded: Request | None, constraints: Constraints
     ) -> None:
         """Settle one more request, so that the next attempt gets further."""
         claimant = shortage.claimant
         is_running = claimant.status is RequestStatus.RUNNING
         chosen: list[Request] | None = None
         covered_by_pending = (
-            shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.booking.ledger.pending
+            shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.budget.ledger.pending
         )
         # Blocks that fall free when the step in flight ends cover a need too: waiting for them is
         # cheaper than another victim, and without it a shortage would cascade through everybody.
         if covered_by_pending:
             constraints.await_pending = True
         else:
-            holders = self._holders(claimant, champion, constraints)
-            candidates = self._candidates(claimant, champion, constraints)
+            holders = self._holders(claimant, guarded, constraints)
+            candidates = self._candidates(claimant, guarded, constraints)
             order = holders + self._ranked(candidates, claimant)
             chosen = self._minimal_victims(order, shortage, attempt, constraints)
         if chosen is None:
@@ -66,9 +66,9 @@ class Planner:
         if not is_running:
             constraints.claimants.add(claimant.order)
         for victim in chosen:
-            constraints.yields[victim.order] = self._how(victim, shortage, constraints)
+            constraints.preemptions[victim.order] = self._how(victim, shortage, constraints)
             if self._state.decisions is not None:
-                self._note_yield(constraints.yields[victim.order], shortage, order, constraints)
+                self._note_preemption(constraints.preemptions[victim.order], shortage, order, constraints)
 
     # --- for whoever records ---------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Planner:
             constraints.notes.append(Stalled(claimant.request_id, num_blocks, awaits_pending))
             return
         by = Guard.PENDING if awaits_pending else Guard.CAPACITY
-        num_available = max(0, attempt.booking.ledger.available)
+        num_available = max(0, attempt.budget.ledger.available)
         constraints.notes.append(
             Refused(
                 claimant.request_id,
@@ -91,66 +91,64 @@ class Planner:
             )
         )
 
-    def _note_yield(
-        self, given_up: Yield, shortage: Shortage, order: list[Request], constraints: Constraints
+    def _note_preemption(
+        self, preemption: Preemption, shortage: Shortage, order: list[Request], constraints: Constraints
     ) -> None:
-        victim = given_up.request
+        victim = preemption.request
         by = self._state.policy_host.names["victim"]
         if victim.status is not RequestStatus.RUNNING:
             by = Guard.HOLDERS_FIRST.value
         elif victim.is_paused:
             by = Guard.PAUSED_FIRST.value
-        constraints.yield_notes[victim.order] = Yielded(
+        constraints.preemption_notes[victim.order] = Yielded(
             victim.request_id,
             shortage.claimant.request_id,
             by,
             order.index(victim) + 1,
             len(order),
-            given_up.how,
-            given_up.by,
+            preemption.how,
+            preemption.by,
             shortage.num_blocks,
             shortage.num_slots,
         )
 
-    def _holders(
-        self, claimant: Request, champion: Request | None, constraints: Constraints
-    ) -> list[Request]:
+    def _holders(self, claimant: Request, guarded: Request | None, constraints: Constraints) -> list[Request]:
         """Waiting requests that still hold blocks: they yield before anyone who runs, by the same ranks."""
         is_running = claimant.status is RequestStatus.RUNNING
         return [
             request
             for request in self._state.holders.values()
-            if request not in (claimant, champion)
-            and request.order not in constraints.yields
+            if request not in (claimant, guarded)
+            and request.order not in constraints.preemptions
             and request.order not in constraints.claimants
             and (
-                claimant is champion
+                claimant is guarded
                 or request.priority < claimant.priority
                 or (is_running and request.priority == claimant.priority)
             )
         ]
 
     def _candidates(
-        self, claimant: Request, champion: Request | None, constraints: Constraints
+        self, claimant: Request, guarded: Request | None, constraints: Constraints
     ) -> list[Request]:
         """Running requests that may yield to the claimant; one that yields its tail may yield whole.
 
         Nobody yields to a less urgent one; a waiting claimant needs a strictly lower priority; who has
-        been preempted often enough yields to the champion alone. None of this binds the champion.
+        been preempted often enough yields to the guarded request alone, which none of this binds.
         """
         running = [
             request
             for order, request in self._state.running.items()
-            if order not in constraints.yields or constraints.yields[order].how is Reclaim.TAIL
+            if order not in constraints.preemptions or constraints.preemptions[order].how is Reclaim.TAIL
         ]
-        if claimant is champion:
-            return [request for request in running if request is not champion]
+        if claimant is guarded:
+            return [request for request in running if request is not guarded]
         is_running = claimant.status is RequestStatus.RUNNING
         limit = self._state.options.max_preemptions
         return [
             request
             for request in running
-            if request is not champion
+            if request is not guarded
             and request.num_preemptions < limit
             and (
                 request.priority < claimant.priority or (is_running and request.priority == claimant.priority)
@@ -205,38 +203,38 @@ class Planner:
         Blocks are counted on a ledger: one that somebody else still references frees nothing. What the
         attempt had booked for a victim comes back as well.
         """
-        more = {victim.order: Yield(victim, Reclaim.RECOMPUTE) for victim in victims}
-        freed = self._freed_by(constraints.yields | more) - self._freed_by(constraints.yields)
+        more = {victim.order: Preemption(victim, Reclaim.RECOMPUTE) for victim in victims}
+        freed = self._freed_by(constraints.preemptions | more) - self._freed_by(constraints.preemptions)
         slots = 0
         for victim in victims:
-            if victim.order not in constraints.yields:
+            if victim.order not in constraints.preemptions:
                 freed += attempt.num_booked.get(victim.order, 0)
                 slots += victim.num_slots if victim.status is RequestStatus.RUNNING else 0
         return freed >= shortage.num_blocks and slots >= shortage.num_slots
 
-    def _freed_by(self, yields: Mapping[int, Yield]) -> int:
+    def _freed_by(self, yields: Mapping[int, Preemption]) -> int:
         """Device blocks, pending ones included, that fall free if all of these yield."""
         ledger = Ledger(self._state.manager, 0)
         before = ledger.available + ledger.pending
-        for given_up in yields.values():
-            book_yield(ledger, self._state.manager, given_up, self._state.last_ended_step)
+        for preemption in yields.values():
+            book_preemption(ledger, self._state.manager, preemption, self._state.last_ended_step)
         return ledger.available + ledger.pending - before
 
     # --- how they yield --------------------------------------------------------------------
 
-    def _how(self, victim: Request, shortage: Shortage, constraints: Constraints) -> Yield:
+    def _how(self, victim: Request, shortage: Shortage, constraints: Constraints) -> Preemption:
         """Ask the reclaim policy; an impossible answer is replaced by the default's, then by recompute."""
-        if victim.status is not RequestStatus.RUNNING or victim.order in constraints.yields:
+        if victim.status is not RequestStatus.RUNNING or victim.order in constraints.preemptions:
             # A holder, or one whose tail is not enough, yields whole.
-            return Yield(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
+            return Preemption(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
         state = self._state
         view = views.victim_view(victim, state.manager)
         if view.num_blocks == 0:
-            return Yield(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
+            return Preemption(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
         room = state.manager.host.num_available - sum(
-            len(state.manager.references(given_up.request))
-            for given_up in constraints.yields.values()
-            if given_up.how is Reclaim.SWAP
+            len(state.manager.references(preemption.request))
+            for preemption in constraints.preemptions.values()
+            if preemption.how is Reclaim.SWAP
         )
         num_short = max(1, shortage.num_blocks)
         load = state.load()
@@ -248,24 +246,26 @@ class Planner:
         for by, ask in asked:
             how = ask(view, num_short, state.rates, load)
             if how is Reclaim.RECOMPUTE or (how is Reclaim.SWAP and view.num_blocks <= room):
-                return Yield(victim, how, by=by)
+                return Preemption(victim, how, by=by)
             if victim is shortage.claimant and how is Reclaim.TAIL:
                 continue  # its own tail would not help it; the policy could not know whose victim it is
             if how is Reclaim.TAIL and view.num_tail_blocks >= num_short:
-                return Yield(victim, how, tuple(state.manager.tail_cuts(victim, num_short)), by)
+                return Preemption(victim, how, tuple(state.manager.tail_cuts(victim, num_short)), by)
             state.policy_host.fault("reclaim", f"chose {how.value} for {view.request.request_id}: no room")
-        return Yield(victim, Reclaim.RECOMPUTE, by=Guard.CAPACITY.value)
+        return Preemption(victim, Reclaim.RECOMPUTE, by=Guard.CAPACITY.value)
 
     # --- sparing ---------------------------------------------------------------------------
 
-    def _spare_needless(self, plan: Plan, champion: Request | None, constraints: Constraints) -> Plan:
+    def _spare_needless(self, plan: Plan, guarded: Request | None, constraints: Constraints) -> Plan:
         """Drop each victim without whom the same plan stands: a later one may have freed enough.
 
         A claimant left out after all would have cost its victims for nothing; sparing them mends that too.
         """
-        for order in list(constraints.yields):
-            fewer = replace(constraints, yields={o: y for o, y in constraints.yields.items() if o != order})
-            outcome = Attempt(self._state, champion, fewer).run()
+        for order in list(constraints.preemptions):
+            fewer = replace(
+                constraints, preemptions={o: y for o, y in constraints.preemptions.items() if o != order}
+            )
+            outcome = Attempt(self._state, guarded, fewer).run()
             if isinstance(outcome, Plan) and self._serves_all(plan, outcome):
                 constraints, plan = fewer, outcome
         return plan

@@ -1,4 +1,4 @@
-"""Takes what a step computed: publishes its blocks, appends its tokens, stops what is done."""
+"""Takes what a step computed: caches its blocks, appends its tokens, stops what is done."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.request import Sequence
-from pageturner.service.core.scheduling.finish import Endings
+from pageturner.service.core.scheduling.finish import Finisher
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
-class Results:
+class OutputProcessor:
     """Results of an older epoch are dropped: the work was void when it ended."""
 
-    def __init__(self, state: SchedulerState, endings: Endings, stop_condition: StopCondition) -> None:
+    def __init__(self, state: SchedulerState, finisher: Finisher, stop_condition: StopCondition) -> None:
         self._state = state
-        self._endings = endings
+        self._finisher = finisher
         self._stop_condition = stop_condition
 
     def take(self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...]) -> list[Event]:
-        """In this order: what is poisoned is never published, and what is published is there before any
+        """In this order: what is poisoned is never cached, and what is cached is there before any
         token of this step ends its sequence."""
         events: list[Event] = []
         for result in sampled:
             if result.error is not None:
                 sequence = self._current(result.seq_id, result.epoch)
                 if sequence is not None:
-                    events.append(self._endings.abort_poisoned(sequence.request, result.error))
+                    events.append(self._finisher.abort_poisoned(sequence.request, result.error))
         self._publish(output)
         for result in sampled:
             sequence = self._current(result.seq_id, result.epoch)
@@ -56,8 +56,8 @@ class Results:
             end = part.start + len(part.token_ids)
             if end > sequence.num_accepted_tokens:
                 sequence.num_accepted_tokens = end
-            if sequence.num_accepted_tokens // block_size > sequence.num_published_blocks:
-                manager.publish(sequence)
+            if sequence.num_accepted_tokens // block_size > sequence.num_cached_blocks:
+                manager.cache_full_blocks(sequence)
 
     def _accept(self, sequence: Sequence, tokens: tuple[SampledToken, ...], events: list[Event]) -> None:
         request = sequence.request
@@ -91,6 +91,6 @@ class Results:
         events.append(TokenEvent(request.request_id, sequence.index, tokens[:num_accepted], text))
         if reason is not FinishReason.UNSPECIFIED:
             events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
-            self._endings.retire(sequence)
+            self._finisher.retire(sequence)
             if not request.unfinished:
-                events.append(self._endings.complete(request))
+                events.append(self._finisher.complete(request))

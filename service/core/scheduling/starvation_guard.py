@@ -7,8 +7,8 @@ from pageturner.service.core.request import QueueEntry, Request, RequestStatus
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
-def choose_champion(state: SchedulerState, champion: Request | None) -> Request | None:
-    """It stays champion until it ends (or cannot run).
+def choose_guarded(state: SchedulerState, guarded: Request | None) -> Request | None:
+    """It stays under the guard until it ends (or cannot run).
 
     The next one is whoever waited longest past the bound, else the head of the running in the order of
     the queue policy, else the head of the queue.
@@ -17,8 +17,8 @@ def choose_champion(state: SchedulerState, champion: Request | None) -> Request 
     def is_eligible(request: Request) -> bool:
         return not request.is_paused and state.may_run(request)
 
-    if champion is not None and champion.status is not RequestStatus.FINISHED and is_eligible(champion):
-        return champion
+    if guarded is not None and guarded.status is not RequestStatus.FINISHED and is_eligible(guarded):
+        return guarded
     bound = _starved_before(state)
     head = oldest = None
     for request in filter(is_eligible, state.waiting):
@@ -29,15 +29,15 @@ def choose_champion(state: SchedulerState, champion: Request | None) -> Request 
     return oldest or min(running, key=_queue_entry, default=None) or head
 
 
-def champion_note(state: SchedulerState, champion: Request) -> ChampionChosen:
+def guard_note(state: SchedulerState, guarded: Request) -> ChampionChosen:
     """Why this one was chosen just now; asked before it is started."""
-    if champion.status is RequestStatus.RUNNING:
+    if guarded.status is RequestStatus.RUNNING:
         reason = ChampionReason.HEAD_OF_RUNNING
-    elif champion.queued_since < _starved_before(state):
+    elif guarded.queued_since < _starved_before(state):
         reason = ChampionReason.STARVED
     else:
         reason = ChampionReason.HEAD_OF_QUEUE
-    return ChampionChosen(champion.request_id, reason)
+    return ChampionChosen(guarded.request_id, reason)
 
 
 def _starved_before(state: SchedulerState) -> float:

@@ -20,7 +20,7 @@ class SchedulerState:
     """requests, sequences: all that live, by id. running: by Request.order, in the order of their start.
     waiting: everything else that lives.
 
-    producing: digests of blocks that requests scheduled in the last step are about to compute.
+    producing: hashes of blocks that requests scheduled in the last step are about to compute.
     holders: waiting requests that hold blocks (their tail was reclaimed).
     suspects: while a failed step is being searched, the requests that may run (orders); None otherwise.
     watermark_blocks: blocks that admissions leave available while anything runs.
@@ -61,12 +61,12 @@ class SchedulerState:
             self.manager.device.num_available if num_available is None else num_available,
         )
 
-    def unpublished_digests(self, sequence: Sequence) -> list[bytes]:
-        """Digests of the full known blocks of a sequence that are still to be computed or published."""
+    def uncached_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Hashes of the full known blocks of a sequence that are still to be computed or cached."""
         if not self.manager.caches_prefixes:
             return []
         num_full = len(sequence.tokens) // self.manager.block_size
-        return [self.manager.digest(sequence, i) for i in range(sequence.num_published_blocks, num_full)]
+        return [self.manager.block_hash(sequence, i) for i in range(sequence.num_cached_blocks, num_full)]
 
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the invariant, unless the whole state is consistent."""
@@ -81,10 +81,9 @@ class SchedulerState:
                 holds = self.manager.holds_device_blocks(request)
                 assert holds == (request.order in self.holders), "holders: list and tables disagree"
         for sequence in self.sequences.values():
-            num_published = sequence.num_published_blocks * self.manager.block_size
-            assert num_published <= sequence.num_kv_tokens, (
-                f"published: sequence {sequence.seq_id} counts {num_published} tokens of "
-                f"{sequence.num_kv_tokens}"
+            num_cached = sequence.num_cached_blocks * self.manager.block_size
+            assert num_cached <= sequence.num_kv_tokens, (
+                f"cached: sequence {sequence.seq_id} counts {num_cached} tokens of {sequence.num_kv_tokens}"
             )
         slots = sum(request.num_slots for request in self.running.values())
         assert slots <= self.options.max_num_seqs, f"slots: {slots} sequences run"

@@ -12,7 +12,7 @@ from pageturner.policies.interfaces import BatchSplit
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.ledger import Checkpoint, Ledger
-from pageturner.service.core.scheduling.plan import Chunk, Start
+from pageturner.service.core.scheduling.plan import Chunk, PlannedAdmission
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A booking to return to."""
+    """What was booked, to return to."""
 
     ledger: Checkpoint
     budget: tuple[int, int, int]
@@ -39,22 +39,22 @@ class Savepoint:
     num_promised: int
 
 
-class Booking:
-    """champion: owed one token whatever the split. slots: sequences that may start.
+class StepBudget:
+    """guarded: owed one token whatever the split. slots: sequences that may start.
 
-    producing: digests that chunks of this step, or of the last, are making. planned_producing: of this
+    producing: hashes that chunks of this step, or of the last, are making. planned_producing: of this
     step alone. total_left, decode_left, prefill_left: tokens of budget. num_promised: blocks that those
     booked have yet to take, in later steps, for tokens they know already.
     """
 
-    def __init__(self, state: SchedulerState, champion: Request | None, slots: int) -> None:
+    def __init__(self, state: SchedulerState, guarded: Request | None, slots: int) -> None:
         self._state = state
         self._manager = state.manager
         self._block_size = state.manager.block_size
-        self._champion = champion
+        self._guarded = guarded
         self.ledger = Ledger(state.manager, slots)
         self.chunks: list[Chunk] = []
-        self.starts: list[Start] = []
+        self.admissions: list[PlannedAdmission] = []
         self.producing = dict(state.producing)
         self.planned_producing: dict[bytes, Request] = {}
         self.total_left = state.options.max_num_batched_tokens
@@ -83,7 +83,7 @@ class Booking:
         self.num_promised = savepoint.num_promised
 
     def allowance(self, request: Request, remaining: int) -> int:
-        """Tokens of budget this request may use now; the champion is owed one.
+        """Tokens of budget this request may use now; the guarded request is owed one.
 
         The batch policy has counted the decodes of running requests among its decode tokens; one that
         starts with a single token left, fresh from the host, may take it from either share.
@@ -96,14 +96,14 @@ class Booking:
             allowed = self.prefill_left
         else:
             allowed = min(self.prefill_left, self._chunk_tokens)
-        if request is self._champion:
+        if request is self._guarded:
             allowed = max(allowed, 1)
         return max(0, min(allowed, remaining, self.total_left))
 
     def book_in_place(self, sequence: Sequence) -> bool:
         """Book one decoded token if its slot is there already and the sequence's own; else nothing.
 
-        This is nearly every chunk there is, so it asks no ledger: a block held once and not published
+        This is nearly every chunk there is, so it asks no ledger: a block held once and not cached
         can neither be claimed nor given up by anyone else in this step.
         """
         if self.decode_left <= 0 or self.total_left <= 0:
@@ -162,7 +162,7 @@ class Booking:
         if remaining > 1:
             end = start + num_tokens
             self.num_promised += blocks_for(start + remaining, block_size) - blocks_for(end, block_size)
-            made = dict.fromkeys(self._state.unpublished_digests(sequence), request)
+            made = dict.fromkeys(self._state.uncached_hashes(sequence), request)
             self.planned_producing.update(made)
             self.producing.update(made)
         return 0

@@ -24,7 +24,7 @@ def make_manager(num_blocks: int, block_size: int, num_host_blocks: int = 0) -> 
 def make_request(manager: BlockManager, num_tokens: int, n: int = 1, first_token: int = 0) -> Request:
     prompt = tuple(range(first_token, first_token + num_tokens))
     new = NewRequest(f"r{first_token}", prompt, SamplingParams(n=n), seed=0, arrival_time=0.0)
-    request = Request(new, first_token, 100, manager.root_digest(adapter="", salt=""))
+    request = Request(new, first_token, 100, manager.root_hash(adapter="", salt=""))
     request.sequences = [Sequence(first_token * 100 + index, request, index) for index in range(n)]
     return request
 
@@ -33,7 +33,7 @@ def fill(manager: BlockManager, sequence: Sequence, num_tokens: int) -> None:
     """Give the sequence blocks and pretend their KV was computed and accepted."""
     manager.grow(sequence, num_tokens)
     sequence.num_kv_tokens = sequence.num_accepted_tokens = num_tokens
-    manager.publish(sequence)
+    manager.cache_full_blocks(sequence)
 
 
 def test_six_blocks_of_sixteen() -> None:
@@ -124,13 +124,13 @@ def test_fork_at_a_full_block_copies_nothing() -> None:
     manager.check_integrity()
 
 
-def test_a_published_block_is_unpublished_before_its_only_holder_writes_it() -> None:
+def test_a_cached_block_is_uncached_before_its_only_holder_writes_it() -> None:
     manager = make_manager(4, 4)
     sequence = make_request(manager, 4).sequences[0]
     fill(manager, sequence, 4)
-    assert manager.device.is_published(0)
+    assert manager.device.is_cached(0)
     assert manager.prepare_write(sequence, 3, NOW) is None
-    assert not manager.device.is_published(0)
+    assert not manager.device.is_cached(0)
     manager.check_integrity()
 
 
@@ -189,14 +189,14 @@ def test_partial_blocks_are_reused_before_cached_ones() -> None:
     assert manager.device.allocate(1) == [partial]
 
 
-def test_a_twin_stays_unpublished_and_is_freed_outright() -> None:
+def test_a_twin_stays_uncached_and_is_freed_outright() -> None:
     manager = make_manager(4, 4)
     first, twin = (make_request(manager, 4).sequences[0] for _ in range(2))
     twin.seq_id = 77
     fill(manager, first, 4)
     fill(manager, twin, 4)
-    assert manager.device.is_published(manager.table(first)[0])
-    assert not manager.device.is_published(manager.table(twin)[0])
+    assert manager.device.is_cached(manager.table(first)[0])
+    assert not manager.device.is_cached(manager.table(twin)[0])
     manager.free(twin, NOW)
     assert (manager.device.num_free, manager.device.num_evictable) == (3, 0)
     manager.check_integrity()
@@ -213,7 +213,7 @@ def test_a_block_of_an_unfinished_step_is_pending_until_it_ends() -> None:
     assert (pool.num_pending, pool.num_available) == (0, 2)
 
 
-def test_digests_tell_tags_apart() -> None:
+def test_hashes_tell_tags_apart() -> None:
     """Tagged fields: an adapter's name is never another tenant's salt (vllm#44701)."""
     hasher = PrefixHasher(b"key")
     roots = {
@@ -233,7 +233,7 @@ def test_the_smallest_score_is_evicted_first_and_a_revived_block_is_not() -> Non
 
     pool = BlockPool(3, 4, score)
     for block in pool.allocate(3):
-        pool.publish(block, bytes([block]), 0)
+        pool.cache_block(block, bytes([block]), 0)
         pool.release(block, NOW)
     pool.share(1)
     assert pool.allocate(1) == [2]

@@ -111,7 +111,7 @@ def test_an_id_in_use_is_refused() -> None:
 def test_an_urgent_request_claims_blocks_from_lower_priorities_only() -> None:
     h = harness(num_blocks=6, admission="first-chunk", reclaim="always-recompute")
     low = h.submit((0,) * 10, max_tokens=8)
-    h.submit((2,) * 4, max_tokens=2)  # the champion after the first ends
+    h.submit((2,) * 4, max_tokens=2)  # the guarded request after the first ends
     for _ in range(3):
         h.step()
     h.submit((1,) * 6, max_tokens=4, priority=1)
@@ -124,14 +124,14 @@ def test_an_urgent_request_claims_blocks_from_lower_priorities_only() -> None:
 
 def test_an_urgent_request_claims_slots() -> None:
     h = harness(options={"max_num_seqs": 2})
-    champion = h.submit((0,) * 2, max_tokens=12)
+    guarded = h.submit((0,) * 2, max_tokens=12)
     low = h.submit((1,) * 2, max_tokens=12)
     h.step()
     h.step()
     urgent = h.submit((2,) * 2, max_tokens=2, priority=5)
     output = h.step()
     assert urgent in scheduled_ids(output)
-    assert champion in scheduled_ids(output)
+    assert guarded in scheduled_ids(output)
     assert low not in scheduled_ids(output)
     h.run_to_end()
     h.check_finished()
@@ -248,7 +248,7 @@ def test_a_head_that_does_not_fit_is_looked_past_but_not_for_ever() -> None:
     h.check_finished()
 
 
-def test_a_starving_request_becomes_champion() -> None:
+def test_a_starving_request_becomes_the_guarded_request() -> None:
     """sglang#31954: an order that never favours a request does not hold it for ever."""
     h = harness(queue="shortest-job-first", options={"max_num_seqs": 1, "starvation_seconds": 6.0})
     long_one = h.submit((0,) * 12, max_tokens=8)
@@ -396,7 +396,7 @@ def test_non_finite_logits_end_one_request_and_clear_what_it_computed() -> None:
     h.model.poisoned_requests.add(bad)
     h.step()
     assert isinstance(h.error_of(bad), NonFiniteLogits)
-    assert all(not h.scheduler.manager.device.is_published(block) for block in (0, 1))
+    assert all(not h.scheduler.manager.device.is_cached(block) for block in (0, 1))
     assert set(h.step().block_copies.clears) == {0, 1}
     h.run_to_end()
     assert h.error_of(good) is None
@@ -426,7 +426,7 @@ def test_only_the_poison_fails() -> None:
         assert isinstance(error, StepFailed) if index == 2 else error is None
 
 
-def test_a_failed_step_publishes_nothing() -> None:
+def test_a_failed_step_caches_nothing() -> None:
     """text-generation-inference#2489: blocks published, batch dropped, the next hit reads garbage."""
     h = harness(num_blocks=16)
     h.submit((0, 1, 2, 0) * 2, max_tokens=2)
@@ -441,12 +441,12 @@ def test_prefill_first_lets_decodes_wait_for_a_prompt() -> None:
     outputs = {}
     for batch in ("decode-first", "prefill-first"):
         h = harness(num_blocks=32, batch=batch, options={"max_num_batched_tokens": 8})
-        champion, decoding = (h.submit((letter,) * 4, max_tokens=20) for letter in (0, 1))
+        guarded, decoding = (h.submit((letter,) * 4, max_tokens=20) for letter in (0, 1))
         h.step()
         h.submit((2,) * 30, max_tokens=2)
         h.step()  # the long prompt starts
         outputs[batch] = scheduled_ids(h.step())
-        assert champion in outputs[batch]
+        assert guarded in outputs[batch]
         h.run_to_end()
         h.check_finished()
     assert decoding in outputs["decode-first"]

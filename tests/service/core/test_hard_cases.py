@@ -64,7 +64,7 @@ def test_whoever_a_step_touched_after_the_one_that_failed_starts_over_too() -> N
         options=replace(OPTIONS, max_num_seqs=2),
         enable_prefix_caching=False,
     )
-    champion = h.submit((0,) * 4, max_tokens=12)
+    guarded = h.submit((0,) * 4, max_tokens=12)
     low = h.submit((1,) * 4, max_tokens=12)
     h.step()
     h.step()
@@ -73,7 +73,7 @@ def test_whoever_a_step_touched_after_the_one_that_failed_starts_over_too() -> N
     failing = schedule(h)
     assert failing.block_copies.swap_outs
     h.abort(urgent)
-    h.abort(champion)
+    h.abort(guarded)
     following = schedule(h)
     assert following.block_copies.swap_ins
     assert [part.request_id for part in following.scheduled] == [low]
@@ -160,7 +160,7 @@ def test_deadlines_of_ended_requests_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_who_yielded_often_enough_yields_to_the_champion_alone(limit: int) -> None:
+def test_who_yielded_often_enough_yields_to_the_guarded_request_alone(limit: int) -> None:
     """The bound itself: a request yields exactly `limit` times to urgent ones that keep coming."""
     h = CoreHarness(
         policies(reclaim="always-recompute"),
@@ -168,7 +168,7 @@ def test_who_yielded_often_enough_yields_to_the_champion_alone(limit: int) -> No
         block_size=4,
         options=replace(OPTIONS, max_num_seqs=2, max_preemptions=limit),
     )
-    h.submit((0,) * 2, max_tokens=40)  # the champion
+    h.submit((0,) * 2, max_tokens=40)  # the guarded request
     low = h.submit((1,) * 2, max_tokens=20)
     h.step()
     for index in range(limit + 3):

@@ -212,9 +212,9 @@ def check_running_requests_are_ordered_anew() -> None:
     live.step()
     assert not queued(live)
     swap(live, queue=Newest())
-    live.abort(names[0])  # was the champion; the next one is first by the policy in force
+    live.abort(names[0])  # was the guarded request; the next one is first by the policy in force
     live.step()
-    assert live.scheduler.champion_id == names[2]
+    assert live.scheduler.guarded_id == names[2]
     live.run_to_end()
 
 
@@ -238,7 +238,7 @@ def check_cached_blocks_are_scored_anew() -> None:
         live.submit((0, 1, 2, 0, 1, 2, 0, 0), max_tokens=1)
         live.run_to_end()
         device = live.scheduler.manager.device
-        cached = [b for b in range(8) if device.is_published(b)]
+        cached = [b for b in range(8) if device.is_cached(b)]
         assert len(cached) == 4
         swap(live, eviction=ByBlock(sign))
         device.allocate(device.num_free)
