@@ -29,7 +29,8 @@ class _GenerationTag(Extension):
 class ChatTemplate:
     """A Jinja template in a sandbox, with what `transformers` lets templates use.
 
-    source: the template. variables: the special tokens it may name (`bos_token`, `eos_token`, ...).
+    source: the template. variables: the special tokens it may name: texts under `bos_token`, `eos_token`
+    and so on, a tuple of them under `additional_special_tokens`.
     today: what `strftime_now` formats; an argument because a prompt must be reproducible.
     Raises ModelError if the template does not compile.
     """
@@ -37,7 +38,7 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str | tuple[str, ...]] | None = None,
         *,
         today: Callable[[], datetime] = datetime.now,
     ) -> None:
@@ -53,16 +54,28 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
         self._variables = dict(variables or {})
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        """The prompt for (role, content) pairs, opened for the assistant's turn.
+    def render(
+        self,
+        messages: Sequence[tuple[str, str]],
+        variables: Mapping[str, object] | None = None,
+        *,
+        opens_answer: bool = True,
+    ) -> str:
+        """The prompt for (role, content) pairs. variables: the request's own, over those of the model.
 
-        Raises InvalidArgument with the template's own words where it refuses them.
+        opens_answer: whether it ends with the template's cue for the assistant's turn. Raises
+        InvalidArgument with the template's own words where it refuses them.
         """
-        turns = [{"role": role, "content": content} for role, content in messages]
+        values = {
+            "messages": [{"role": role, "content": content} for role, content in messages],
+            "tools": None,
+            "documents": None,
+            **self._variables,
+            **(variables or {}),
+            "add_generation_prompt": opens_answer,
+        }
         try:
-            return self._template.render(
-                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._variables
-            )
+            return self._template.render(values)
         # A template is foreign code: whatever it raises (a TypeError, say) is about these messages.
         except Exception as error:
             raise InvalidArgument("prompt.chat", f"the model's chat template refuses it: {error}") from error

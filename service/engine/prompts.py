@@ -48,12 +48,12 @@ class PromptReader:
                 token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             if not token_ids:
                 raise InvalidArgument("prompt.text", "no token comes of it")
-            return token_ids
+            return self._known(token_ids, "prompt.text")
         if _is_chat(prompt):
             tokenizer = self._require_tokenizer("prompt.chat")
             if sum(len(turn.role) + len(turn.content) + 1 for turn in prompt) > self._inline_characters:
-                return await self._beside(lambda: tokenizer.encode_chat(prompt))
-            return tokenizer.encode_chat(prompt)
+                return self._known(await self._beside(lambda: tokenizer.encode_chat(prompt)), "prompt.chat")
+            return self._known(tokenizer.encode_chat(prompt), "prompt.chat")
         if len(prompt) > self._inline_characters:
             return await self._beside(lambda: self._checked(prompt, "prompt.token_ids"))
         return self._checked(prompt, "prompt.token_ids")
@@ -68,6 +68,16 @@ class PromptReader:
 
     async def _beside(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _known(self, token_ids: tuple[int, ...], field: str) -> tuple[int, ...]:
+        """The ids of a text, if the model has an embedding for each: a tokenizer may know more tokens."""
+        largest = max(token_ids, default=0)
+        if largest >= self._model.vocab_size:
+            bound = self._model.vocab_size - 1
+            raise InvalidArgument(
+                field, f"its text holds the token {largest}, beyond the model's last, {bound}"
+            )
+        return token_ids
 
     def _checked(
         self, token_ids: Sequence[object], field: str, *, may_be_empty: bool = False

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from pageturner.service.engine.chat_template import ChatTemplate
+from pageturner.service.engine.control_tokens import CONTINUE_HERE, ControlTokens
 from pageturner.service.engine.incremental_decoder import (
     ByteLevelDecoder,
     IncrementalDecoder,
     WindowDecoder,
     token_bytes,
 )
-from pageturner.service.errors import InvalidArgument, ModelError
+from pageturner.service.errors import InvalidArgument
+
+RESERVED_VARIABLES = frozenset({"messages", "add_generation_prompt"})
+"""Names in a chat template that a request cannot set."""
 
 
 class Message(Protocol):
@@ -49,70 +53,142 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template
         self._bos_id = backend.token_to_id(bos_token) if add_bos and bos_token else None
-        added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._opening_id = _opening_id(backend)
+        self._controls = ControlTokens(backend)
+        self._special_ids = frozenset(self._controls.ids.values())
         # A whole text of a byte-level tokenizer is the UTF-8 of its tokens' bytes, which is exact and
         # cheap to do token by token; any other decoder is asked through a sliding window.
         self._is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         self._bytes_of: dict[int, bytes] = {}
-
-    @classmethod
-    def from_file(
-        cls,
-        path: Path,
-        *,
-        chat_template: str | None = None,
-        bos_token: str | None = None,
-        eos_token: str | None = None,
-        add_bos: bool = False,
-    ) -> Tokenizer:
-        """Read a tokenizer.json. chat_template: Jinja source, which may name bos_token and eos_token.
-
-        Raises ModelError if the file cannot be read or the template does not compile.
-        """
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every fault
-            raise ModelError(f"cannot read the tokenizer {path}: {error}") from error
-        variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        template = ChatTemplate(chat_template, variables) if chat_template else None
-        return cls(backend, chat_template=template, bos_token=bos_token, add_bos=add_bos)
 
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
     @property
+    def controls(self) -> ControlTokens:
+        """The special tokens."""
+        return self._controls
+
+    @property
     def vocab_size(self) -> int:
         """Tokens with a text; the model's logits may be padded to more."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text. Raises InvalidArgument where it is not Unicode (a lone surrogate)."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument("prompt", f"not Unicode at character {error.start}") from error
+    @property
+    def max_id(self) -> int:
+        """The largest id that a text can become; -1 for an empty vocabulary."""
+        return self._largest[0]
+
+    @cached_property
+    def _largest(self) -> tuple[int, int]:
+        """The largest id, and the length of the longest token."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return max(vocabulary.values(), default=-1), max(map(len, vocabulary), default=1)
+
+    @property
+    def max_token_chars(self) -> int | None:
+        """Characters of text that one token can stand for, at most: a text of n characters becomes at least
+        n / max_token_chars tokens, special tokens that swallow the white space beside them aside.
+
+        None where no such bound holds: a run of unknown characters is one token, or is dropped.
+        """
+        model = self._backend.model
+        if isinstance(model, models.WordPiece | models.WordLevel | models.Unigram):
+            return None
+        if isinstance(model, models.BPE) and not self._is_byte_level and not model.byte_fallback:
+            return None
+        # Composing characters (NFC) makes one of up to four.
+        return self._largest[1] * (1 if self._backend.normalizer is None else 4)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a text.
+
+        add_special_tokens: with what the model expects around a text, such as BOS, which a text that spells
+        it has already. parse_special: special tokens that the text spells are those tokens, else they are
+        text. Raises InvalidArgument where it is not Unicode (a lone surrogate).
+        """
+        _check_unicode("prompt", text)
+        if not parse_special and any(self._controls.find(text)):
+            found = self._controls.encode_text(text, add_special_tokens=add_special_tokens)
+        else:
+            found = self._encode(text, add_special_tokens=add_special_tokens)
+        if add_special_tokens:
+            return self._with_one_bos(found)
+        return tuple(found)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # Only the methods for batches let go of the GIL: a long text would hold up every other thread.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        token_ids = tuple(encoding.ids)
-        if add_special_tokens and self._bos_id is not None and token_ids[:1] != (self._bos_id,):
-            return (self._bos_id, *token_ids)
-        return token_ids
+        return list(encoding.ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def _with_one_bos(self, token_ids: list[int]) -> tuple[int, ...]:
+        """As the post-processor left it, or with the BOS that is to be added; never a second one."""
+        if self._opening_id is not None and token_ids[:2] == [self._opening_id] * 2:
+            return tuple(token_ids[1:])
+        if self._bos_id is not None and token_ids[:1] != [self._bos_id]:
+            return (self._bos_id, *token_ids)
+        return tuple(token_ids)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, object] | None = None,
+        *,
+        continue_final: bool = False,
+    ) -> tuple[int, ...]:
         """Token ids of a conversation, opened for the assistant's answer.
 
-        The template writes the special tokens itself; those spelled out in a message count as well, as
-        in `transformers`. Raises InvalidArgument where the model has no template, or its template
-        refuses these messages.
+        The template writes the special tokens; those spelled out in a message are text. variables: for the
+        template, such as enable_thinking. continue_final: the answer goes on with the last message, whose
+        turn stays open, in place of a turn of its own. Raises InvalidArgument where the model has no
+        template, or its template refuses these messages.
         """
         if self._chat_template is None:
             raise InvalidArgument("prompt.chat", "this model has no chat template; send text or token ids")
         if not messages:
             raise InvalidArgument("prompt.chat", "no messages")
-        text = self._chat_template.render([(message.role, message.content) for message in messages])
-        return self.encode(text, add_special_tokens=False)
+        turns = [self._hidden_turn(place, message) for place, message in enumerate(messages)]
+        if continue_final:
+            role, content = turns[-1]
+            turns[-1] = role, f"{content}{CONTINUE_HERE} "
+        text = self._chat_template.render(
+            turns, self._hidden_variables(variables or {}), opens_answer=not continue_final
+        )
+        if continue_final:
+            text = _cut_to_continue(text)
+        if self._controls.has_hidden(text):
+            return tuple(self._controls.encode(text))
+        return tuple(self._encode(text, add_special_tokens=False))
+
+    def _hidden_turn(self, place: int, message: Message) -> tuple[str, str]:
+        field = f"prompt.chat[{place}]"
+        _check_unicode(f"{field}.role", message.role)
+        _check_unicode(f"{field}.content", message.content)
+        # Templates compare roles with words, and some build a token around them: <|user|>.
+        role = message.role if message.role.isidentifier() else self._controls.hide(message.role)
+        return role, self._controls.hide(message.content, edges=True)
+
+    def _hidden_variables(self, variables: Mapping[str, object]) -> dict[str, object]:
+        if reserved := RESERVED_VARIABLES & variables.keys():
+            name = min(reserved)
+            raise InvalidArgument(f"prompt.chat.template_variables[{name}]", "is set by the server")
+        return {
+            name: self._hidden_value(f"prompt.chat.template_variables[{name}]", value)
+            for name, value in variables.items()
+        }
+
+    def _hidden_value(self, field: str, value: object) -> object:
+        if isinstance(value, str):
+            _check_unicode(field, value)
+            return self._controls.hide(value)
+        if isinstance(value, Mapping):
+            return {key: self._hidden_value(field, one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._hidden_value(field, one) for one in value]
+        return value
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids as a whole. Ids the tokenizer does not know have none."""
@@ -135,3 +211,28 @@ class Tokenizer:
 
     def _has_text(self, token_id: int) -> bool:
         return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None
+
+
+def _check_unicode(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(field, f"not Unicode at character {error.start}") from error
+
+
+def _opening_id(backend: tokenizers.Tokenizer) -> int | None:
+    """The token that the backend's post-processor puts in front of a text, if it does."""
+    plain, processed = (backend.encode("a", add_special_tokens=add).ids[:2] for add in (False, True))
+    return processed[0] if processed[:1] != plain[:1] and processed else None
+
+
+def _cut_to_continue(text: str) -> str:
+    """What the template wrote up to the end of the final message, as `transformers` cuts it: without white
+    space at its end where the template trims messages. Raises InvalidArgument for a template that leaves
+    the final message out."""
+    before, mark, after = text.rpartition(CONTINUE_HERE)
+    if not mark:
+        reason = "the model's chat template does not show the final message, so it cannot be continued"
+        raise InvalidArgument("prompt.chat", reason)
+    before = before.replace(CONTINUE_HERE, "")
+    return before if after.startswith(" ") else before.rstrip()

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import tokenizers
 
 
 @dataclass(frozen=True, slots=True)
 class ModelArtifacts:
-    """A model on this machine, ready to be read. Holds paths and small values, no weights.
+    """A model on this machine, ready to be read. Holds paths, small values and the tokenizer, no weights.
 
     source: as the operator named it. name: short, for clients. folder: config.json, safetensors and
     tokenizer files, after any conversion; `transformers` can load it too.
     config: config.json as it stands. dtype: `float32` or `bfloat16`, what `auto` came to.
     weight_files: safetensors shards. generation: generation_config.json, empty if there is none.
-    tokenizer_file: tokenizer.json, None for a model that only takes token ids.
-    chat_template: Jinja source, with bos_token and eos_token as its variables.
+    tokenizer: None for a model that only takes token ids. chat_template: Jinja source, with special_tokens
+    as its variables.
+    special_tokens: texts by name, and a tuple of them under `additional_special_tokens`.
     eos_token_ids: every token that ends an answer. add_bos: prompts given as text start with bos_token;
-    tokenizer.json's own post-processor may put it there already.
+    tokenizer.json's own post-processor may put it there already. notes: what an operator should know of
+    the files, one line each.
     """
 
     source: str
@@ -28,12 +32,18 @@ class ModelArtifacts:
     dtype: str
     weight_files: tuple[Path, ...]
     generation: Mapping[str, object]
-    tokenizer_file: Path | None
+    tokenizer: tokenizers.Tokenizer | None = field(compare=False)
     chat_template: str | None
-    bos_token: str | None
-    eos_token: str | None
+    special_tokens: Mapping[str, str | tuple[str, ...]]
     eos_token_ids: tuple[int, ...]
     add_bos: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bos_token(self) -> str | None:
+        """What texts start with if add_bos."""
+        text = self.special_tokens.get("bos_token")
+        return text if isinstance(text, str) else None
 
     @property
     def architecture(self) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pageturner.service.errors import ModelError
 
-FORMAT_VERSION = 2  # raised whenever the same GGUF file would be written out differently
+FORMAT_VERSION = 3  # raised whenever the same GGUF file would be written out differently
 MANIFEST = "manifest.json"
 """The size of every file that the conversion wrote, by name."""
 

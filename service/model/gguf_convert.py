@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from pageturner.service.errors import ModelError
 from pageturner.service.model.gguf import GgufFile
-from pageturner.service.model.gguf_tokenizer import build_tokenizer
+from pageturner.service.model.gguf_tokenizer import adds_bos, build_tokenizer, end_ids, special_ids
 from pageturner.service.model.rope import parse_rope
 
 SHARD_BYTES = 2 << 30
@@ -96,10 +96,8 @@ def build_config(file: GgufFile, dtype: torch.dtype) -> dict[str, Any]:
     rotated = int(field("rope.dimension_count") or head_dim)
     if rotated != head_dim or int(field("attention.value_length") or head_dim) != head_dim:
         raise ModelError(f"GGUF heads of {head_dim} with {rotated} rotated dimensions are not read")
-    special = {
-        f"{kind}_token_id": file.fields.get(f"tokenizer.ggml.{key}_token_id")
-        for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
-    }
+    special = {f"{kind}_token_id": token_id for kind, token_id in special_ids(file.fields).items()}
+    special.pop("unk_token_id", None)
     return {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
@@ -117,7 +115,7 @@ def build_config(file: GgufFile, dtype: torch.dtype) -> dict[str, Any]:
         "rope_parameters": _rope_parameters(file, str(name), head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": architecture.model_type != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
-        **{key: value for key, value in special.items() if value is not None},
+        **special,
     }
 
 
@@ -162,25 +160,20 @@ def _llama3_parameters(factors: torch.Tensor, theta: float, head_dim: int) -> di
 def _write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     build_tokenizer(fields).save(str(folder / "tokenizer.json"))
     tokens = fields["tokenizer.ggml.tokens"]
-    special = {}
-    for kind, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token_id = fields.get(f"tokenizer.ggml.{key}_token_id")
-        if token_id is not None:
-            special[f"{kind}_token"] = tokens[token_id]
+    special = {f"{kind}_token": tokens[token_id] for kind, token_id in special_ids(fields).items()}
     template = fields.get("tokenizer.chat_template")
     _write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_bos_token": bool(fields.get("tokenizer.ggml.add_bos_token", False)),
+            "add_bos_token": adds_bos(fields),
             "clean_up_tokenization_spaces": False,
             **special,
             **({"chat_template": template} if template else {}),
         },
     )
-    ends = [fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    eos_token_ids = list(dict.fromkeys(end for end in ends if end is not None))
-    _write_json(folder / "generation_config.json", {"eos_token_id": eos_token_ids} if eos_token_ids else {})
+    ends = end_ids(fields)
+    _write_json(folder / "generation_config.json", {"eos_token_id": ends} if ends else {})
 
 
 def _write_weights(file: GgufFile, config: Mapping[str, Any], folder: Path, dtype: torch.dtype) -> None:

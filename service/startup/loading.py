@@ -18,6 +18,7 @@ from pageturner.policies.views import Rates
 from pageturner.service.config import LoadedConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.engine.api import ModelInfo
+from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
@@ -94,6 +95,7 @@ def load_model(
     runner = Runner(model, kv_cache, graphs)
     rates = _measure(runner, kv_cache, cache, limits, backend)
     tokenizer = load_tokenizer(artifacts)
+    report_model_files(artifacts, model.vocab_size, tokenizer, logger)
     return LoadedModel(
         artifacts, backend, model, ops, limits, cache, kv_cache, runner, sampler, rates, tokenizer
     )
@@ -141,16 +143,34 @@ def _finished(step: Callable[[_Step], object], backend: Backend) -> Callable[[_S
 
 
 def load_tokenizer(artifacts: ModelArtifacts) -> Tokenizer | None:
-    """The tokenizer that comes with the model, or None."""
-    if artifacts.tokenizer_file is None:
+    """The tokenizer of a model, None for one of token ids. Raises ModelError for a template that does not
+    compile."""
+    if artifacts.tokenizer is None:
         return None
-    return Tokenizer.from_file(
-        artifacts.tokenizer_file,
-        chat_template=artifacts.chat_template,
+    template = artifacts.chat_template
+    return Tokenizer(
+        artifacts.tokenizer,
+        chat_template=ChatTemplate(template, artifacts.special_tokens) if template else None,
         bos_token=artifacts.bos_token,
-        eos_token=artifacts.eos_token,
         add_bos=artifacts.add_bos,
     )
+
+
+def report_model_files(
+    artifacts: ModelArtifacts, vocab_size: int, tokenizer: Tokenizer | None, logger: FilteringBoundLogger
+) -> None:
+    """Say what of the model's files an operator should know, one warning each. vocab_size: its embeddings."""
+    for note in artifacts.notes:
+        logger.warning("model_files", reason=note)
+    if beyond := [end for end in artifacts.eos_token_ids if end >= vocab_size]:
+        reason = f"end tokens {beyond} are beyond the model's {vocab_size} embeddings, and left out"
+        logger.warning("model_files", reason=reason)
+    if tokenizer is not None and tokenizer.max_id >= vocab_size:
+        reason = (
+            f"the tokenizer's ids go up to {tokenizer.max_id}, the model has {vocab_size} embeddings; "
+            "prompts that hold a token beyond them are refused"
+        )
+        logger.warning("model_files", reason=reason)
 
 
 def describe_model(loaded: LoadedModel, options: ModelOptions) -> ModelInfo:
@@ -169,6 +189,6 @@ def describe_model(loaded: LoadedModel, options: ModelOptions) -> ModelInfo:
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         num_parameters=model.num_parameters,
-        eos_token_ids=artifacts.eos_token_ids,
+        eos_token_ids=tuple(end for end in artifacts.eos_token_ids if end < model.vocab_size),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
     )

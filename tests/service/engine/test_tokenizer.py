@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import datetime
-from pathlib import Path
 
 import pytest
-from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe
+from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe, word_piece
+from tokenizers import processors
 
 from pageturner.service.engine.api import ChatMessage
 from pageturner.service.engine.chat_template import ChatTemplate
@@ -149,24 +149,55 @@ def test_bos_stands_in_front_once(add_bos: bool) -> None:
     assert plain.encode("fox", add_special_tokens=False).count(bos) == 0
 
 
-def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
+@pytest.mark.fault("34")
+@pytest.mark.parametrize("by_post_processor", [True, False])
+def test_a_text_that_spells_bos_gets_one(by_post_processor: bool) -> None:
+    backend = type(byte_level_bpe()).from_str(byte_level_bpe().to_str())
+    start = backend.token_to_id("<|start|>")
+    if by_post_processor:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<|start|> $A", pair="<|start|> $A $B", special_tokens=[("<|start|>", start)]
+        )
+    tokenizer = Tokenizer(backend, bos_token="<|start|>", add_bos=not by_post_processor)
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    assert tokenizer.encode("fox") == (start, *fox)
+    assert tokenizer.encode("<|start|>fox") == (start, *fox)
+    assert tokenizer.encode("<|start|><|start|>fox") == (start, start, *fox)
+    assert tokenizer.encode("<|start|>fox", add_special_tokens=False) == (start, *fox)
+    spelled = tokenizer.encode("<|start|>fox", parse_special=False)
+    assert spelled.count(start) == 1
+    assert tokenizer.decode(spelled) == "<|start|>fox"
+
+
+@pytest.mark.fault("6")
+def test_every_special_token_is_bound_in_the_template() -> None:
+    backend = type(byte_level_bpe()).from_str(byte_level_bpe().to_str())
+    backend.add_special_tokens(["<pad>", "<unk>", "<repo>"])
+    source = "[{{ unk_token }}][{{ pad_token }}][{{ sep_token }}]{{ additional_special_tokens[0] }}"
+    special: dict[str, str | tuple[str, ...]]
+    special = {"unk_token": "<unk>", "pad_token": "<pad>", "additional_special_tokens": ("<repo>",)}
+    tokenizer = Tokenizer(backend, chat_template=ChatTemplate(source, special))
+    found = tokenizer.encode_chat([ChatMessage("user", "x")])
+    assert tokenizer.decode(found, skip_special_tokens=False) == "[<unk>][<pad>][]<repo>"
+    assert {backend.token_to_id(text) for text in ("<unk>", "<pad>", "<repo>")} <= set(found)
+
+
+@pytest.mark.fault("F")
+def test_a_text_has_a_token_for_each_max_token_chars_at_least() -> None:
+    tokenizer = Tokenizer(byte_level_bpe())
+    assert tokenizer.max_token_chars == max(map(len, byte_level_bpe().get_vocab()))
+    for text in ("added token" * 3, "The quick brown fox " * 9, "\u65e5\u672c\u8a9e"):
+        assert len(tokenizer.encode(text)) >= len(text) / tokenizer.max_token_chars
+    assert Tokenizer(word_piece()).max_token_chars is None
+
+
+def test_truncation_in_the_file_is_ignored() -> None:
     backend = type(byte_level_bpe()).from_str(byte_level_bpe().to_str())
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
-    backend.save(str(path))
-    tokenizer = Tokenizer.from_file(path)
+    tokenizer = Tokenizer(backend)
     text = "The quick brown fox"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_a_broken_file_is_the_models_error(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
-    with pytest.raises(ModelError, match=r"tokenizer\.json"):
-        Tokenizer.from_file(path)
-    with pytest.raises(ModelError, match=r"nowhere\.json"):
-        Tokenizer.from_file(tmp_path / "nowhere.json")
 
 
 def test_unknown_ids_have_no_text() -> None:

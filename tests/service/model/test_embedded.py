@@ -77,8 +77,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> ModelArtifacts:
 
 @pytest.fixture(scope="module")
 def tokenizer(artifacts: ModelArtifacts) -> Tokenizer:
-    assert artifacts.tokenizer_file is not None
-    return Tokenizer.from_file(str(artifacts.tokenizer_file))
+    assert artifacts.tokenizer is not None
+    return artifacts.tokenizer
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_every_tensor_has_the_bits_of_the_gguf_package() -> None:
 def test_what_the_file_says_of_itself(artifacts: ModelArtifacts) -> None:
     assert artifacts.architecture == "LlamaForCausalLM"
     assert artifacts.name == "SmolLM2-135M-Instruct.Q4_1"
-    assert (artifacts.bos_token, artifacts.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert (artifacts.bos_token, artifacts.special_tokens["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     assert artifacts.eos_token_ids == (2,)
     assert not artifacts.add_bos
     assert artifacts.chat_template is not None

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from support.random_models import save, tiny_model
 from support.tiny_gguf import write_gguf
+from support.tiny_tokenizers import byte_level_bpe
 
 from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model import gguf
@@ -62,10 +63,27 @@ class TestFolder:
         write_json(folder / "config.json", {"model_type": "llama", "torch_dtype": stored})
         assert read(folder, dtype=asked).dtype == used
 
-    def test_eos_ids_are_those_of_generation_where_it_names_them(self, folder: Path) -> None:
-        assert read(folder).eos_token_ids == (7,)
-        write_json(folder / "generation_config.json", {"eos_token_id": [8, 9]})
-        assert read(folder).eos_token_ids == (8, 9)
+    @pytest.mark.fault("18")
+    @pytest.mark.parametrize(
+        ("generation", "config", "found"),
+        [
+            (None, 7, (7, 1)),
+            ([0], 7, (0, 7, 1)),
+            ([0, 1], None, (0, 1)),
+            (None, None, (1,)),
+            (-1, [7, None, True, "x"], (7, 1)),
+        ],
+    )
+    def test_end_tokens_are_those_of_generation_config_and_tokenizer(
+        self, generation: Any, config: Any, found: tuple[int, ...], folder: Path
+    ) -> None:
+        byte_level_bpe().save(str(folder / "tokenizer.json"))
+        write_json(folder / "tokenizer_config.json", {"eos_token": {"content": "<|end|>"}})
+        write_json(
+            folder / "config.json", {"model_type": "llama", "dtype": "float16", "eos_token_id": config}
+        )
+        write_json(folder / "generation_config.json", {"eos_token_id": generation})
+        assert read(folder).eos_token_ids == found
 
     def test_chat_template_and_special_tokens(self, folder: Path) -> None:
         assert read(folder).chat_template is None
@@ -77,7 +95,8 @@ class TestFolder:
         }
         write_json(folder / "tokenizer_config.json", config)
         artifacts = read(folder)
-        assert (artifacts.bos_token, artifacts.eos_token, artifacts.add_bos) == ("<s>", "</s>", True)
+        assert artifacts.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+        assert (artifacts.bos_token, artifacts.add_bos) == ("<s>", True)
         assert artifacts.chat_template == "D"
         (folder / "chat_template.jinja").write_text("J", encoding="utf-8")
         assert read(folder).chat_template == "J"
@@ -126,7 +145,7 @@ class TestSources:
         artifacts = load_artifacts(
             ModelOptions(source=str(save(model, tmp_path / "mine"))), tmp_path / "cache"
         )
-        assert (artifacts.name, artifacts.tokenizer_file) == ("mine", None)
+        assert (artifacts.name, artifacts.tokenizer) == ("mine", None)
         assert not (tmp_path / "cache").exists()
 
     def test_the_embedded_file_is_found_without_importing_its_package(self) -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tokenizers
 import torch
 from support.lazy_streams import lazy_copies
+from support.scripted import recording_logger
+from support.tiny_tokenizers import byte_level_bpe
 
 from pageturner.kernels.torch_ops import TorchOps
+from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.model import backend
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.options import ModelOptions
 from pageturner.service.startup import loading
 
 
@@ -20,3 +31,31 @@ def test_what_is_measured_has_finished() -> None:
     )
     loading._finished(done.append, device)("enqueued")
     assert done == ["enqueued", "waited"]
+
+
+def artifacts(tokenizer: tokenizers.Tokenizer | None, *ends: int) -> ModelArtifacts:
+    return ModelArtifacts(
+        "source", "name", Path(), {}, "float32", (), {}, tokenizer, None, {}, ends, False, ("a note",)
+    )
+
+
+@pytest.mark.fault("1")
+def test_end_tokens_and_a_tokenizer_beyond_the_embeddings_are_said_at_start() -> None:
+    rows = byte_level_bpe().get_vocab_size() - 1
+    found = artifacts(byte_level_bpe(), 3, rows, rows + 7)
+    tokenizer = loading.load_tokenizer(found)
+    logger, lines = recording_logger()
+    loading.report_model_files(found, rows, tokenizer, logger)
+    reasons = [str(line["reason"]) for line in lines]
+    assert reasons[0] == "a note"
+    assert f"end tokens [{rows}, {rows + 7}] are beyond" in reasons[1]
+    assert f"the tokenizer's ids go up to {rows}" in reasons[2]
+    loaded: Any = SimpleNamespace(
+        artifacts=found,
+        tokenizer=tokenizer,
+        limits=SchedulerOptions(),
+        model=SimpleNamespace(
+            vocab_size=rows, backend="lean", num_layers=1, num_kv_heads=1, head_dim=1, num_parameters=1
+        ),
+    )
+    assert loading.describe_model(loaded, ModelOptions()).eos_token_ids == (3,)

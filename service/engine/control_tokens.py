@@ -1,0 +1,147 @@
+"""Control tokens that a caller's text spells out stay text; those that the template writes are tokens.
+
+A special token in a rendered prompt may come from the template or from a message, and afterwards nothing
+tells which. So before a template sees a caller's text, one character of each control token in it is put
+behind a stand-in: a lone surrogate, which no caller can send, since it is not Unicode. Lengths stay, and so
+do comparisons and searches for anything but a control token. What still reads as a control token after
+rendering is the template's. It becomes a placeholder, an added token of a second tokenizer that takes all
+else for text; the characters come back from behind their stand-ins, and that one encodes the whole, so that
+normalizing and merging happen as they would around the real tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+import tokenizers
+
+from pageturner.service.errors import InvalidArgument
+
+CONTINUE_HERE = "\udfff"
+"""Stands at the end of the message that an answer continues."""
+
+_FIRST_STAND_IN, _MAX_STAND_INS = 0xD800, 0xDFFF - 0xD800
+_STAND_IN = re.compile("[\ud800-\udfff]")
+_DELIMITER = "\U0010ffff"  # a noncharacter: for internal use, says Unicode
+
+
+class ControlTokens:
+    """The special tokens of one tokenizer. Calls may come from several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._tokens = {str(token.content): token for token in added.values() if token.special}
+        self._ids = {str(token.content): token_id for token_id, token in added.items() if token.special}
+        texts = sorted(self._ids, key=len, reverse=True)
+        self._whole = re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
+        self._begin = re.compile("|".join(_beginnings(texts)) if texts else r"(?!)")
+        characters = sorted(set("".join(texts)))[:_MAX_STAND_INS]
+        self._stand_ins = {character: chr(_FIRST_STAND_IN + i) for i, character in enumerate(characters)}
+        self._restored = {ord(stand_in): character for character, stand_in in self._stand_ins.items()}
+        self._longest = max(map(len, texts), default=0)
+        self._heads = {text[:cut] for text in texts for cut in range(1, len(text))}
+        self._tails = {text[cut:] for text in texts for cut in range(1, len(text))}
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The id of each control token by its text."""
+        return dict(self._ids)
+
+    def find(self, text: str) -> Iterable[re.Match[str]]:
+        """Where a text spells control tokens, the longest at each place."""
+        return self._whole.finditer(text)
+
+    def hide(self, text: str, *, edges: bool = False) -> str:
+        """The text with each control token in it behind a stand-in.
+
+        edges: so also what it ends or begins with of a control token that its surroundings might complete.
+        """
+        text = self._begin.sub(lambda found: self._stand_in(found[0]), text)
+        return self._hide_edges(text) if edges else text
+
+    def _hide_edges(self, text: str) -> str:
+        stripped = text.strip()
+        bound = min(self._longest, len(stripped) + 1)
+        start = text.find(stripped)
+        end = start + len(stripped)
+        for length in range(1, bound):
+            if stripped[-length:] in self._heads:
+                place = end - length
+                text = text[:place] + self._stand_in(text[place]) + text[place + 1 :]
+        if any(stripped[:length] in self._tails for length in range(1, bound)):
+            text = text[:start] + self._stand_in(text[start]) + text[start + 1 :]
+        return text
+
+    def show(self, text: str) -> str:
+        """The text with every character back from behind its stand-in."""
+        return text.translate(self._restored)
+
+    def has_hidden(self, text: str) -> bool:
+        return _STAND_IN.search(text) is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a rendered prompt: control tokens that are not hidden are tokens, all else is text."""
+        return self._encode(
+            self._whole.sub(lambda found: self._placeholder(found[0]), text), text, add_special_tokens
+        )
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a text in which nothing is a control token."""
+        return self._encode(text, text, add_special_tokens)
+
+    def _encode(self, marked: str, text: str, add_special_tokens: bool) -> list[int]:
+        if _DELIMITER in text:
+            raise InvalidArgument("prompt", "holds U+10FFFF, which is no character, beside control tokens")
+        plain, ids = self._plain
+        # Only the methods for batches let go of the GIL: a long text would hold up every other thread.
+        (encoding,) = plain.encode_batch_fast([self.show(marked)], add_special_tokens=add_special_tokens)
+        return [ids.get(token_id, token_id) for token_id in encoding.ids]
+
+    @cached_property
+    def _plain(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """A tokenizer for which no control token is one, and what its placeholders' ids stand for.
+
+        Made when first needed: few prompts spell control tokens.
+        """
+        plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        plain.no_truncation()
+        plain.no_padding()
+        plain.encode_special_tokens = True
+        ids = {}
+        for text, token in self._tokens.items():
+            placeholder = self._placeholder(text)
+            plain.add_tokens(
+                [
+                    tokenizers.AddedToken(
+                        placeholder,
+                        normalized=False,
+                        lstrip=token.lstrip,
+                        rstrip=token.rstrip,
+                        single_word=token.single_word,
+                    )
+                ]
+            )
+            placed = plain.token_to_id(placeholder)
+            assert placed is not None, f"{placeholder!r} was just added"
+            ids[placed] = self._ids[text]
+        return plain, ids
+
+    def _placeholder(self, text: str) -> str:
+        return f"{_DELIMITER}{self._ids[text]}{_DELIMITER}"
+
+    def _stand_in(self, character: str) -> str:
+        return self._stand_ins.get(character, character)
+
+
+def _beginnings(texts: Iterable[str]) -> list[str]:
+    """Patterns of one character each: the first of a control token, with the rest of it ahead.
+
+    One at a time, so that control tokens that overlap are all found.
+    """
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[0], []).append(re.escape(text[1:]))
+    return [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
