@@ -12,12 +12,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.policies.views import Rates
+from pageturner.service.core.listener import (
+    AbortRequest,
+    AddRequest,
+    Answer,
+    Call,
+    Expire,
+    FailStep,
+    Outcome,
+    PauseRequest,
+    ResumeRequest,
+    Schedule,
+    SchedulerListener,
+    SetPolicies,
+    Update,
+    told,
+)
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
@@ -39,6 +55,7 @@ from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
 from pageturner.service.core.scheduling.queue_order import QueueOrder
+from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded, guard_note
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.stats import scheduler_stats
@@ -98,6 +115,7 @@ class Scheduler:
         self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)
         self._suspects = Suspects()
         self._deadlines = Deadlines(self.state)
+        self.listeners: tuple[SchedulerListener, ...] = ()
         self._guarded: Request | None = None
         self._unfinished_steps: deque[int] = deque()
         self._next_order = 0
@@ -106,6 +124,7 @@ class Scheduler:
 
     # --- requests in and out ---------------------------------------------------------------
 
+    @told(AddRequest)
     def add_request(self, new: NewRequest) -> int:
         """Queue a request; returns the max_tokens in force.
 
@@ -142,21 +161,25 @@ class Scheduler:
         waiting.add(request)
         return max_tokens
 
+    @told(AbortRequest)
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
         """End a request with `error`; unknown ids are no error, they may have ended a moment ago."""
         request = self.state.requests.get(request_id)
         return () if request is None else (self._finisher.abort(request, error),)
 
+    @told(Expire)
     def expire(self, now: float) -> tuple[Event, ...]:
         """End every request whose deadline has passed, and shed those that can no longer make it."""
         self.state.now = now
         return tuple(self._finisher.abort(request, error) for request, error in self._deadlines.missed(now))
 
+    @told(PauseRequest)
     def pause_request(self, request_id: str) -> None:
         """Stop computing for a client that does not read; its blocks are the first to be taken."""
         if request_id in self.state.requests:
             self.state.requests[request_id].is_paused = True
 
+    @told(ResumeRequest)
     def resume_request(self, request_id: str) -> None:
         if request_id in self.state.requests:
             self.state.requests[request_id].is_paused = False
@@ -165,8 +188,26 @@ class Scheduler:
         """Whether any live request could be advanced by `schedule`, now or once a step in flight ends."""
         return any(not request.is_paused for request in self.state.requests.values())
 
+    # --- who listens -----------------------------------------------------------------------
+
+    def add_listener(self, listener: SchedulerListener) -> None:
+        """From the next call on; listeners are told in the order in which they were added."""
+        self.listeners = (*self.listeners, listener)
+        if self.state.decisions is None:
+            self.state.decisions = []
+
+    def tell(self, call: Call, answer: Answer, error: Exception | None) -> None:
+        """For `told`: a call is over."""
+        noted = self.state.decisions or ()
+        outcome = Outcome(answer, error, tuple(noted))
+        if noted:
+            self.state.decisions = []
+        for listener in self.listeners:
+            listener.after(call, outcome)
+
     # --- one step --------------------------------------------------------------------------
 
+    @told(Schedule)
     def schedule(self, now: float) -> SchedulerOutput:
         """Decide the next step and commit to it. Falsy if there is nothing to do now.
 
@@ -191,6 +232,7 @@ class Scheduler:
             self.state.counters["steps"] += 1
         return output
 
+    @told(Update)
     def update(
         self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...], now: float
     ) -> tuple[Event, ...]:
@@ -206,6 +248,7 @@ class Scheduler:
             self.policy_host.fold(tally.served(events))
         return tuple(events)
 
+    @told(FailStep)
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
         """Take a step's failure: whoever it computed or copied for starts over, its tokens kept.
 
@@ -275,8 +318,70 @@ class Scheduler:
         guarded = self._guarded
         return None if guarded is None or guarded.status is RequestStatus.FINISHED else guarded.request_id
 
+    # --- as a value ------------------------------------------------------------------------
+
+    def snapshot(self) -> SchedulerSnapshot | None:
+        """All but the requests; None while a step is in flight."""
+        if self._unfinished_steps:
+            return None
+        state, guarded = self.state, self._guarded
+        is_live = guarded is not None and guarded.status is not RequestStatus.FINISHED
+        return SchedulerSnapshot(
+            now=state.now,
+            running=tuple(state.running),
+            holders=tuple(state.holders),
+            waiting=tuple(request.order for request in state.waiting),
+            producing=tuple(
+                (block_hash, maker.order)
+                for block_hash, maker in state.producing.items()
+                if maker.status is not RequestStatus.FINISHED
+            ),
+            suspect_groups=self._suspects.snapshot(),
+            guarded=guarded.order if guarded is not None and is_live else None,
+            pending_clears=tuple(state.pending_clears),
+            last_ended_step=state.last_ended_step,
+            next_order=self._next_order,
+            next_seq_id=self._next_seq_id,
+            next_step_id=self._next_step_id,
+            next_resort=self._queue_order.next_resort,
+            device=self.manager.device.snapshot(),
+            host=self.manager.host.snapshot(),
+            policies=self.policy_host.snapshot(),
+        )
+
+    def restore(self, snapshot: SchedulerSnapshot, requests: Iterable[Request]) -> None:
+        """Bring a scheduler just made to a state that one with equal options, policies and hasher was in.
+
+        requests: those that lived, in order of acceptance, as they were; their tables are restored apart
+        (`BlockManager.restore_tables`).
+        """
+        state, by_order = self.state, {request.order: request for request in requests}
+        for request in by_order.values():
+            state.requests[request.request_id] = request
+            self._deadlines.watch(request)
+            for sequence in request.unfinished:
+                state.sequences[sequence.seq_id] = sequence
+                self._stop_condition.start(sequence.seq_id, request.new)
+        state.now = snapshot.now
+        state.running.update((order, by_order[order]) for order in snapshot.running)
+        state.holders.update((order, by_order[order]) for order in snapshot.holders)
+        state.waiting.restore(by_order[order] for order in snapshot.waiting)
+        state.producing = {block_hash: by_order[order] for block_hash, order in snapshot.producing}
+        state.pending_clears = list(snapshot.pending_clears)
+        state.last_ended_step = snapshot.last_ended_step
+        self._suspects.restore(snapshot.suspect_groups)
+        self._guarded = None if snapshot.guarded is None else by_order[snapshot.guarded]
+        self._next_order = snapshot.next_order
+        self._next_seq_id = snapshot.next_seq_id
+        self._next_step_id = snapshot.next_step_id
+        self._queue_order.next_resort = snapshot.next_resort
+        self.manager.device.restore(snapshot.device)
+        self.manager.host.restore(snapshot.host)
+        self.policy_host.restore(snapshot.policies)
+
     # --- policies --------------------------------------------------------------------------
 
+    @told(SetPolicies)
     def set_policies(
         self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = MappingProxyType({})
     ) -> None:

@@ -162,7 +162,7 @@ def take_checkpoint(
         next_order=scheduler._next_order,
         next_seq_id=scheduler._next_seq_id,
         next_step_id=scheduler._next_step_id,
-        next_resort=scheduler._queue_order._next_resort,
+        next_resort=scheduler._queue_order.next_resort,
         device=_pool_state(scheduler.manager.device, name_of),
         host=_pool_state(scheduler.manager.host, name_of),
         policies=policies,
@@ -247,7 +247,7 @@ def restore_checkpoint(scheduler: Scheduler, checkpoint: Checkpoint) -> None:
     scheduler._next_order = checkpoint.next_order
     scheduler._next_seq_id = checkpoint.next_seq_id
     scheduler._next_step_id = checkpoint.next_step_id
-    scheduler._queue_order._next_resort = checkpoint.next_resort
+    scheduler._queue_order.next_resort = checkpoint.next_resort
     _restore_pool(scheduler.manager.device, checkpoint.device)
     _restore_pool(scheduler.manager.host, checkpoint.host)
     restore_policy_host(scheduler.policy_host, checkpoint.policies)

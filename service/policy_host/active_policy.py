@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pageturner.service.policy_host.caller import PolicyCaller, raised
+from pageturner.service.policy_host.snapshot import ActivePolicyState
 
 _T = TypeVar("_T")
 
@@ -41,6 +42,24 @@ class ActivePolicy:
     @property
     def in_force(self) -> PolicyCaller:
         return self.default if self.is_quarantined else self.chosen
+
+    def snapshot(self) -> ActivePolicyState:
+        """Its standing at this moment; a memory is immutable, so it is kept as it is."""
+        return ActivePolicyState(
+            self.num_faults,
+            self._num_offences,
+            self.is_quarantined,
+            self.chosen.state,
+            self.default.state,
+        )
+
+    def restore(self, state: ActivePolicyState) -> None:
+        """Take the standing of one that has the same policies."""
+        self.num_faults = state.num_faults
+        self._num_offences = state.num_offences
+        self.is_quarantined = state.is_quarantined
+        self.chosen.state = state.chosen_memory
+        self.default.state = state.default_memory
 
     def ask(self, parse: Callable[[Any], _T], *arguments: object) -> _T:
         """The policy's answer as `parse` makes it of what was said, else the default's.

@@ -42,6 +42,7 @@ from pageturner.service.policy_host import answers
 from pageturner.service.policy_host.active_policy import ActivePolicy
 from pageturner.service.policy_host.caller import BadAnswer, PolicyCaller
 from pageturner.service.policy_host.shadow import Shadow, ShadowReport
+from pageturner.service.policy_host.snapshot import PolicyHostState
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,20 @@ class PolicyHost:
             self._active, self._shadows = active, watchers
             self.revision += 1
             self._refresh()
+
+    def snapshot(self) -> PolicyHostState:
+        """The standing of the policies at this moment."""
+        axes = {axis: active.snapshot() for axis, active in self._active.items()}
+        return PolicyHostState(axes, dict(self.faults), tuple(sorted(self._stale)))
+
+    def restore(self, state: PolicyHostState) -> None:
+        """Bring a host just made, of the same policies, to this standing."""
+        for axis, part in state.axes.items():
+            self._active[axis].restore(part)
+        self.faults.clear()
+        self.faults.update(state.faults)
+        self._stale = set(state.stale)
+        self._refresh()
 
     def take_stale_axes(self) -> frozenset[str]:
         """The axes where another policy came into force since this was last asked."""

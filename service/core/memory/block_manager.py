@@ -303,6 +303,15 @@ class BlockManager:
             for host_block in self._host_tables.pop(sequence.seq_id, ()):
                 self.host.release(host_block, release)
 
+    def restore_tables(self, sequence: Sequence, table: tuple[int, ...], host_table: tuple[int, ...]) -> None:
+        """Give a sequence that holds nothing the tables that `table` and `host_table` once answered.
+
+        The pools are restored beside it: references are not counted anew."""
+        if table:
+            self._tables[sequence.seq_id] = list(table)
+        if host_table:
+            self._host_tables[sequence.seq_id] = list(host_table)
+
     # --- proof -----------------------------------------------------------------------------
 
     def check_integrity(self) -> None:

@@ -60,6 +60,35 @@ class Block:
     in_heap: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A block that is not free, as a value. Its fields are those of `Block`."""
+
+    block_id: int
+    ref_count: int
+    block_hash: bytes | None
+    depth: int
+    num_hits: int
+    fence: int
+    is_pending: bool
+    last_release: Release
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """A whole pool, as a value.
+
+    free: a stack, the last one is taken first. evictable: (score, order of release, block), in the order of
+    eviction. Totals that only feed statistics are not kept.
+    """
+
+    free: tuple[int, ...]
+    blocks: tuple[BlockState, ...]
+    evictable: tuple[tuple[float, int, int], ...]
+    release_order: int
+    completed_step: int
+
+
 def least_recently_released(view: BlockView) -> float:
     """The score of plain LRU."""
     return view.released_at
@@ -248,6 +277,42 @@ class BlockPool:
             if self._is_current(entry)
         ]
         heapq.heapify(self._heap)
+
+    # --- as a value ------------------------------------------------------------------------
+
+    def snapshot(self) -> PoolState:
+        """The state of this moment."""
+        free = set(self._free)
+        return PoolState(
+            tuple(self._free),
+            tuple(
+                BlockState(*(getattr(block, name) for name in BlockState.__slots__))
+                for block in self._blocks
+                if block.block_id not in free
+            ),
+            tuple(entry[:3] for entry in sorted(self._heap) if self._is_current(entry)),
+            self._release_order,
+            self._completed_step,
+        )
+
+    def restore(self, state: PoolState) -> None:
+        """Bring a pool just made to the state of one of the same size."""
+        self._free = list(state.free)
+        for part in state.blocks:
+            block = self._blocks[part.block_id]
+            for name in BlockState.__slots__:
+                setattr(block, name, getattr(part, name))
+            if block.block_hash is not None:
+                self._block_of_hash[block.block_hash] = block.block_id
+            if block.is_pending:
+                self._pending.add(block.block_id)
+        for score, order, block_id in state.evictable:
+            self._blocks[block_id].in_heap = True
+            self._num_evictable += 1
+            self._heap.append((score, order, block_id, self._blocks[block_id].heap_version))
+        heapq.heapify(self._heap)
+        self._release_order = state.release_order
+        self._completed_step = state.completed_step
 
     # --- inside ----------------------------------------------------------------------------
 

@@ -17,13 +17,13 @@ MAX_LOOKUPS = 1024
 
 
 class QueueOrder:
-    """interval_seconds: how often keys that may change are looked at again."""
+    """interval_seconds: how often keys that may change are looked at again. next_resort: when next."""
 
     def __init__(self, policy_host: PolicyHost, manager: BlockManager, interval_seconds: float) -> None:
         self._policy_host = policy_host
         self._manager = manager
         self._interval_seconds = interval_seconds
-        self._next_resort = 0.0
+        self.next_resort = 0.0
 
     @property
     def is_fixed(self) -> bool:
@@ -37,9 +37,9 @@ class QueueOrder:
     def refresh(self, waiting: WaitingQueue, now: float) -> None:
         """Once an interval: keys that change with time anew, others where the cache holds more or less."""
         change = self._policy_host.key_change
-        if change is KeyChange.NEVER or now < self._next_resort:
+        if change is KeyChange.NEVER or now < self.next_resort:
             return
-        self._next_resort = now + self._interval_seconds
+        self.next_resort = now + self._interval_seconds
         if change is KeyChange.WITH_TIME:
             waiting.resort()
             return

@@ -25,6 +25,14 @@ class Suspects:
         """Who may run now; None if nobody is under suspicion."""
         return frozenset(self._groups[0]) if self._groups else None
 
+    def snapshot(self) -> tuple[tuple[int, ...], ...]:
+        """The groups in the order of their turns."""
+        return tuple(tuple(sorted(group)) for group in self._groups)
+
+    def restore(self, groups: Iterable[Iterable[int]]) -> None:
+        """Take the place of one whose `snapshot` this was."""
+        self._groups = deque(set(group) for group in groups)
+
     def failed(self, members: Iterable[int]) -> int | None:
         """A step with these members failed. Returns the culprit if there was only one."""
         failed = sorted(members)

@@ -55,6 +55,17 @@ class WaitingQueue:
         self._request_of[request.order] = request
         self.num_prompt_tokens += request.num_prompt_tokens
 
+    def restore(self, requests: Iterable[Request]) -> None:
+        """Fill an empty queue with requests in their order, each at the place that it had (`queue_entry`).
+
+        The policy is not asked again, as its answer may depend on what has passed."""
+        for request in requests:
+            assert request.queue_entry is not None, f"{request.request_id} was never queued"
+            self._entries.append(request.queue_entry)
+            self._entry_of[request.order] = request.queue_entry
+            self._request_of[request.order] = request
+            self.num_prompt_tokens += request.num_prompt_tokens
+
     def remove(self, request: Request) -> None:
         entry = self._entry_of.pop(request.order)
         del self._entries[bisect_left(self._entries, entry)]

@@ -1,0 +1,155 @@
+"""Who listens to a scheduler: told of every call that may change it, before and after, in their order.
+
+What listens neither decides nor changes anything, and must not raise. With no listener a call costs one test
+of an empty tuple more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from pageturner.policies.interfaces import PolicySet
+from pageturner.service.core.decisions import Decision
+from pageturner.service.core.outputs import Event, SampledSequence, SchedulerOutput
+from pageturner.service.core.request import NewRequest
+from pageturner.service.errors import PageturnerError
+
+if TYPE_CHECKING:
+    from pageturner.service.core.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """`Scheduler.add_request`, answered by the max_tokens in force."""
+
+    new: NewRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """`Scheduler.abort_request`, answered by events."""
+
+    request_id: str
+    error: PageturnerError
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """`Scheduler.expire`, answered by events."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequest:
+    """`Scheduler.pause_request`."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """`Scheduler.resume_request`."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicies:
+    """`Scheduler.set_policies`."""
+
+    policies: PolicySet
+    now: float
+    shadows: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`Scheduler.schedule`, answered by the step."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """`Scheduler.update`, answered by events."""
+
+    output: SchedulerOutput
+    sampled: tuple[SampledSequence, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailStep:
+    """`Scheduler.fail_step`, answered by events."""
+
+    output: SchedulerOutput
+    error: Exception
+    now: float
+
+
+Call: TypeAlias = (
+    AddRequest
+    | AbortRequest
+    | Expire
+    | PauseRequest
+    | ResumeRequest
+    | SetPolicies
+    | Schedule
+    | Update
+    | FailStep
+)
+Answer: TypeAlias = int | SchedulerOutput | tuple[Event, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a call: its answer, or what it raised. decisions: what was decided meanwhile, in order."""
+
+    answer: Answer = None
+    error: Exception | None = None
+    decisions: tuple[Decision, ...] = ()
+
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Answer)
+_Method: TypeAlias = Callable[Concatenate["Scheduler", P], R]
+
+
+class SchedulerListener(Protocol):
+    """Hears one scheduler, on the thread that owns it."""
+
+    def before(self, call: Call) -> None:
+        """Nothing has happened yet: the state is that between two calls."""
+        ...
+
+    def after(self, call: Call, outcome: Outcome) -> None:
+        """It is done, or was refused, or failed."""
+        ...
+
+
+def told(make_call: Callable[..., Call]) -> Callable[[_Method[P, R]], _Method[P, R]]:
+    """Tell the listeners of each call of a method. make_call: of the method's own arguments."""
+
+    def decorate(method: _Method[P, R]) -> _Method[P, R]:
+        @functools.wraps(method)
+        def call_and_tell(self: Scheduler, /, *arguments: P.args, **options: P.kwargs) -> R:
+            if not self.listeners:
+                return method(self, *arguments, **options)
+            call = make_call(*arguments, **options)
+            for listener in self.listeners:
+                listener.before(call)
+            try:
+                answer = method(self, *arguments, **options)
+            except Exception as error:
+                self.tell(call, None, error)
+                raise
+            self.tell(call, answer, None)
+            return answer
+
+        return call_and_tell
+
+    return decorate
