@@ -12,13 +12,14 @@ from pageturner.service.client.values import (
     Sampling,
     StreamItem,
 )
-from pageturner.service.engine.api import ChatMessage
+from pageturner.service.engine.api import ChatMessage, ChatPrompt, TextPrompt
 
 __all__ = [
     "CHANNEL_OPTIONS",
     "DEFAULT_TARGET",
     "Accepted",
     "ChatMessage",
+    "ChatPrompt",
     "Choice",
     "ChoiceFinished",
     "Client",
@@ -28,4 +29,5 @@ __all__ = [
     "Options",
     "Sampling",
     "StreamItem",
+    "TextPrompt",
 ]

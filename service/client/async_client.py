@@ -53,10 +53,12 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     ChatMessage,
+    ChatPrompt,
     ModelInfo,
     PoliciesInfo,
     Prompt,
     ServerInfo,
+    TextPrompt,
 )
 from pageturner.service.errors import DeadlineExceeded
 from pageturner.service.rpc.status import UnknownStatus, from_status
@@ -73,6 +75,7 @@ __all__ = [
     "CHANNEL_OPTIONS",
     "Accepted",
     "ChatMessage",
+    "ChatPrompt",
     "Choice",
     "ChoiceFinished",
     "Client",
@@ -82,6 +85,7 @@ __all__ = [
     "Options",
     "Sampling",
     "StreamItem",
+    "TextPrompt",
 ]
 
 DEFAULT_TARGET = "localhost:50051"
@@ -164,10 +168,22 @@ class Client:
             call.cancel()
 
     def chat(
-        self, messages: Iterable[ChatMessage], **options: Unpack[Options]
+        self,
+        messages: Iterable[ChatMessage],
+        *,
+        template_variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
+        **options: Unpack[Options],
     ) -> AsyncGenerator[StreamItem, None]:
-        """`stream` with a conversation for a prompt, through the model's chat template."""
-        return self.stream(tuple(messages), **options)
+        """`stream` with a conversation for a prompt, through the model's chat template.
+
+        template_variables: for the template, such as `enable_thinking`; values as JSON has them.
+        continue_final_message: the answer goes on with the last message in place of a turn of its own.
+        """
+        turns = tuple(messages)
+        if not template_variables and not continue_final_message:
+            return self.stream(turns, **options)
+        return self.stream(ChatPrompt(turns, template_variables or {}, continue_final_message), **options)
 
     async def abort(self, *request_ids: str) -> Mapping[str, AbortOutcome]:
         """End requests by id; what became of each."""

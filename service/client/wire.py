@@ -30,10 +30,12 @@ from pageturner.service.core.outputs import (
 from pageturner.service.engine.api import (
     AbortOutcome,
     ChatMessage,
+    ChatPrompt,
     ModelInfo,
     PolicyInfo,
     Prompt,
     ShadowInfo,
+    TextPrompt,
 )
 from pageturner.service.policy_host.shadow import Disagreement
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
@@ -56,6 +58,15 @@ def to_request(kind: type[_Request], prompt: Prompt, options: Options) -> tuple[
 def to_prompt(prompt: Prompt) -> generation_pb2.Prompt:
     if isinstance(prompt, str):
         return generation_pb2.Prompt(text=prompt)
+    if isinstance(prompt, TextPrompt):
+        return generation_pb2.Prompt(text=prompt.text, parse_special=prompt.parse_special)
+    if isinstance(prompt, ChatPrompt):
+        chat = to_prompt(prompt.messages)
+        chat.chat.template_variables.update(
+            {name: json.dumps(value) for name, value in prompt.template_variables.items()}
+        )
+        chat.chat.continue_final_message = prompt.continue_final_message
+        return chat
     ids = [part for part in prompt if isinstance(part, int)]
     if len(ids) == len(prompt):
         return generation_pb2.Prompt(token_ids=generation_pb2.TokenIds(ids=ids))
