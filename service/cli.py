@@ -10,6 +10,7 @@ its traceback.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import signal
 import sys
@@ -18,7 +19,9 @@ from types import FrameType
 from typing import NoReturn, Protocol, cast
 
 from pageturner import __version__
-from pageturner.service.commands.output import discard_output
+from pageturner.service.commands import signals
+from pageturner.service.commands.output import discard_output, last_word, prepare_streams
+from pageturner.service.commands.parser import Parser, UsageError
 from pageturner.service.errors import PageturnerError
 
 COMMANDS: dict[str, str] = {
@@ -56,46 +59,70 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="pageturner",
-        description="A gRPC text-generation service: paged KV cache, interchangeable scheduling policies.",
-    )
-    parser.add_argument("--version", action="version", version=f"pageturner {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    asked = next((word for word in words if not word.startswith("-")), None)
-    # The command that was asked for is imported whole; the list of all of them needs their HELP only.
-    wanted = {asked: COMMANDS[asked]} if asked in COMMANDS else COMMANDS
-    for name, module in wanted.items():
-        command = cast(Command, importlib.import_module(module))
-        subparser = subparsers.add_parser(
-            name,
-            help=command.HELP,
-            description=f"{command.HELP[0].upper()}{command.HELP[1:]}.",
-            epilog=f"example: {command.EXAMPLE}",
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
-    arguments = parser.parse_args(words)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    name = words[0] if words and words[0] in COMMANDS else ""
+    try:
+        if words and not name and not words[0].startswith("-"):
+            raise UsageError(_unknown_command(words[0]))
+        arguments = _command_parser(name).parse(words[1:]) if name else _overview().parse(words)
+    except UsageError as error:
+        last_word(" ".join(filter(None, ("pageturner", name))) + f": {error}")
+        return EXIT_USER_ERROR
+    for number in signals.ending_signals():
         signal.signal(number, _leave)
     try:
         return cast(int, arguments.run(arguments))
     except PageturnerError as error:
-        sys.stderr.write(f"pageturner {arguments.command}: {error}\n")
+        last_word(f"pageturner {name}: {error}")
         return EXIT_USER_ERROR
     except ModuleNotFoundError as error:
         library = (error.name or "pageturner").partition(".")[0]
         if library == "pageturner":
             raise
         hint = f"{library} is not installed; the extras of pageturner, such as pageturner[serve], bring it"
-        sys.stderr.write(f"pageturner {arguments.command}: {hint}\n")
+        last_word(f"pageturner {name}: {hint}")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         discard_output()  # its reader went away
         return 1
+
+
+def _unknown_command(word: str) -> str:
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    return f"no command {word!r}; {hint}"
+
+
+def _overview() -> Parser:
+    """The parser of a command line that names no command: --help, --version, or a mistake."""
+    parser = Parser(
+        prog="pageturner",
+        description="A gRPC text-generation service: paged KV cache, interchangeable scheduling policies.",
+    )
+    parser.add_argument("--version", action="version", version=f"pageturner {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        subparsers.add_parser(name, help=_command(name).HELP)
+    return parser
+
+
+def _command_parser(name: str) -> Parser:
+    command = _command(name)
+    parser = Parser(
+        prog=f"pageturner {name}",
+        description=f"{command.HELP[0].upper()}{command.HELP[1:]}.",
+        epilog=f"example: {command.EXAMPLE}",
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+    return parser
+
+
+def _command(name: str) -> Command:
+    return cast(Command, importlib.import_module(COMMANDS[name]))
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

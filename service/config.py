@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -160,11 +162,16 @@ _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration, and where each of its values that is no default came from. path: the file, if any."""
+    """A configuration, and where each of its values that is no default came from.
+
+    path: the file, if any. service_variables: variables of the environment that were left alone, since
+    Kubernetes sets them for a Service of such a name.
+    """
 
     config: ServiceConfig
     origins: Mapping[str, str]
     path: Path | None = None
+    service_variables: tuple[str, ...] = ()
 
     def to_toml(self) -> str:
         """A file that reads back as this configuration; keys without a value are comments."""
@@ -212,6 +219,7 @@ def load_config(
 
     def take(key: Key, origin: str, read: Any, raw: object) -> None:
         try:
+            _check_text(raw)
             values[str(key)] = _in_bounds(key, read(key.annotation, raw))
         except ValueError as error:
             raise ConfigError(str(key), f"{error} (from {origin})") from None
@@ -236,7 +244,8 @@ def load_config(
     config = ServiceConfig(**{name: _build(name, options) for name, options in sections.items()})
     config.policies.create()
     config.policies.create_shadows()
-    return LoadedConfig(config, origins, path)
+    left_alone = (name for name, text in _own_variables(environ) if _is_service_variable(name, text))
+    return LoadedConfig(config, origins, path, tuple(left_alone))
 
 
 def _take_preset(values: dict[str, Any], origins: dict[str, str]) -> None:
@@ -258,6 +267,15 @@ def _build(section: str, options: Mapping[str, Any]) -> Any:
         return _SECTION_TYPES[section](**options)
     except ValueError as error:
         raise ConfigError(section, str(error)) from error
+
+
+def _check_text(raw: object) -> None:
+    """Raise ValueError where the system handed over bytes that the locale does not know as text."""
+    if isinstance(raw, str) and any("\ud800" <= character <= "\udfff" for character in raw):
+        shown = os.fsencode(raw).decode("utf-8", "backslashreplace")
+        raise ValueError(
+            f"'{shown}' is not text in this locale, whose encoding is {sys.getfilesystemencoding()}"
+        )
 
 
 def _in_bounds(key: Key, value: Any) -> Any:
@@ -282,11 +300,25 @@ def _file_values(path: Path) -> Iterator[tuple[Key, object]]:
 
 
 def _environment_values(environ: Mapping[str, str]) -> Iterator[tuple[Key, str, str]]:
-    # Only names of a section are ours: Kubernetes sets PAGETURNER_PORT for a service of that name.
-    for variable, text in sorted(environ.items()):
-        section, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
-        if variable.startswith(ENV_PREFIX) and section in SECTIONS:
+    for variable, text in _own_variables(environ):
+        if not _is_service_variable(variable, text):
+            section, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
             yield _find_key(f"{section}.{name}", f"environment {variable}"), variable, text
+
+
+def _own_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variables whose name begins with that of a section."""
+    for variable, text in sorted(environ.items()):
+        section = variable.removeprefix(ENV_PREFIX).lower().partition("_")[0]
+        if variable.startswith(ENV_PREFIX) and section in SECTIONS:
+            yield variable, text
+
+
+def _is_service_variable(variable: str, text: str) -> bool:
+    """Whether Kubernetes set it in each pod for a Service, such as one named `pageturner-server`."""
+    if re.search(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$", variable):
+        return True
+    return variable.endswith("_PORT") and text.startswith(("tcp://", "udp://", "sctp://"))
 
 
 def _find_key(name: str, origin: str = "the command line") -> Key:

@@ -19,6 +19,7 @@ from pageturner.service.commands.answer import (
     target_of,
 )
 from pageturner.service.commands.output import OutputLost, note, standard_output, write
+from pageturner.service.commands.text import input_text
 from pageturner.service.engine.api import ChatMessage
 from pageturner.service.errors import PageturnerError
 
@@ -92,7 +93,7 @@ def _lines() -> Iterator[str]:
     while True:
         try:
             with standard_output():  # input() writes and flushes, even where there is no prompt
-                line = input("> " if interactive else "").strip()
+                line = input_text(input("> " if interactive else "")).strip()
         except EOFError:
             if interactive:
                 write()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from pageturner.service.client import Client
 from pageturner.service.client.server_process import RunningServer, running_server
@@ -17,7 +16,7 @@ from pageturner.service.commands.answer import (
 )
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.generate import to_json
-from pageturner.service.commands.output import note, write
+from pageturner.service.commands.output import note, write, write_json
 from pageturner.service.engine.api import ChatMessage
 
 HELP = "start the service on a free port, stream one answer over gRPC, stop"
@@ -26,7 +25,7 @@ PROMPT = "What is a page table in an operating system? Answer in three sentences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", default=PROMPT, help="what to ask")
+    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="what to ask")
     parser.add_argument("--json", action="store_true", help="the answer and its figures as JSON")
     add_sampling_flags(parser, temperature=0.0, max_tokens=160)
     add_config_flags(parser)
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"\n\n{answer.figures()}")
     say("the service has stopped")
     if arguments.json:
-        write(json.dumps({"ready_seconds": server.ready_seconds, **to_json(answer)}, ensure_ascii=False))
+        write_json({"ready_seconds": server.ready_seconds, **to_json(answer)}, indent=None)
     return 0
 
 

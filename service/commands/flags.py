@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+import json
+import types
+from collections import Counter, abc
+from enum import Enum
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import KEYS, LoadedConfig, load_config
-from pageturner.service.schema import Key
+from pageturner.service.schema import Bytes, Key, format_size, to_plain
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
 _PREFIXED = {"log", "policies"}
+_METAVARS: dict[object, str] = {int: "N", float: "X", Bytes: "SIZE", Path: "FILE", PolicySpec: "POLICY"}
 
 
 def flag_of(key: Key) -> str:
@@ -29,8 +33,10 @@ def flag_of(key: Key) -> str:
 
 def add_config_flags(parser: argparse.ArgumentParser, positionals: str = "") -> None:
     """`--config FILE` and a flag for each key. positionals: what else the usage line shows."""
-    parser.usage = f"%(prog)s [options]{positionals}"  # fifty flags in brackets help nobody
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file; PAGETURNER_CONFIG else")
+    parser.usage = f"%(prog)s [options]{positionals}"  # fifty flags in brackets are no help
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the TOML file; else what PAGETURNER_CONFIG names"
+    )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, key in KEYS.items():
         if key.section not in groups:
@@ -39,23 +45,51 @@ def add_config_flags(parser: argparse.ArgumentParser, positionals: str = "") -> 
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, key: Key) -> None:
-    doc = key.doc.replace("%", "%%")
     flag, destination = flag_of(key), _DESTINATION + name
+    shown = f"{key.doc.rstrip('.;')}{_default_of(key)}".replace("%", "%%")
     if key.annotation is not bool:
-        metavar = "|".join(map(str, get_args(key.annotation))) if _is_literal(key) else "VALUE"
-        group.add_argument(flag, dest=destination, metavar=metavar, default=None, help=doc)
+        group.add_argument(
+            flag, type=str, dest=destination, metavar=_metavar(key), default=None, help=shown
+        )  # str: a path keeps its bytes
         return
     group.add_argument(
-        flag, dest=destination, nargs="?", const="true", metavar="BOOL", default=None, help=doc
+        flag, dest=destination, nargs="?", const="true", metavar="BOOL", default=None, help=shown
     )
     group.add_argument(
         f"--no-{flag[2:]}", dest=destination, action="store_const", const="false", help=argparse.SUPPRESS
     )
 
 
-def _is_literal(key: Key) -> bool:
+def _default_of(key: Key) -> str:
+    """` (default 16)`, or nothing where there is none."""
+    value = key.default
+    if value is None or value == {} or value == ():
+        return ""
+    if _kind(key) is Bytes and isinstance(value, int):
+        return f" (default {format_size(value)})"
+    return f" (default {json.dumps(value) if isinstance(value, bool) else to_plain(value)})"
+
+
+def _metavar(key: Key) -> str:
+    """What a value looks like: `N`, `SIZE`, or the words to choose from."""
+    kind = _kind(key)
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(str(member.value) for member in kind)
+    if get_origin(kind) in (tuple, list):
+        return f"{key.name.upper()},..."
+    if get_origin(kind) is abc.Mapping:
+        return "{AXIS=POLICY,...}"
+    return _METAVARS.get(kind) or {"source": "MODEL"}.get(key.name, key.name.upper())
+
+
+def _kind(key: Key) -> Any:
+    """The annotation without None."""
     arguments = get_args(key.annotation)
-    return bool(arguments) and all(isinstance(argument, str) for argument in arguments)
+    if types.NoneType not in arguments:
+        return key.annotation
+    return next(argument for argument in arguments if argument is not types.NoneType)
 
 
 def config_flags(arguments: argparse.Namespace) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 
 from pageturner.service.client import Client
@@ -18,7 +17,8 @@ from pageturner.service.commands.answer import (
     sampling_options,
     target_of,
 )
-from pageturner.service.commands.output import note, write
+from pageturner.service.commands.output import note, write, write_json
+from pageturner.service.commands.text import input_text
 from pageturner.service.engine.api import ChatMessage, Prompt
 
 HELP = "stream the answer to one prompt"
@@ -40,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    text = input_text(sys.stdin.read()) if arguments.prompt == "-" else arguments.prompt
     with target_of(arguments) as target:
         answer = signals.run(_generate(target, _prompt(text, arguments), arguments))
     if arguments.json:
-        write(json.dumps(to_json(answer), indent=2, ensure_ascii=False))
+        write_json(to_json(answer))
     elif len(answer.choices) > 1:
         for index, choice in enumerate(answer.choices):
             write(f"--- {index} ({choice.finish_reason})\n{choice.text}")

@@ -198,8 +198,8 @@ def render(plan: Plan) -> Table:
         title=f"{shape.num_layers} layers x {shape.num_kv_heads} KV heads x {shape.head_dim}, "
         f"{shape.dtype_bytes} bytes a value",
     )
-    table.add_column(f"contiguous, {plan.reserved_tokens:,} tokens each", justify="right")
-    table.add_column(f"paged, blocks of {plan.block_size}", justify="right")
+    table.add_column(f"contiguous,\n{plan.reserved_tokens:,} tokens each", justify="right")
+    table.add_column(f"paged,\nblocks of {plan.block_size}", justify="right")
     table.add_row("a token", _bytes(plan.bytes_per_token), _bytes(plan.bytes_per_token))
     table.add_row("a block", "", _bytes(plan.bytes_per_block))
     table.add_row(
@@ -215,7 +215,7 @@ def render(plan: Plan) -> Table:
     )
     if plan.budget_bytes is not None:
         table.add_row(
-            f"requests in {_bytes(plan.budget_bytes)}",
+            f"requests in {_rounded(plan.budget_bytes)}",
             f"{plan.contiguous_requests:,}",
             f"{plan.paged_requests:,}",
         )
@@ -266,9 +266,14 @@ def _dtype(config: Mapping[str, object]) -> str:
 
 def _bytes(num_bytes: int) -> str:
     """1,048,576 (1.00 MiB): exact first, since plans are compared by it."""
+    return f"{num_bytes:,}" if num_bytes < 1024 else f"{num_bytes:,} ({_rounded(num_bytes)})"
+
+
+def _rounded(num_bytes: int) -> str:
+    """1.00 MiB."""
     size, unit = float(num_bytes), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
             break
         size, unit = size / 1024, bigger
-    return f"{num_bytes:,} ({size:.2f} {unit})" if unit != "B" else f"{num_bytes:,}"
+    return f"{num_bytes} B" if unit == "B" else f"{size:.2f} {unit}"

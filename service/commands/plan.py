@@ -16,7 +16,12 @@ EXAMPLE = "pageturner plan --num-layers 80 --num-kv-heads 8 --head-dim 128 --dty
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="a model folder, or any model that `serve` takes")
+    parser.add_argument(
+        "model", nargs="?", help="a model folder or its config.json, or any model that `serve` takes"
+    )
+    parser.add_argument(
+        "--model", dest="named", metavar="MODEL", help="the same as a flag, as `serve` has it"
+    )
     shape = parser.add_argument_group("a model by its numbers")
     shape.add_argument("--num-layers", type=int, metavar="N")
     shape.add_argument("--num-kv-heads", type=int, metavar="N", help="all heads, where none are shared")
@@ -55,8 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shape(arguments: argparse.Namespace) -> kv_plan.ModelShape:
-    if arguments.model:
-        return kv_plan.plan_from_config(_model_config(arguments.model), arguments.dtype)
+    if arguments.model and arguments.named:
+        raise ConfigError("--model", f"the model is named twice: {arguments.model} and {arguments.named}")
+    if model := arguments.model or arguments.named:
+        return kv_plan.plan_from_config(_model_config(model), arguments.dtype)
     for name in ("num_layers", "num_kv_heads", "head_dim"):
         if getattr(arguments, name) is None:
             raise ConfigError(f"--{name.replace('_', '-')}", "is needed where no model is named")
@@ -69,20 +76,30 @@ def _shape(arguments: argparse.Namespace) -> kv_plan.ModelShape:
 
 
 def _model_config(model: str) -> dict[str, object]:
-    """config.json of a folder; whatever else `serve` takes goes through its loader."""
-    path = Path(model) / "config.json"
-    if path.is_file():
-        try:
-            config: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ModelError(f"{path} is not JSON: {error}") from error
-        return config
+    """config.json, of a folder or by itself; whatever else `serve` takes goes through its loader."""
+    path = Path(model)
+    if path.suffix == ".json":
+        return _read_json(path)
+    if (path / "config.json").is_file():
+        return _read_json(path / "config.json")
     from pageturner.service.config import cache_directory
     from pageturner.service.model.loader import load_artifacts
     from pageturner.service.model.options import ModelOptions
 
     artifacts = load_artifacts(ModelOptions(source=model), cache_directory())
     return {**artifacts.config, "dtype": artifacts.dtype}
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return config
 
 
 def _budget(text: str | None) -> int | None:

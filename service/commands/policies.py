@@ -12,7 +12,7 @@ import json
 from pageturner.policies import interfaces, registry
 from pageturner.policies.interfaces import AXES
 from pageturner.service.commands import policy_changes
-from pageturner.service.commands.output import write
+from pageturner.service.commands.output import wrapped, write
 from pageturner.service.errors import ConfigError
 
 HELP = "list the scheduling policies of each axis; show or set those of a running server"
@@ -53,17 +53,18 @@ def run(arguments: argparse.Namespace) -> int:
         write(json.dumps(document, indent=2, default=str))
         return 0
     for axis, policies in described.items():
-        write(f"{axis}: {_question(axis)}")
+        write(wrapped(f"{axis}: ", _question(axis)))
         width = max(len(policy.name) for policy in policies) + 2
         for policy in policies:
             mark = "*" if policy.name == registry.DEFAULTS[axis] else " "
-            write(f"  {mark} {policy.name:<{width}}{policy.summary}")
+            write(wrapped(f"  {mark} {policy.name:<{width}}", policy.summary))
             for option in policy.options:
                 default = "required" if option.required else f"default {option.default}"
-                write(f"    {'':<{width}}{option.name}: {option.type}, {default}")
+                write(wrapped(f"    {'':<{width}}", f"{option.name}: {option.type}, {default}"))
         write()
-    write('* is the default. In a configuration: [policies] victim = { name = "...", option = ... }')
-    write('or, for a class of your own, victim = "my_module:MyPolicy".')
+    write("* is the default. In a configuration, under [policies]:")
+    write('victim = { name = "...", option = ... }, or, for a class of your own,')
+    write('victim = "my_module:MyPolicy".')
     return 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pageturner.service.client.server_process import ready_line
+from pageturner.service.commands import signals
 from pageturner.service.commands.flags import add_config_flags, load_from
 from pageturner.service.commands.output import note, write
 from pageturner.service.config import LoadedConfig, cache_directory
@@ -68,6 +69,9 @@ async def _serve(
 
     loaded = load()
     logs.configure(loaded.config.log)
+    if loaded.service_variables:
+        reason = "Kubernetes sets these for a Service; they configure nothing here"
+        structlog.get_logger().warning("variables_ignored", names=loaded.service_variables, reason=reason)
     stopped, hung_up = asyncio.Event(), asyncio.Event()
     options = loaded.config.server
     check_address(options)  # before a thread loads: the end of the process would wait for it
@@ -129,7 +133,8 @@ def _on_signals(stopped: asyncio.Event, is_loading: Callable[[], bool]) -> None:
         stopped.set()
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, handle, number)
+        if not signals.is_ignored(number):
+            loop.add_signal_handler(number, handle, number)
 
 
 async def _first(*awaitables: Coroutine[Any, Any, Any]) -> None:

@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals beside Ctrl-C that end a command: SIGTERM and SIGHUP, unless ignored.
+
+    What was ignored when the program started stays so: `nohup` counts on it, and so do the background jobs
+    of a shell.
+    """
+    return tuple(number for number in (signal.SIGTERM, signal.SIGHUP) if not is_ignored(number))
+
+
+def is_ignored(number: signal.Signals) -> bool:
+    """Whether the program was started with this signal ignored, or has chosen so since."""
+    return signal.getsignal(number) is signal.SIG_IGN
 
 
 def run(coroutine: Coroutine[Any, Any, Result], runner: asyncio.Runner | None = None) -> Result:
@@ -40,7 +52,7 @@ async def _cancelled_by_signals(coroutine: Coroutine[Any, Any, Result], received
         received.append(number)
         loop.call_soon_threadsafe(task.cancel)
 
-    before = {number: signal.signal(number, end) for number in _ENDING}
+    before = {number: signal.signal(number, end) for number in ending_signals()}
     try:
         return await coroutine
     finally:

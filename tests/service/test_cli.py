@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +18,7 @@ import pytest
 from pageturner.policies.interfaces import AXES
 from pageturner.service.cli import COMMANDS, main
 from pageturner.service.client.server_process import PROGRAM
-from pageturner.service.commands import generate, serve
+from pageturner.service.commands import generate, policies, serve, signals
 from pageturner.service.commands.flags import flag_of
 from pageturner.service.config import KEYS, load_config
 
@@ -205,6 +209,165 @@ def test_a_full_disk_is_one_line(words: list[str]) -> None:
         finished = subprocess.run([*PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert finished.stderr == f"pageturner {words[0]}: standard output: No space left on device\n"
     assert finished.returncode == 2
+
+
+OFFLINE = {
+    "help": ["--help"],
+    "serve-help": ["serve", "--help"],
+    "loadtest-help": ["loadtest", "--help"],
+    "policies": ["policies", "--json", "victim"],
+    "config": ["config", "--json"],
+    "plan": ["plan", "--num-layers=2", "--num-kv-heads=2", "--head-dim=8"],
+    "simulate": ["simulate", "--workload=mixed:requests=2", "--seeds=1"],
+}
+HOSTILE: dict[str, dict[str, str]] = {
+    "container": {
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "LC_ALL": "C",
+        "HOME": "",
+        "http_proxy": "http://127.0.0.1:9",
+        "PAGETURNER_PORT": "tcp://10.0.0.9:80",
+        "PAGETURNER_SERVER_PORT": "tcp://10.0.0.9:80",
+        "PAGETURNER_MODEL_SERVICE_PORT": "80",
+    },
+    "latin-1": {"PYTHONIOENCODING": "latin-1", "HOME": "/"},
+}
+
+
+def hostile(**variables: str) -> dict[str, str]:
+    """The environment of this process with these variables; an empty one is taken out."""
+    return {name: value for name, value in {**os.environ, **variables}.items() if value}
+
+
+@pytest.mark.fault("2", "8", "25", "27")
+@pytest.mark.parametrize("environment", HOSTILE)
+@pytest.mark.parametrize("command", OFFLINE)
+def test_a_command_does_its_work_in_any_environment(command: str, environment: str) -> None:
+    finished = subprocess.run(
+        [*PROGRAM, *OFFLINE[command]], capture_output=True, env=hostile(**HOSTILE[environment])
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout
+
+
+@pytest.mark.fault("10", "N")
+@pytest.mark.parametrize("closed", ["<&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("command", OFFLINE)
+def test_a_command_does_its_work_without_standard_streams(command: str, closed: str) -> None:
+    line = f"{shlex.join([*PROGRAM, *OFFLINE[command]])} {closed}"
+    finished = subprocess.run(["sh", "-c", line], capture_output=True)
+    assert finished.returncode == 0
+    assert finished.stdout
+
+
+@pytest.mark.fault("10")
+@pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full"])
+def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told(closed: str) -> None:
+    line = f"{shlex.join([*PROGRAM, 'config', '--block-size=x'])} {closed}"
+    assert subprocess.run(["sh", "-c", line], capture_output=True).returncode == 2
+
+
+@pytest.mark.fault("10")
+def test_a_result_that_a_closed_output_cannot_take_fails_the_command() -> None:
+    line = f"{shlex.join([*PROGRAM, 'config'])} >&-"
+    finished = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert (finished.returncode, finished.stderr) == (
+        2,
+        "pageturner config: standard output: Bad file descriptor\n",
+    )
+
+
+@pytest.mark.fault("26")
+@pytest.mark.parametrize(
+    ("words", "stdin", "said"),
+    [
+        ([b"generate", b"caf\xe9"], b"", "argument prompt: 'caf\\xe9' is not UTF-8 text"),
+        ([b"generate", b"-"], b"caf\xe9", "standard input: 'caf\\xe9' is not UTF-8 text"),
+        ([b"demo", b"--prompt=\xe9"], b"", "argument --prompt: '\\xe9' is not UTF-8 text"),
+        ([b"loadtest", b"--tenants=\xe9:1"], b"", "argument --tenants: '\\xe9:1' is not UTF-8 text"),
+        ([b"config", b"--model=\xe9"], b"", "model.source: '\\xe9' is not text in this locale"),
+        ([b"policies", b"\xe9"], b"", "'\\xe9' is not UTF-8 text"),
+    ],
+    ids=lambda value: value[0].decode() if isinstance(value, list) else None,
+)
+def test_bytes_that_are_no_text_are_one_line(words: list[bytes], stdin: bytes, said: str) -> None:
+    finished = subprocess.run([*PROGRAM, *words], input=stdin, capture_output=True)
+    assert finished.returncode == 2
+    assert said in finished.stderr.decode()
+    assert finished.stderr.count(b"\n") == 1
+
+
+@pytest.mark.fault("9")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ignored_at_the_start_stays_ignored(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `nohup` leaves SIGHUP, and a shell SIGINT for its background jobs."""
+    found: list[object] = []
+
+    async def work() -> None:
+        found.append(signal.getsignal(number))
+        os.kill(os.getpid(), number)
+
+    def record(_arguments: argparse.Namespace) -> int:
+        found.append(signal.getsignal(number))
+        signals.run(work())
+        return 0
+
+    monkeypatch.setattr(policies, "run", record)
+    before = {each: signal.getsignal(each) for each in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)}
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        assert run("policies") == 0
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert found == [signal.SIG_IGN, signal.SIG_IGN]
+
+
+@pytest.mark.fault("K")
+def test_plan_takes_the_model_as_a_flag_and_a_config_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64, "dtype": "bfloat16"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shape))
+    for words in (["--model", str(tmp_path)], ["--model", str(path)], [str(path)]):
+        assert run("plan", *words, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["bytes_per_token"] == 2 * 4 * 8 * 8 * 2
+    assert run("plan", str(path), "--model", str(path)) == 2
+    assert "named twice" in capsys.readouterr().err
+    path.write_text("[]")
+    assert run("plan", str(path)) == 2
+    assert f"{path} is not a JSON object" in capsys.readouterr().err
+    assert run("plan", str(tmp_path / "gone.json")) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.fault("K")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_value_in_the_help_is_called_value(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "VALUE" not in re.sub("(FIELD|KEY|OPTION)=VALUE", "", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.fault("K")
+def test_the_help_says_the_default_of_each_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for default in ("tokens of one block (default 16)", "(default 1GiB)", "(default fcfs)"):
+        assert default in shown
+    assert "--kv-cache-memory SIZE" in shown
+
+
+@pytest.mark.fault("K")
+@pytest.mark.parametrize("words", [["policies"], OFFLINE["plan"]], ids=["policies", "plan"])
+def test_lists_and_tables_fit_80_columns(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_setting_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,47 @@ def test_a_fault_names_the_variable_it_came_from() -> None:
         load(environ={"PAGETURNER_CACHE_BLOK_SIZE": "1"})
 
 
+@pytest.mark.fault("2")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {
+            "PAGETURNER_SERVER_PORT": "tcp://10.0.0.9:50051",
+            "PAGETURNER_SERVER_SERVICE_HOST": "10.0.0.9",
+            "PAGETURNER_SERVER_SERVICE_PORT": "50051",
+            "PAGETURNER_SERVER_SERVICE_PORT_GRPC": "50051",
+            "PAGETURNER_SERVER_PORT_50051_TCP": "tcp://10.0.0.9:50051",
+            "PAGETURNER_SERVER_PORT_50051_TCP_PROTO": "tcp",
+            "PAGETURNER_SERVER_PORT_50051_TCP_PORT": "50051",
+            "PAGETURNER_SERVER_PORT_50051_TCP_ADDR": "10.0.0.9",
+        },
+        {"PAGETURNER_MODEL_SERVICE_PORT": "80", "PAGETURNER_MODEL_PORT": "udp://10.0.0.9:80"},
+        {"PAGETURNER_LOG_STORE_PORT_80_UDP_ADDR": "10.0.0.9", "PAGETURNER_LOG_STORE_PORT": "sctp://[::1]:80"},
+    ],
+    ids=["server", "model", "longer-name"],
+)
+def test_variables_that_kubernetes_sets_for_a_service_are_left_alone(variables: dict[str, str]) -> None:
+    loaded = load(environ=variables)
+    assert loaded.config == load().config
+    assert loaded.service_variables == tuple(sorted(variables))
+
+
+@pytest.mark.fault("2")
+def test_a_port_of_the_operator_beside_service_variables_is_obeyed() -> None:
+    loaded = load(environ={"PAGETURNER_SERVER_PORT": "50071", "PAGETURNER_SERVER_SERVICE_PORT": "80"})
+    assert loaded.config.server.port == 50071
+    with pytest.raises(ConfigError, match=r"server\.port: 'http://x' is not a whole number"):
+        load(environ={"PAGETURNER_SERVER_PORT": "http://x"})
+
+
+@pytest.mark.fault("26")
+def test_bytes_that_are_no_text_are_refused_with_the_key() -> None:
+    for source in ({"environ": {"PAGETURNER_MODEL_SOURCE": "caf\udce9"}}, {"model__source": "caf\udce9"}):
+        with pytest.raises(ConfigError, match=r"'caf\\xe9' is not text") as caught:
+            load(**source)
+        assert caught.value.key == "model.source"
+
+
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml: cannot be read"):
         load_config(tmp_path / "gone.toml", {})

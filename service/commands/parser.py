@@ -1,0 +1,81 @@
+"""The parser of commands: flags and words in any order, defaults in the help, mistakes in one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pageturner.service.commands.text import argument_text
+
+BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0"})
+_METAVARS: dict[object, str] = {int: "N", float: "X", Path: "FILE"}
+
+
+class UsageError(Exception):
+    """The command line makes no sense; str() is one line that says why."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Says the default of every flag that has one, and names its value by its type."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.help or ""
+        has_default = action.default not in (None, False, "", argparse.SUPPRESS) and action.default != []
+        if not action.option_strings or not has_default or "(default" in shown:
+            return action.help
+        if "%(default)s" in shown:
+            return shown.replace("(%(default)s)", "(default %(default)s)")
+        return f"{shown} (default %(default)s)"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return _METAVARS.get(action.type) or action.dest.upper()
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises UsageError, and takes positional words between flags.
+
+    An argument without a type is text: one that is not is refused. Paths (and `type=str`) keep their bytes.
+    """
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**{"formatter_class": HelpFormatter, **options})  # type: ignore[arg-type] # argparse's own
+        self.register("type", None, argument_text)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError, where argparse prints the usage and leaves."""
+        raise UsageError(f"{message}; {self.prog} --help lists what there is")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments of these words. Raises UsageError, or SystemExit after --help."""
+        # argparse cannot mix in a command of commands, nor (before Python 3.13) beside a `--`.
+        if "--" in words or any(action.nargs == argparse.PARSER for action in self._actions):
+            return self.parse_args(words)
+        return self.parse_intermixed_args(words)
+
+    def parse_known_args(  # type: ignore[override] # argparse has overloads, of which this is the widest
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does, `--flag` of a boolean being `--flag=true`."""
+        return super().parse_known_args(self._explicit_booleans(args or ()), namespace)
+
+    def _explicit_booleans(self, words: Sequence[str]) -> list[str]:
+        """`--flag` as `--flag=true` where its value may be left out and the next word is none.
+
+        argparse would take the next word, such as a prompt, for the value.
+        """
+        optional = {
+            name
+            for action in self._actions
+            if action.nargs == argparse.OPTIONAL
+            for name in action.option_strings
+        }
+        explicit: list[str] = []
+        for position, word in enumerate(words):
+            if word == "--":
+                return [*explicit, *words[position:]]
+            following = words[position + 1] if position + 1 < len(words) else ""
+            lacks_value = word in optional and following.lower() not in BOOLEAN_WORDS
+            explicit.append(f"{word}=true" if lacks_value else word)
+        return explicit
