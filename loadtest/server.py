@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from pageturner.loadtest.channel import channel_options, proxy_hint
 from pageturner.loadtest.errors import ServerError
 from pageturner.v1 import (
     admin_pb2,
@@ -50,12 +51,14 @@ class ServedModel:
 @asynccontextmanager
 async def connect(target: Target) -> AsyncIterator[grpc.aio.Channel]:
     """A channel that is ready. Raises ServerError if the server cannot be reached in time."""
-    async with grpc.aio.insecure_channel(target.address) as channel:
+    options = channel_options(target.address)
+    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
         try:
             await asyncio.wait_for(channel.channel_ready(), target.connect_seconds)
         except TimeoutError:
+            hint = proxy_hint(target.address)
             raise ServerError(
-                f"no server answers at {target.address} within {target.connect_seconds:g} s"
+                f"no server answers at {target.address} within {target.connect_seconds:g} s{hint}"
             ) from None
         yield channel
 

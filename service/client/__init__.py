@@ -1,33 +1,34 @@
-"""The Python client: what a platform team imports to talk to a server. Nothing but grpc stands behind it."""
+"""The Python client: what a program imports to talk to a server. Nothing but grpc stands behind it.
 
-from pageturner.service.client.async_client import CHANNEL_OPTIONS, DEFAULT_TARGET, Client
-from pageturner.service.client.values import (
-    Accepted,
-    Choice,
-    ChoiceFinished,
-    Completion,
-    Delta,
-    Finished,
-    Options,
-    Sampling,
-    StreamItem,
-)
-from pageturner.service.engine.api import ChatMessage, ChatPrompt, TextPrompt
+Owns the connection to one server, and the way of a caller's values to the wire and back. Any program may
+call it; it has neither torch nor a tokenizer behind it. What a caller gives is sent as it was meant, or is
+refused by its name before anything is sent; every failure of a call is a `PageturnerError`.
+"""
+
+from pageturner.policies.spec import PolicySpec
+from pageturner.service.client.async_client import Client
+from pageturner.service.client.sync_client import SyncClient
+from pageturner.service.client.targets import DEFAULT_TARGET
+from pageturner.service.client.values import Choice, Completion, Options, PromptLike, Sampling, Turn
+from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, FinishReason, TokenEvent
+from pageturner.service.engine.api import AcceptedEvent, ChatMessage, StreamEvent
 
 __all__ = [
-    "CHANNEL_OPTIONS",
     "DEFAULT_TARGET",
-    "Accepted",
+    "AcceptedEvent",
     "ChatMessage",
-    "ChatPrompt",
     "Choice",
-    "ChoiceFinished",
+    "ChoiceFinishedEvent",
     "Client",
     "Completion",
-    "Delta",
-    "Finished",
+    "FinishReason",
+    "FinishedEvent",
     "Options",
+    "PolicySpec",
+    "PromptLike",
     "Sampling",
-    "StreamItem",
-    "TextPrompt",
+    "StreamEvent",
+    "SyncClient",
+    "TokenEvent",
+    "Turn",
 ]

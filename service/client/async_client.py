@@ -1,126 +1,67 @@
-"""The Python client of a Pageturner server.
+"""The Python client of a Pageturner server, for asyncio.
 
-    async with Client("localhost:50051") as client:
-        async for event in client.stream("Once upon a time", max_tokens=64):
-            if isinstance(event, Delta):
-                print(event.text, end="", flush=True)
-
-Nothing but grpc stands behind it. Every failure of a call is a `PageturnerError`: the class that the
-server raised, or `UnknownStatus` with the gRPC code for what the server did not say itself.
-Leaving a stream early, or cancelling the task that awaits a call, aborts the request on the server.
+async with Client("localhost:50051") as client:
+    async for event in client.stream("Once upon a time", max_tokens=64):
+        if isinstance(event, TokenEvent):
+            print(event.text, end="", flush=True)
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from types import MappingProxyType, TracebackType
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.message import Message
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.policies.views import Rates
-from pageturner.service.client.values import (
-    Accepted,
-    Choice,
-    ChoiceFinished,
-    Completion,
-    Delta,
-    Finished,
-    Options,
-    Sampling,
-    StreamItem,
-)
-from pageturner.service.client.wire import (
-    ABORT_OUTCOMES,
-    field_values,
-    from_matched,
-    from_message,
-    from_model,
-    from_policy,
-    from_reason,
-    from_stats,
-    from_timings,
-    from_tokens,
-    from_usage,
-    to_choice,
-    to_prompt,
-    to_request,
-)
+from pageturner.service.client import calls
+from pageturner.service.client.calls import Call, StreamCall
+from pageturner.service.client.failures import is_away, never_ready, typed_errors
+from pageturner.service.client.targets import DEFAULT_TARGET, parse_target
+from pageturner.service.client.values import Completion, Options, PromptLike, Turn
+from pageturner.service.client.wire import to_timeout
+from pageturner.service.core.clock import Clock, MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
-    ChatMessage,
-    ChatPrompt,
     ModelInfo,
     PoliciesInfo,
-    Prompt,
     ServerInfo,
-    TextPrompt,
+    StreamEvent,
 )
-from pageturner.service.errors import DeadlineExceeded
-from pageturner.service.rpc.status import UnknownStatus, from_status
-from pageturner.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    model_pb2,
-    model_pb2_grpc,
-)
+from pageturner.service.errors import DeadlineExceeded, Draining
+from pageturner.service.rpc.status import UnknownStatus
 
-__all__ = [
-    "CHANNEL_OPTIONS",
-    "Accepted",
-    "ChatMessage",
-    "ChatPrompt",
-    "Choice",
-    "ChoiceFinished",
-    "Client",
-    "Completion",
-    "Delta",
-    "Finished",
-    "Options",
-    "Sampling",
-    "StreamItem",
-    "TextPrompt",
-]
+RETRY_SECONDS = 0.2
+"""Between two looks at the health of a server that is there and ended the first."""
 
-DEFAULT_TARGET = "localhost:50051"
-"""Where a server of this machine listens unless it is told otherwise."""
-
-MAX_MESSAGE_BYTES = 64 << 20
-
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-)
-"""A server that is gone is noticed within 40 s of silence; servers of ours allow a ping every 10 s."""
-
-_STATUS_KEY = "grpc-status-details-bin"
+_R = TypeVar("_R", bound=Message)
 _T = TypeVar("_T")
 
 
 class Client:
-    """One server. Needs a running event loop; close it, or use it as an async context manager.
+    """One server, from any event loop: each has a connection of its own, made by its first call.
 
-    target: host:port, or any other name that gRPC resolves.
+    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves. Every failure
+    of a call is a `PageturnerError`: the class that the server raised, or `UnknownStatus` with the gRPC code
+    for what the server did not say itself. Cancelling the task that awaits a call aborts the request.
     """
 
-    def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        self._target = target
-        self._channel = (
-            grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
-            if credentials is None
-            else grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
-        )
-        self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        self._model = model_pb2_grpc.ModelServiceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._target = parse_target(target)
+        self._credentials = credentials
+        self._clock = clock or MonotonicClock()
+        self._channels: dict[asyncio.AbstractEventLoop, grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -131,106 +72,67 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        await self._channel.close()
+        """Let go of this loop's connection, and of those whose loop has ended; calls under way fail.
 
-    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        A later call connects anew.
+        """
+        self._forget_closed_loops()
+        channel = self._channels.pop(asyncio.get_running_loop(), None)
+        if channel is not None:
+            await channel.close()
+
+    async def generate(self, prompt: PromptLike, **options: Unpack[Options]) -> Completion:
         """The whole answer at once."""
-        request, timeout = to_request(generation_pb2.GenerateRequest, prompt, options)
-        response = await _typed(self._generation.Generate(request, timeout=timeout))
-        return Completion(
-            response.request_id,
-            response.seed,
-            tuple(
-                Choice(
-                    choice.index, choice.text, from_tokens(choice), from_reason(choice), from_matched(choice)
-                )
-                for choice in response.choices
-            ),
-            from_usage(response.usage),
-            from_timings(response.timings),
-            dict(response.policies),
-            response.policies_changed,
-        )
+        return await self._ask(calls.generate(prompt, options))
 
-    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[StreamItem, None]:
-        """The answer as it comes: Accepted; Deltas and a ChoiceFinished for each choice; Finished.
+    def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> AsyncGenerator[StreamEvent, None]:
+        """The answer as it comes: AcceptedEvent; TokenEvents and a ChoiceFinishedEvent for each choice;
+        FinishedEvent.
 
-        Leaving the loop early should be followed by `aclose` (`contextlib.aclosing` does so).
+        Leaving the loop early should be followed by `aclose` (`contextlib.aclosing` does so), which aborts
+        the request; else it is aborted when the generator is collected.
         """
-        request, timeout = to_request(generation_pb2.GenerateStreamRequest, prompt, options)
-        call = self._generation.GenerateStream(request, timeout=timeout)
-        try:
-            with _typed_errors():
-                async for message in call:
-                    if (item := from_message(message)) is not None:
-                        yield item
-        finally:
-            call.cancel()
+        return self._follow(calls.stream(prompt, options))
 
-    def chat(
-        self,
-        messages: Iterable[ChatMessage],
-        *,
-        template_variables: Mapping[str, object] | None = None,
-        continue_final_message: bool = False,
-        **options: Unpack[Options],
-    ) -> AsyncGenerator[StreamItem, None]:
-        """`stream` with a conversation for a prompt, through the model's chat template.
-
-        template_variables: for the template, such as `enable_thinking`; values as JSON has them.
-        continue_final_message: the answer goes on with the last message in place of a turn of its own.
-        """
-        turns = tuple(messages)
-        if not template_variables and not continue_final_message:
-            return self.stream(turns, **options)
-        return self.stream(ChatPrompt(turns, template_variables or {}, continue_final_message), **options)
+    def chat(self, messages: Iterable[Turn], **options: Unpack[Options]) -> AsyncGenerator[StreamEvent, None]:
+        """`stream` with a conversation for a prompt, through the model's chat template."""
+        return self._follow(calls.chat(messages, options))
 
     async def abort(self, *request_ids: str) -> Mapping[str, AbortOutcome]:
         """End requests by id; what became of each."""
-        request = generation_pb2.AbortRequest(request_ids=request_ids)
-        response = await _typed(self._generation.Abort(request))
-        return {result.request_id: ABORT_OUTCOMES[result.outcome] for result in response.results}
+        return await self._ask(calls.abort(request_ids))
 
     async def tokenize(
-        self, prompt: Prompt, *, model: str = "", add_special_tokens: bool = True
+        self, prompt: PromptLike, *, model: str = "", add_special_tokens: bool = True
     ) -> tuple[int, ...]:
-        request = generation_pb2.TokenizeRequest(
-            model=model, prompt=to_prompt(prompt), add_special_tokens=add_special_tokens
-        )
-        return tuple((await _typed(self._generation.Tokenize(request))).token_ids)
+        """The ids that a prompt becomes, a conversation through the model's chat template."""
+        return await self._ask(calls.tokenize(prompt, model, add_special_tokens))
 
     async def detokenize(self, token_ids: Iterable[int], *, model: str = "") -> str:
-        request = generation_pb2.DetokenizeRequest(model=model, token_ids=token_ids)
-        return (await _typed(self._generation.Detokenize(request))).text
+        """The text of ids, special tokens left out."""
+        return await self._ask(calls.detokenize(token_ids, model))
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Every model served, the default one first."""
-        response = await _typed(self._model.ListModels(model_pb2.ListModelsRequest()))
-        return tuple(map(from_model, response.models))
+        return await self._ask(calls.models())
 
     async def model(self, name: str = "") -> ModelInfo:
         """One model; raises ModelNotFound."""
-        response = await _typed(self._model.GetModel(model_pb2.GetModelRequest(name=name)))
-        return from_model(response.model)
+        return await self._ask(calls.model(name))
 
     async def server_info(self) -> ServerInfo:
-        info = await _typed(self._admin.GetServerInfo(admin_pb2.GetServerInfoRequest()))
-        values = field_values(ServerInfo, info) | {
-            "rates": Rates(**field_values(Rates, info.rates)),
-            "config": dict(info.config),
-        }
-        return ServerInfo(**values)
+        """What runs there: version, sizes, measured rates, configuration."""
+        return await self._ask(calls.server_info())
 
     async def policies(self) -> PoliciesInfo:
-        """Who decides on each axis, and how their shadows compare."""
-        response = await _typed(self._admin.GetPolicies(admin_pb2.GetPoliciesRequest()))
-        return PoliciesInfo(response.revision, tuple(map(from_policy, response.policies)))
+        """The policy of each axis, and how the shadows compare."""
+        return await self._ask(calls.policies())
 
     async def set_policies(
         self,
-        policies: Mapping[str, PolicySpec] = MappingProxyType({}),
+        policies: Mapping[str, PolicySpec] = calls.NO_POLICIES,
         *,
-        shadows: Mapping[str, PolicySpec | None] = MappingProxyType({}),
+        shadows: Mapping[str, PolicySpec | None] = calls.NO_POLICIES,
         preset: str = "",
         expected_revision: int | None = None,
     ) -> PoliciesInfo:
@@ -240,71 +142,98 @@ class Client:
         expected_revision: refuse unless it is in force. Raises InvalidArgument, or StaleRevision; nothing
         is changed then.
         """
-        request = admin_pb2.SetPoliciesRequest(
-            policies={axis: to_choice(spec) for axis, spec in policies.items()},
-            shadows={axis: to_choice(spec) for axis, spec in shadows.items()},
-            preset=preset,
-            expected_revision=expected_revision,
-        )
-        response = await _typed(self._admin.SetPolicies(request))
-        return PoliciesInfo(response.revision, tuple(map(from_policy, response.policies)))
+        return await self._ask(calls.set_policies(policies, shadows, preset, expected_revision))
 
     async def load(self) -> SchedulerStats:
-        response = await _typed(self._admin.GetLoad(admin_pb2.GetLoadRequest()))
-        return from_stats(response.load)
+        """The scheduler's gauges and counters."""
+        return await self._ask(calls.load())
 
-    async def watch_load(self, interval_seconds: float) -> AsyncGenerator[SchedulerStats, None]:
+    def watch_load(self, interval_seconds: float) -> AsyncGenerator[SchedulerStats, None]:
         """The load now and then every so often, without end."""
-        call = self._admin.WatchLoad(admin_pb2.WatchLoadRequest(interval_seconds=interval_seconds))
-        try:
-            with _typed_errors():
-                async for message in call:
-                    yield from_stats(message.load)
-        finally:
-            call.cancel()
+        return self._follow(calls.watch_load(interval_seconds))
 
     async def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, without text: a file for `pageturner replay`
         and `pageturner explain`."""
-        call = self._admin.GetFlightRecord(admin_pb2.GetFlightRecordRequest())
-        try:
-            with _typed_errors():
-                return b"".join([message.chunk async for message in call])
-        finally:
-            call.cancel()
+        return b"".join([chunk async for chunk in self._follow(calls.flight_record())])
 
     async def wait_until_serving(self, timeout_seconds: float) -> None:
-        """Return once the server can be reached and says it is ready; raises DeadlineExceeded."""
-        stub = health_pb2_grpc.HealthStub(self._channel)  # type: ignore[no-untyped-call] # has no types
-        request = health_pb2.HealthCheckRequest(service="pageturner.v1.GenerationService")
-        call = stub.Watch(request, timeout=timeout_seconds, wait_for_ready=True)
+        """Return once the server can be reached and says it is ready; raises DeadlineExceeded.
+
+        A server that goes away meanwhile, as one that is restarted does, is waited for again.
+        """
+        timeout = to_timeout(timeout_seconds)
+        end = None if timeout is None else self._clock.now() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - self._clock.now())
+            try:
+                async with aclosing(self._follow(calls.watch_health(left))) as states:
+                    async for is_serving in states:
+                        if is_serving:
+                            return
+            except DeadlineExceeded as error:
+                raise never_ready(self._target, timeout_seconds) from error
+            except (UnknownStatus, Draining) as error:
+                if not is_away(error):
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+    # Sending
+
+    async def _ask(self, call: Call[_R, _T]) -> _T:
+        method = self._channel().unary_unary(
+            call.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.response.FromString,
+        )
+        with typed_errors(self._target), _told_from_cancelling():
+            response = await method(call.request, timeout=call.timeout_seconds)
+        return call.read(response)
+
+    async def _follow(self, call: StreamCall[_R, _T]) -> AsyncGenerator[_T, None]:
+        """What the messages of a stream say. The call ends, on the server too, when this is left."""
+        method = self._channel().unary_stream(
+            call.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.response.FromString,
+        )
+        rpc = method(call.request, timeout=call.timeout_seconds, wait_for_ready=call.waits)
         try:
-            with _typed_errors():
-                async for answer in call:
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-        except DeadlineExceeded as error:
-            reason = f"no server at {self._target} was ready within {timeout_seconds:g} s"
-            raise DeadlineExceeded(reason) from error
+            with typed_errors(self._target), _told_from_cancelling():
+                async for message in rpc:
+                    if (value := call.read(message)) is not None:
+                        yield value
         finally:
-            call.cancel()
-        raise UnknownStatus("UNAVAILABLE", "the server ended the health watch")
+            rpc.cancel()
 
+    def _channel(self) -> grpc.aio.Channel:
+        """Of the running loop: gRPC binds a channel to the loop that made it."""
+        loop = asyncio.get_running_loop()
+        channel = self._channels.get(loop)
+        if channel is None:
+            self._forget_closed_loops()
+            address, options = self._target.address, self._target.channel_options()
+            channel = self._channels[loop] = (
+                grpc.aio.insecure_channel(address, options=options)
+                if self._credentials is None
+                else grpc.aio.secure_channel(address, self._credentials, options=options)
+            )
+        return channel
 
-# Errors
+    def _forget_closed_loops(self) -> None:
+        """Nothing can be awaited there any more; a channel closes when it is collected."""
+        for loop in list(self._channels):
+            if loop.is_closed():
+                self._channels.pop(loop, None)
 
 
 @contextmanager
-def _typed_errors() -> Iterator[None]:
+def _told_from_cancelling() -> Iterator[None]:
+    """gRPC raises CancelledError in a task that nothing cancels when the channel is closed under its call."""
     try:
         yield
-    except grpc.aio.AioRpcError as error:
-        # The pairs, as dict() of aio's Metadata fails in grpcio 1.72.
-        packed = [value for key, value in error.trailing_metadata() or () if key == _STATUS_KEY]
-        status = packed[0] if packed and isinstance(packed[0], bytes) else b""
-        raise from_status(error.code(), error.details() or "", status) from error
-
-
-async def _typed(call: Awaitable[_T]) -> _T:
-    with _typed_errors():
-        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise UnknownStatus(grpc.StatusCode.CANCELLED.name, "the client was closed") from None

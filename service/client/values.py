@@ -1,16 +1,31 @@
-"""What goes into and comes out of the Python client: plain frozen values, no wire."""
+"""What goes into and comes out of the Python client and of `LLM`: plain frozen values, no wire.
+
+What a stream yields are the engine's own events (`engine/api.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from pageturner.service.core.outputs import FinishReason, RequestTimings, SampledToken, Usage
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    FinishedEvent,
+    FinishReason,
+    RequestTimings,
+    SampledToken,
+    TokenEvent,
+    Usage,
+)
+from pageturner.service.engine.api import AcceptedEvent, ChatMessage, StreamEvent
 
 
 class Sampling(TypedDict, total=False):
-    """How tokens are chosen: the fields of the wire's SamplingParams, where each is explained."""
+    """How tokens are chosen: the fields of the wire's SamplingParams, where each is explained.
+
+    stop: one text stands for a list of one.
+    """
 
     temperature: float
     top_k: int
@@ -24,7 +39,7 @@ class Sampling(TypedDict, total=False):
     n: int
     max_tokens: int
     min_tokens: int
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     include_stop: bool
@@ -32,7 +47,10 @@ class Sampling(TypedDict, total=False):
 
 
 class Options(Sampling, total=False):
-    """What else a request may state. timeout_seconds: the time limit, which reaches the scheduler."""
+    """What else a request may state.
+
+    timeout_seconds: the time limit, which reaches the scheduler; none if infinite.
+    """
 
     request_id: str
     model: str
@@ -40,49 +58,14 @@ class Options(Sampling, total=False):
     tenant: str
     cache_salt: str
     bypass_prefix_cache: bool
-    timeout_seconds: float
+    timeout_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The request was queued under this id; the seed and the bound on tokens in force."""
+Turn = ChatMessage | Mapping[str, str]
+"""One turn of a conversation; a mapping has the keys `role` and `content`."""
 
-    request_id: str
-    seed: int
-    num_prompt_tokens: int
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a choice grew by."""
-
-    index: int
-    text: str
-    tokens: tuple[SampledToken, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceFinished:
-    """A choice ended. matched: the stop string or token that ended it."""
-
-    index: int
-    reason: FinishReason
-    matched: str | int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """All choices ended. policies: axis to name, in force at the end; policies_changed: some came later
-    than the request."""
-
-    usage: Usage
-    timings: RequestTimings
-    policies: Mapping[str, str]
-    policies_changed: bool = False
-
-
-StreamItem = Accepted | Delta | ChoiceFinished | Finished
+PromptLike = str | Iterable[int] | Iterable[Turn]
+"""A text, token ids (a list, a range, a numpy array, a generator), or a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +95,51 @@ class Completion:
     def text(self) -> str:
         """The first choice's."""
         return self.choices[0].text
+
+
+class CompletionBuilder:
+    """Puts the events of one stream together."""
+
+    def __init__(self) -> None:
+        self._accepted: AcceptedEvent | None = None
+        self._texts: dict[int, list[str]] = {}
+        self._tokens: dict[int, list[SampledToken]] = {}
+        self._ends: dict[int, ChoiceFinishedEvent] = {}
+        self._finished: FinishedEvent | None = None
+
+    def add(self, event: StreamEvent) -> None:
+        match event:
+            case AcceptedEvent():
+                self._accepted = event
+            case TokenEvent():
+                self._texts.setdefault(event.index, []).append(event.text)
+                self._tokens.setdefault(event.index, []).extend(event.tokens)
+            case ChoiceFinishedEvent():
+                self._ends[event.index] = event
+            case FinishedEvent():
+                self._finished = event
+
+    def build(self) -> Completion:
+        """The whole answer, once the FinishedEvent was added."""
+        assert self._accepted is not None, "a stream begins with its AcceptedEvent"
+        assert self._finished is not None, "a stream that ends without an error ends with its FinishedEvent"
+        choices = tuple(
+            Choice(
+                index,
+                "".join(self._texts.get(index, ())),
+                tuple(self._tokens.get(index, ())),
+                end.reason,
+                end.matched,
+            )
+            for index, end in sorted(self._ends.items())
+        )
+        finished = self._finished
+        return Completion(
+            finished.request_id,
+            self._accepted.seed,
+            choices,
+            finished.usage,
+            finished.timings,
+            finished.policies,
+            finished.policies_changed,
+        )

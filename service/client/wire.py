@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.client.values import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Finished,
-    Options,
-    Sampling,
-    StreamItem,
-)
+from pageturner.policies.views import Rates
+from pageturner.service.client.messages import build, check_number
+from pageturner.service.client.values import Choice, Completion, Options, PromptLike, Sampling, Turn
 from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    FinishedEvent,
     FinishReason,
     RequestTimings,
     SampledToken,
     SchedulerStats,
+    TokenEvent,
     TokenLogprob,
     Usage,
 )
 from pageturner.service.engine.api import (
     AbortOutcome,
+    AcceptedEvent,
     ChatMessage,
-    ChatPrompt,
     ModelInfo,
+    PoliciesInfo,
     PolicyInfo,
-    Prompt,
+    ServerInfo,
     ShadowInfo,
-    TextPrompt,
+    StreamEvent,
 )
+from pageturner.service.errors import DeadlineExceeded, InvalidArgument
 from pageturner.service.policy_host.shadow import Disagreement
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
@@ -45,34 +45,111 @@ from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 _Request = TypeVar("_Request", generation_pb2.GenerateRequest, generation_pb2.GenerateStreamRequest)
 
+LONGEST_TIMEOUT_SECONDS = 27_000 * 3600.0
+"""Three years, the longest that gRPC sends. More is no limit at all, and overflows its clocks."""
 
-def to_request(kind: type[_Request], prompt: Prompt, options: Options) -> tuple[_Request, float | None]:
-    """What is not named among Sampling's fields has the same name in the request."""
-    given = dict(options)
-    timeout: Any = given.pop("timeout_seconds", None)
-    sampling = {name: given.pop(name) for name in Sampling.__annotations__ if name in given}
-    values: dict[str, Any] = {**given, "sampling": generation_pb2.SamplingParams(**sampling)}  # type: ignore[arg-type] # TypedDict.pop gives object
-    return kind(prompt=to_prompt(prompt), **values), timeout
+_OPTIONS = frozenset(Options.__annotations__)
+_SAMPLING = frozenset(Sampling.__annotations__)
 
 
-def to_prompt(prompt: Prompt) -> generation_pb2.Prompt:
+def to_request(
+    kind: type[_Request], prompt: generation_pb2.Prompt, options: Options
+) -> tuple[_Request, float | None]:
+    """The request and its time limit; None for none. Options of None count as left out.
+
+    Raises InvalidArgument with the path of an option that the wire cannot carry, TypeError for one that
+    does not exist.
+    """
+    given: dict[str, Any] = dict(options)
+    for name in given:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"there is no option {name!r}{hint}")
+    timeout_seconds = to_timeout(given.pop("timeout_seconds", None))
+    sampling = {name: given.pop(name) for name in tuple(given) if name in _SAMPLING}
+    message = build(generation_pb2.SamplingParams, "sampling.", **sampling)
+    return build(kind, prompt=prompt, sampling=message, **given), timeout_seconds
+
+
+def to_timeout(seconds: float | None, name: str = "timeout_seconds") -> float | None:
+    """As gRPC takes it: None for no limit.
+
+    Raises InvalidArgument for NaN and for less than nothing, DeadlineExceeded for nothing: gRPC would let
+    a quick enough answer through.
+    """
+    if seconds is None:
+        return None
+    number = check_number(seconds, name)
+    if not number >= 0:  # also refuses NaN
+        raise InvalidArgument(name, f"{number} s is not a time")
+    if number == 0:
+        raise DeadlineExceeded(f"{name} is 0: the time was over before anything was sent")
+    return number if number <= LONGEST_TIMEOUT_SECONDS else None
+
+
+def to_prompt(prompt: PromptLike) -> generation_pb2.Prompt:
+    """An empty list is an empty list of ids.
+
+    Raises TypeError naming the position of a part that is not like the others, InvalidArgument with the path
+    of an id or a text that the wire cannot carry.
+    """
     if isinstance(prompt, str):
-        return generation_pb2.Prompt(text=prompt)
-    if isinstance(prompt, TextPrompt):
-        return generation_pb2.Prompt(text=prompt.text, parse_special=prompt.parse_special)
-    if isinstance(prompt, ChatPrompt):
-        chat = to_prompt(prompt.messages)
-        chat.chat.template_variables.update(
-            {name: json.dumps(value) for name, value in prompt.template_variables.items()}
-        )
-        chat.chat.continue_final_message = prompt.continue_final_message
-        return chat
-    ids = [part for part in prompt if isinstance(part, int)]
-    if len(ids) == len(prompt):
-        return generation_pb2.Prompt(token_ids=generation_pb2.TokenIds(ids=ids))
-    turns = [part for part in prompt if isinstance(part, ChatMessage)]
-    messages = [generation_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
+        return build(generation_pb2.Prompt, "prompt.", text=prompt)
+    parts = _parts(prompt, "the prompt", "a text, a list of token ids, or a list of turns")
+    if any(map(_is_turn, parts[:1])):
+        return _chat(parts, "prompt")
+    for position, part in enumerate(parts):
+        if isinstance(part, bool) or not hasattr(part, "__index__"):
+            raise TypeError(f"prompt[{position}] is {_type_of(part)}, in a list that begins like token ids")
+    ids = build(generation_pb2.TokenIds, "prompt.token_ids.", ids=parts)
+    return generation_pb2.Prompt(token_ids=ids)
+
+
+def to_chat(messages: Iterable[Turn]) -> generation_pb2.Prompt:
+    """As `to_prompt`, of a conversation alone."""
+    return _chat(_parts(messages, "the conversation", "a list of turns"), "messages")
+
+
+def _parts(given: object, name: str, wanted: str) -> tuple[object, ...]:
+    if isinstance(given, str | bytes | bytearray | memoryview) or _is_turn(given):
+        raise TypeError(f"{name} is {_type_of(given)}, not {wanted}")
+    try:
+        return tuple(given)  # type: ignore[arg-type] # what is no iterable is told so
+    except TypeError:
+        raise TypeError(f"{name} is {_type_of(given)}, not {wanted}") from None
+
+
+def _is_turn(part: object) -> bool:
+    return isinstance(part, ChatMessage | Mapping)
+
+
+def _chat(turns: Sequence[object], name: str) -> generation_pb2.Prompt:
+    messages = []
+    for position, turn in enumerate(turns):
+        role, content = _role_and_content(turn, f"{name}[{position}]")
+        path = f"prompt.chat.messages[{position}]."
+        messages.append(build(generation_pb2.ChatMessage, path, role=role, content=content))
     return generation_pb2.Prompt(chat=generation_pb2.Chat(messages=messages))
+
+
+def _role_and_content(turn: object, name: str) -> tuple[str, str]:
+    if isinstance(turn, ChatMessage):
+        pair: tuple[object, object] = (turn.role, turn.content)
+    elif not isinstance(turn, Mapping):
+        raise TypeError(f"{name} is {_type_of(turn)}, not a ChatMessage or a mapping of role and content")
+    elif turn.keys() != {"role", "content"}:
+        raise TypeError(f"{name} has the keys {sorted(map(str, turn))}; a turn has role and content")
+    else:
+        pair = (turn["role"], turn["content"])
+    for key, text in zip(("role", "content"), pair, strict=True):
+        if not isinstance(text, str):
+            raise TypeError(f"{name}: its {key} is {_type_of(text)}, not a text")
+    return pair  # type: ignore[return-value] # both were seen to be texts
+
+
+def _type_of(value: object) -> str:
+    return f"of type {type(value).__name__}"
 
 
 # From the wire
@@ -91,26 +168,44 @@ ABORT_OUTCOMES = {
 }
 
 
-def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamItem | None:
+def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamEvent | None:
     """None for an event that a newer server knows and this client does not."""
+    request_id = message.request_id
     match message.WhichOneof("event"):
         case "accepted":
             accepted = message.accepted
-            return Accepted(message.request_id, accepted.seed, accepted.prompt_tokens, accepted.max_tokens)
+            return AcceptedEvent(request_id, accepted.seed, accepted.prompt_tokens, accepted.max_tokens)
         case "delta":
-            return Delta(message.delta.index, message.delta.text, from_tokens(message.delta))
+            delta = message.delta
+            return TokenEvent(request_id, delta.index, from_tokens(delta), delta.text)
         case "choice_finished":
             choice = message.choice_finished
-            return ChoiceFinished(choice.index, from_reason(choice), from_matched(choice))
+            return ChoiceFinishedEvent(request_id, choice.index, from_reason(choice), from_matched(choice))
         case "finished":
             finished = message.finished
-            return Finished(
+            return FinishedEvent(
+                request_id,
                 from_usage(finished.usage),
                 from_timings(finished.timings),
-                dict(finished.policies),
-                finished.policies_changed,
+                policies=dict(finished.policies),
+                policies_changed=finished.policies_changed,
             )
     return None
+
+
+def from_response(response: generation_pb2.GenerateResponse) -> Completion:
+    return Completion(
+        response.request_id,
+        response.seed,
+        tuple(
+            Choice(choice.index, choice.text, from_tokens(choice), from_reason(choice), from_matched(choice))
+            for choice in response.choices
+        ),
+        from_usage(response.usage),
+        from_timings(response.timings),
+        dict(response.policies),
+        response.policies_changed,
+    )
 
 
 def from_tokens(message: generation_pb2.Delta | generation_pb2.Choice) -> tuple[SampledToken, ...]:
@@ -163,11 +258,33 @@ def from_model(model: model_pb2.Model) -> ModelInfo:
     return ModelInfo(**field_values(ModelInfo, model) | {"eos_token_ids": tuple(model.eos_token_ids)})
 
 
-def to_choice(spec: PolicySpec | None) -> admin_pb2.PolicyChoice:
-    if spec is None:
-        return admin_pb2.PolicyChoice()
-    options = {name: json.dumps(value) for name, value in spec.options.items()}
-    return admin_pb2.PolicyChoice(name=spec.name, options=options)
+def from_server_info(info: admin_pb2.GetServerInfoResponse) -> ServerInfo:
+    values = field_values(ServerInfo, info) | {
+        "rates": Rates(**field_values(Rates, info.rates)),
+        "config": dict(info.config),
+    }
+    return ServerInfo(**values)
+
+
+def to_choices(path: str, specs: Mapping[str, PolicySpec | None]) -> dict[str, admin_pb2.PolicyChoice]:
+    """By axis; None becomes a choice of nothing. path: of the field, for errors."""
+    return {
+        axis: build(
+            admin_pb2.PolicyChoice,
+            f"{path}[{axis}].",
+            name=spec.name,
+            options={name: json.dumps(value) for name, value in spec.options.items()},
+        )
+        if spec is not None
+        else admin_pb2.PolicyChoice()
+        for axis, spec in specs.items()
+    }
+
+
+def from_policies(
+    response: admin_pb2.GetPoliciesResponse | admin_pb2.SetPoliciesResponse,
+) -> PoliciesInfo:
+    return PoliciesInfo(response.revision, tuple(map(from_policy, response.policies)))
 
 
 def from_policy(policy: admin_pb2.Policy) -> PolicyInfo:

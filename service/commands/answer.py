@@ -10,7 +10,14 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pageturner.service.client import Accepted, ChoiceFinished, Client, Delta, Finished, Options
+from pageturner.service.client import (
+    AcceptedEvent,
+    ChoiceFinishedEvent,
+    Client,
+    FinishedEvent,
+    Options,
+    TokenEvent,
+)
 from pageturner.service.client.server_process import running_server
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note
@@ -69,13 +76,13 @@ async def ask(
     first = last = 0.0
     request_id, seed = "", 0
     choices = [ChoiceText() for _ in range(options.get("n", 1))]
-    finished: Finished | None = None
+    finished: FinishedEvent | None = None
     async with aclosing(client.stream(prompt, **options)) as events:
         async for event in events:
             match event:
-                case Accepted():
+                case AcceptedEvent():
                     request_id, seed = event.request_id, event.seed
-                case Delta():
+                case TokenEvent():
                     if event.tokens:
                         last = time.monotonic()
                         first = first or last
@@ -83,12 +90,12 @@ async def ask(
                     choice.text += event.text
                     choice.token_ids += tuple(token.token_id for token in event.tokens)
                     on_text(event.index, event.text)
-                case ChoiceFinished():
+                case ChoiceFinishedEvent():
                     choices[event.index].finish_reason = event.reason.value
                     choices[event.index].matched = event.matched
-                case Finished():
+                case FinishedEvent():
                     finished = event
-    assert finished is not None, "a stream that ends without an error ends with Finished"
+    assert finished is not None, "a stream that ends without an error ends with FinishedEvent"
     return Answer(
         request_id,
         seed,

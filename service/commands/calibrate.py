@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
-from pageturner.service.commands.progress import progress, reading
 from pageturner.service.errors import ConfigError
 
 HELP = "fit the simulator's step times to this machine"
@@ -32,31 +31,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recording:
         from pageturner.service.simulator.recordings import fit_machine
 
-        with reading(str(arguments.recording)) as on_bytes:
-            found = fit_machine(arguments.recording, on_bytes)
+        machine, error = fit_machine(arguments.recording)
     else:
-        from pageturner.service.bench.calibrate import CALIBRATION_WORK, calibrate
+        from pageturner.service.bench.calibrate import calibrate
 
-        with progress(CALIBRATION_WORK) as advance:
-            found = calibrate(config_arguments(arguments), advance)
-    machine, error = found.machine, found.error
-    for text in found.notes:
-        note(text)
-    for text in found.warnings:
-        note(f"warning: {text}")
+        calibration = calibrate(config_arguments(arguments), note)
+        machine, error = calibration.machine, calibration.error
     if arguments.out:
         try:
             arguments.out.write_text(machine.to_json(), encoding="utf-8")
         except OSError as failure:
             raise ConfigError("--out", f"{arguments.out}: {failure.strerror}") from failure
     if arguments.json:
-        document = {
-            "machine": dataclasses.asdict(machine),
-            "error": dataclasses.asdict(error),
-            "notes": found.notes,
-            "warnings": found.warnings,
-        }
-        write(json.dumps(document, indent=2))
+        write(
+            json.dumps({"machine": dataclasses.asdict(machine), "error": dataclasses.asdict(error)}, indent=2)
+        )
         return 0
     for name, seconds in dataclasses.asdict(machine.step_time).items():
         write(f"{name:<18}{seconds * 1e6:14.4f} us")

@@ -15,7 +15,6 @@ from typing import Any, TextIO
 
 from structlog.typing import FilteringBoundLogger
 
-from pageturner.policies.views import Rates
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
@@ -30,14 +29,12 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RecordedEngine:
-    """What the first line says of the engine. block_bytes: of a KV block over all layers. rates: as it
-    measured them when it started."""
+    """What the first line says of the engine; block_bytes: of a KV block over all layers."""
 
     name: str
     cache: CacheOptions
     scheduler: SchedulerOptions
     block_bytes: int
-    rates: Rates
 
     def header(self) -> Mapping[str, Any]:
         return {
@@ -47,7 +44,6 @@ class RecordedEngine:
             "block_bytes": self.block_bytes,
             "cache": asdict(self.cache),
             "scheduler": asdict(self.scheduler),
-            "rates": asdict(self.rates),
         }
 
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fake_model import Stop, expected_tokens
 from support.real_service import ENGINE_OPTIONS, TOKENIZER, RealService, real_service
 
-from pageturner.service.client import Accepted, ChoiceFinished, Completion, Delta, StreamItem
+from pageturner.service.client import AcceptedEvent, ChoiceFinishedEvent, Completion, StreamEvent, TokenEvent
 from pageturner.service.core.outputs import FinishReason
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import QueueFull, RequestAborted
@@ -92,7 +92,7 @@ async def test_grpc_43360_34843_resident_memory_does_not_grow_with_cancelled_str
             stop = [f"{letter}{number}" * 200 for letter in "abcdefghijklmn"]
             stream = service.client.stream(prompt, request_id=f"r{number}", max_tokens=4, stop=stop)
             async with aclosing(stream) as items:
-                assert isinstance(await anext(items), Accepted)
+                assert isinstance(await anext(items), AcceptedEvent)
 
         resident = []
         for part in range(3):
@@ -156,13 +156,13 @@ async def test_vllm_1629_the_engine_is_off_the_loop() -> None:
         await hanging
 
 
-async def read(service: RealService, **options: object) -> list[StreamItem]:
+async def read(service: RealService, **options: object) -> list[StreamEvent]:
     stream = service.client.stream((1,), **options)  # type: ignore[arg-type]  # options of the client by name
     return [item async for item in stream]
 
 
-def text_of(items: list[StreamItem]) -> str:
-    return "".join(item.text for item in items if isinstance(item, Delta))
+def text_of(items: list[StreamEvent]) -> str:
+    return "".join(item.text for item in items if isinstance(item, TokenEvent))
 
 
 TEXTS = ["日本語のテキスト", "👩‍👩‍👧‍👦🏳️‍🌈 😀👍🏽", "naïve café — Ångström", "plain words"]
@@ -178,7 +178,7 @@ async def test_exo_1691_a_character_over_several_tokens_is_never_shown_in_part(t
         service.model.script = TOKENIZER.encode(text)
         count = len(service.model.script)
         items = await read(service, max_tokens=count, ignore_eos=True)
-        deltas = [item.text for item in items if isinstance(item, Delta)]
+        deltas = [item.text for item in items if isinstance(item, TokenEvent)]
         assert not any("\ufffd" in delta for delta in deltas)
         assert text_of(items) == TOKENIZER.decode(service.model.script) == text
         assert (await service.client.generate((1,), max_tokens=count, ignore_eos=True)).text == text
@@ -204,7 +204,7 @@ async def test_text_generation_inference_1254_smg_2203_stops_over_chunks(
         service.release_steps()
         items = await task
         assert text_of(items) == (sentence if before is None else before)
-        (end,) = [item for item in items if isinstance(item, ChoiceFinished)]
+        (end,) = [item for item in items if isinstance(item, ChoiceFinishedEvent)]
         assert end.reason is (FinishReason.LENGTH if before is None else FinishReason.STOP)
         assert end.matched == (None if before is None else stop)
 
@@ -227,11 +227,11 @@ async def test_smg_2203_nothing_is_delayed_that_cannot_become_a_stop(first: str)
         stream = service.client.stream((1,), max_tokens=len(script), stop=[stop], ignore_eos=True)
         async with aclosing(stream) as items:
             service.allow_steps(1)
-            assert isinstance(await anext(items), Accepted)
+            assert isinstance(await anext(items), AcceptedEvent)
             shown = ""
             for count in range(1, len(script)):
                 item = await anext(items)
-                assert isinstance(item, Delta)
+                assert isinstance(item, TokenEvent)
                 shown += item.text
                 whole = TOKENIZER.decode(script[:count])
                 assert shown == whole[: len(whole) - longest_start_of(stop, whole)]

@@ -14,7 +14,7 @@ import pytest
 from support.random_models import save, tiny_model
 from support.tiny_tokenizers import byte_level_bpe
 
-from pageturner.service.client import Client, Delta, Finished
+from pageturner.service.client import Client, FinishedEvent, TokenEvent
 from pageturner.service.client.server_process import PROGRAM, READY, RunningServer, running_server
 from pageturner.service.errors import ModelError
 
@@ -165,7 +165,7 @@ def test_sigterm_lets_streams_finish(flags: list[str]) -> None:
         num_tokens = 0
         async with Client(target) as client:
             async for item in client.stream("hello", max_tokens=300, ignore_eos=True):
-                if isinstance(item, Delta):
+                if isinstance(item, TokenEvent):
                     if num_tokens == 0:
                         process.send_signal(signal.SIGTERM)
                     num_tokens += len(item.tokens)
@@ -306,14 +306,14 @@ def test_sighup_and_a_changed_file_swap_the_policies_and_keep_the_streams(
     config = tmp_path / "config.toml"
     config.write_text("")
 
-    async def stream(process: subprocess.Popen[str], target: str) -> tuple[int, Finished]:
+    async def stream(process: subprocess.Popen[str], target: str) -> tuple[int, FinishedEvent]:
         """Ask for more tokens than the server holds for a client that does not read; after the first,
         other policies."""
         num_tokens = 0
-        finished: Finished | None = None
+        finished: FinishedEvent | None = None
         async with Client(target) as client:
             async for item in client.stream("hello", max_tokens=1500, ignore_eos=True):
-                if isinstance(item, Delta):
+                if isinstance(item, TokenEvent):
                     if num_tokens == 0:
                         config.write_text('[policies]\nvictim = "nobody"\n')
                         process.send_signal(signal.SIGHUP)
@@ -322,7 +322,7 @@ def test_sighup_and_a_changed_file_swap_the_policies_and_keep_the_streams(
                         process.send_signal(signal.SIGHUP)
                         await asyncio.to_thread(_read_until, process, "last-arrived(")
                     num_tokens += len(item.tokens)
-                if isinstance(item, Finished):
+                if isinstance(item, FinishedEvent):
                     finished = item
             config.write_text('[policies]\nqueue = "priority"\n')
             await asyncio.to_thread(_read_until, process, "priority(")

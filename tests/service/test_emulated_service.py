@@ -27,7 +27,7 @@ from support.tape_graphs import TapeGraphs
 
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
-from pageturner.service.client import Client, Delta, Options
+from pageturner.service.client import Client, Options, TokenEvent
 from pageturner.service.config import load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SampledToken
@@ -109,7 +109,7 @@ async def ask(client: Client, prompt: str | Sequence[int], options: Options) -> 
     streams: Streams = defaultdict(list)
     asked = prompt if isinstance(prompt, str) else tuple(prompt)
     async for item in client.stream(asked, **(given | options)):
-        if isinstance(item, Delta):
+        if isinstance(item, TokenEvent):
             streams[item.index].extend(item.tokens)
     assert sorted(streams) == list(range(options.get("n", 1)))
     assert {len(tokens) for tokens in streams.values()} == {24}

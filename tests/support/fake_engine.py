@@ -28,7 +28,6 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
-    ChatPrompt,
     EngineHealth,
     GenerationRequest,
     ModelInfo,
@@ -39,7 +38,6 @@ from pageturner.service.engine.api import (
     ServerInfo,
     ShadowInfo,
     StreamEvent,
-    TextPrompt,
 )
 from pageturner.service.errors import (
     Draining,
@@ -279,10 +277,6 @@ class FakeEngine:
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """One token a character; a text that wants special tokens is not changed by them."""
-        if isinstance(prompt, TextPrompt):
-            prompt = prompt.text
-        if isinstance(prompt, ChatPrompt):
-            prompt = prompt.messages
         if isinstance(prompt, str):
             return tuple(map(ord, prompt if add_special_tokens else prompt.strip("^")))
         token_ids: list[int] = []

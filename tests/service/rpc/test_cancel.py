@@ -15,8 +15,8 @@ import pytest
 from support.fake_engine import PAUSE, FakeEngine, FakeStream, Step, accepted, echo, finished
 from support.serving import serving
 
-from pageturner.service.client import Accepted, Client, Delta
-from pageturner.service.core.outputs import SampledToken, TokenEvent
+from pageturner.service.client import AcceptedEvent, Client, TokenEvent
+from pageturner.service.core.outputs import SampledToken
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import DeadlineExceeded, PageturnerError, SlowConsumer
 from pageturner.v1 import generation_pb2 as pb
@@ -130,7 +130,7 @@ async def test_grpc_43360_34843_cancelled_streams_leave_nothing_behind() -> None
         num_tasks = len(asyncio.all_tasks())
         for i in range(200):
             async with aclosing(served.client.stream("ab", request_id=f"r{i}")) as items:
-                assert isinstance(await anext(items), Accepted)
+                assert isinstance(await anext(items), AcceptedEvent)
                 await engine.reached(f"paused r{i}")
                 streams.append(weakref.ref(engine.live[f"r{i}"]))
             await engine.reached(f"closed r{i}")
@@ -204,10 +204,10 @@ async def test_a_reader_too_slow_for_the_engine_learns_so_when_it_reads_on() -> 
     )
     async with serving(engine) as served:
         stream = served.client.stream("x", request_id="slow")
-        assert isinstance(await anext(stream), Accepted)
+        assert isinstance(await anext(stream), AcceptedEvent)
         await engine.reached("closed slow")
         for _ in range(3):
-            assert isinstance(await anext(stream), Delta)
+            assert isinstance(await anext(stream), TokenEvent)
         with pytest.raises(SlowConsumer, match="30 s unread"):
             await anext(stream)
 

@@ -8,12 +8,10 @@ import pytest
 from support.fake_engine import DRAWN_SEED, PAUSE, FakeEngine, Step, accepted, finished
 from support.serving import serving
 
-from pageturner.service.client import Accepted, ChoiceFinished, Delta
+from pageturner.service.client import AcceptedEvent, ChoiceFinishedEvent, TokenEvent
 from pageturner.service.core.outputs import (
-    ChoiceFinishedEvent,
     FinishReason,
     SampledToken,
-    TokenEvent,
     TokenLogprob,
 )
 from pageturner.service.core.sampling_params import SamplingParams
@@ -247,7 +245,7 @@ async def test_an_error_of_a_request_ends_its_call_with_its_status(error: Pagetu
 
     async with serving(FakeEngine(script)) as served:
         stream = served.client.stream("x")
-        for kind in (Accepted, Delta, ChoiceFinished):
+        for kind in (AcceptedEvent, TokenEvent, ChoiceFinishedEvent):
             assert isinstance(await anext(stream), kind), "what came before the error is delivered"
         with pytest.raises(type(error), match=str(error)):
             await anext(stream)

@@ -16,7 +16,7 @@ from support.serving import serving
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, KeyChange
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.client import Completion, Delta, Finished
+from pageturner.service.client import Completion, FinishedEvent, TokenEvent
 from pageturner.service.engine.api import PolicyChange
 from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
@@ -183,8 +183,8 @@ async def test_streams_go_on_while_every_axis_is_swapped() -> None:
 async def test_the_final_message_of_a_stream_names_the_policies() -> None:
     async with policy_house() as house, serving(house.engine) as served:
         items = [item async for item in served.client.stream((0, 1), max_tokens=2)]
-        assert isinstance(items[1], Delta)
-        (end,) = (item for item in items if isinstance(item, Finished))
+        assert isinstance(items[1], TokenEvent)
+        (end,) = (item for item in items if isinstance(item, FinishedEvent))
         assert end.policies == dict(registry.DEFAULTS)
         assert not end.policies_changed
 

@@ -13,7 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.fake_engine import FakeEngine, accepted
 from support.serving import capturing_logger, serving
 
-from pageturner.service.client import CHANNEL_OPTIONS, Client, Sampling
+from pageturner.service.client import Client, Sampling
+from pageturner.service.client.targets import CHANNEL_OPTIONS
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.sampling_params import SamplingParams

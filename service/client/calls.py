@@ -1,0 +1,233 @@
+"""Every call that a client can make: where it goes, what it sends, how its answer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+
+from pageturner.policies.spec import PolicySpec
+from pageturner.service.client.messages import build, check_number
+from pageturner.service.client.values import Completion, Options, PromptLike, Turn
+from pageturner.service.client.wire import (
+    ABORT_OUTCOMES,
+    from_message,
+    from_model,
+    from_policies,
+    from_response,
+    from_server_info,
+    from_stats,
+    to_chat,
+    to_choices,
+    to_prompt,
+    to_request,
+    to_timeout,
+)
+from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.engine.api import (
+    AbortOutcome,
+    ModelInfo,
+    PoliciesInfo,
+    ServerInfo,
+    StreamEvent,
+)
+from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
+
+_R = TypeVar("_R", bound=Message)
+_T = TypeVar("_T", covariant=True)
+
+NO_POLICIES: Mapping[str, PolicySpec] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[_R, _T]):
+    """One RPC with one answer, to be sent over a channel of either kind. read: the answer as a value."""
+
+    path: str
+    request: Message
+    response: type[_R]
+    read: Callable[[_R], _T]
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall(Generic[_R, _T]):
+    """One RPC with a stream of answers.
+
+    read: one of them as a value; None for one to be passed over. waits: for a server that cannot be reached
+    yet, in place of failing.
+    """
+
+    path: str
+    request: Message
+    response: type[_R]
+    read: Callable[[_R], _T | None]
+    timeout_seconds: float | None = None
+    waits: bool = False
+
+
+def generate(prompt: PromptLike, options: Options) -> Call[generation_pb2.GenerateResponse, Completion]:
+    request, timeout = to_request(generation_pb2.GenerateRequest, to_prompt(prompt), options)
+    path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "Generate")
+    return Call(path, request, generation_pb2.GenerateResponse, from_response, timeout)
+
+
+def stream(
+    prompt: PromptLike, options: Options
+) -> StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]:
+    return _stream(to_prompt(prompt), options)
+
+
+def chat(
+    messages: Iterable[Turn], options: Options
+) -> StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]:
+    return _stream(to_chat(messages), options)
+
+
+def _stream(
+    prompt: generation_pb2.Prompt, options: Options
+) -> StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]:
+    request, timeout = to_request(generation_pb2.GenerateStreamRequest, prompt, options)
+    path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "GenerateStream")
+    return StreamCall(path, request, generation_pb2.GenerateStreamResponse, from_message, timeout)
+
+
+def abort(request_ids: Iterable[str]) -> Call[generation_pb2.AbortResponse, Mapping[str, AbortOutcome]]:
+    return Call(
+        _path(generation_pb2.DESCRIPTOR, "GenerationService", "Abort"),
+        build(generation_pb2.AbortRequest, request_ids=request_ids),
+        generation_pb2.AbortResponse,
+        lambda response: {one.request_id: ABORT_OUTCOMES[one.outcome] for one in response.results},
+    )
+
+
+def tokenize(
+    prompt: PromptLike, model: str, add_special_tokens: bool
+) -> Call[generation_pb2.TokenizeResponse, tuple[int, ...]]:
+    return Call(
+        _path(generation_pb2.DESCRIPTOR, "GenerationService", "Tokenize"),
+        build(
+            generation_pb2.TokenizeRequest,
+            model=model,
+            prompt=to_prompt(prompt),
+            add_special_tokens=add_special_tokens,
+        ),
+        generation_pb2.TokenizeResponse,
+        lambda response: tuple(response.token_ids),
+    )
+
+
+def detokenize(token_ids: Iterable[int], model: str) -> Call[generation_pb2.DetokenizeResponse, str]:
+    return Call(
+        _path(generation_pb2.DESCRIPTOR, "GenerationService", "Detokenize"),
+        build(generation_pb2.DetokenizeRequest, model=model, token_ids=token_ids),
+        generation_pb2.DetokenizeResponse,
+        lambda response: response.text,
+    )
+
+
+def models() -> Call[model_pb2.ListModelsResponse, tuple[ModelInfo, ...]]:
+    return Call(
+        _path(model_pb2.DESCRIPTOR, "ModelService", "ListModels"),
+        model_pb2.ListModelsRequest(),
+        model_pb2.ListModelsResponse,
+        lambda response: tuple(map(from_model, response.models)),
+    )
+
+
+def model(name: str) -> Call[model_pb2.GetModelResponse, ModelInfo]:
+    return Call(
+        _path(model_pb2.DESCRIPTOR, "ModelService", "GetModel"),
+        build(model_pb2.GetModelRequest, name=name),
+        model_pb2.GetModelResponse,
+        lambda response: from_model(response.model),
+    )
+
+
+def server_info() -> Call[admin_pb2.GetServerInfoResponse, ServerInfo]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "GetServerInfo"),
+        admin_pb2.GetServerInfoRequest(),
+        admin_pb2.GetServerInfoResponse,
+        from_server_info,
+    )
+
+
+def policies() -> Call[admin_pb2.GetPoliciesResponse, PoliciesInfo]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "GetPolicies"),
+        admin_pb2.GetPoliciesRequest(),
+        admin_pb2.GetPoliciesResponse,
+        from_policies,
+    )
+
+
+def set_policies(
+    policies: Mapping[str, PolicySpec],
+    shadows: Mapping[str, PolicySpec | None],
+    preset: str,
+    expected_revision: int | None,
+) -> Call[admin_pb2.SetPoliciesResponse, PoliciesInfo]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "SetPolicies"),
+        build(
+            admin_pb2.SetPoliciesRequest,
+            policies=to_choices("policies", policies),
+            shadows=to_choices("shadows", shadows),
+            preset=preset,
+            expected_revision=expected_revision,
+        ),
+        admin_pb2.SetPoliciesResponse,
+        from_policies,
+    )
+
+
+def load() -> Call[admin_pb2.GetLoadResponse, SchedulerStats]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "GetLoad"),
+        admin_pb2.GetLoadRequest(),
+        admin_pb2.GetLoadResponse,
+        lambda response: from_stats(response.load),
+    )
+
+
+def watch_load(interval_seconds: float) -> StreamCall[admin_pb2.WatchLoadResponse, SchedulerStats]:
+    interval = check_number(interval_seconds, "interval_seconds")
+    return StreamCall(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "WatchLoad"),
+        admin_pb2.WatchLoadRequest(interval_seconds=interval),
+        admin_pb2.WatchLoadResponse,
+        lambda response: from_stats(response.load),
+    )
+
+
+def flight_record() -> StreamCall[admin_pb2.GetFlightRecordResponse, bytes]:
+    """A stream of pieces of one file."""
+    return StreamCall(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "GetFlightRecord"),
+        admin_pb2.GetFlightRecordRequest(),
+        admin_pb2.GetFlightRecordResponse,
+        lambda response: response.chunk,
+    )
+
+
+def watch_health(timeout_seconds: float | None) -> StreamCall[health_pb2.HealthCheckResponse, bool]:
+    """A stream that says, now and at every change, whether the server is ready for requests."""
+    return StreamCall(
+        _path(health_pb2.DESCRIPTOR, "Health", "Watch"),
+        health_pb2.HealthCheckRequest(service="pageturner.v1.GenerationService"),
+        health_pb2.HealthCheckResponse,
+        lambda response: response.status == health_pb2.HealthCheckResponse.SERVING,
+        to_timeout(timeout_seconds),
+        waits=True,
+    )
+
+
+def _path(file: FileDescriptor, service: str, method: str) -> str:
+    found = file.services_by_name[service].methods_by_name[method]
+    return f"/{found.containing_service.full_name}/{found.name}"

@@ -1,0 +1,58 @@
+"""What gRPC says went wrong, as the errors that callers of a client meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import grpc
+
+from pageturner.service.client.targets import Target
+from pageturner.service.errors import DeadlineExceeded, Draining, PageturnerError
+from pageturner.service.rpc.status import UnknownStatus, from_status
+
+_STATUS_KEY = "grpc-status-details-bin"
+
+
+@contextmanager
+def typed_errors(target: Target) -> Iterator[None]:
+    """A failed call, of either kind of channel, raises the error that the server meant, or UnknownStatus."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _meant(error, target) from error
+
+
+def _meant(error: grpc.RpcError, target: Target) -> PageturnerError:
+    status = cast(grpc.Call, error)  # the errors of both kinds of channel have its accessors
+    # The pairs, as dict() of aio's Metadata fails in grpcio 1.72.
+    packed = [value for key, value in status.trailing_metadata() or () if key == _STATUS_KEY]
+    found = from_status(
+        status.code(), status.details() or "", packed[0] if packed and isinstance(packed[0], bytes) else b""
+    )
+    if isinstance(found, UnknownStatus) and is_away(found):
+        return UnknownStatus(found.code, found.details + proxy_hint(target))
+    return found
+
+
+def is_away(error: PageturnerError) -> bool:
+    """Whether the server cannot be reached, or is about to go; another may take its place."""
+    return isinstance(error, Draining) or (
+        isinstance(error, UnknownStatus) and error.code == grpc.StatusCode.UNAVAILABLE.name
+    )
+
+
+def proxy_hint(target: Target) -> str:
+    """What to say of a proxy where a server was not reached; empty where none is set."""
+    variable = target.proxy_variable()
+    if not variable:
+        return ""
+    host = target.host or "the host"
+    return f" ({variable} is set: gRPC goes through that proxy unless no_proxy names {host})"
+
+
+def never_ready(target: Target, timeout_seconds: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"no server at {target.address} was ready within {timeout_seconds:g} s{proxy_hint(target)}"
+    )

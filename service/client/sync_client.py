@@ -1,0 +1,229 @@
+"""The Python client of a Pageturner server, for code without an event loop: scripts, threads, notebooks.
+
+    with SyncClient("localhost:50051") as client:
+        for event in client.stream("Once upon a time", max_tokens=64):
+            if isinstance(event, TokenEvent):
+                print(event.text, end="", flush=True)
+
+On gRPC's own synchronous channel rather than on `Client` in a thread with a loop: it is made for threads,
+wakes for Ctrl-C, and leaves gRPC's asyncio poller, of which a process has one, to the caller's own loops.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+from google.protobuf.message import Message
+
+from pageturner.policies.spec import PolicySpec
+from pageturner.service.client import calls
+from pageturner.service.client.calls import Call, StreamCall
+from pageturner.service.client.failures import is_away, never_ready, typed_errors
+from pageturner.service.client.targets import DEFAULT_TARGET, parse_target
+from pageturner.service.client.values import Completion, Options, PromptLike, Turn
+from pageturner.service.client.wire import to_timeout
+from pageturner.service.core.clock import Clock, MonotonicClock
+from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.engine.api import (
+    AbortOutcome,
+    ModelInfo,
+    PoliciesInfo,
+    ServerInfo,
+    StreamEvent,
+)
+from pageturner.service.errors import DeadlineExceeded, Draining
+from pageturner.service.rpc.status import UnknownStatus
+
+RETRY_SECONDS = 0.2
+"""Between two looks at the health of a server that is there and ended the first."""
+
+_R = TypeVar("_R", bound=Message)
+_T = TypeVar("_T")
+
+
+class SyncClient:
+    """One server, from any thread; the threads share a connection, made by the first call.
+
+    The methods are those of `Client`, without `await`.
+    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves. Every failure
+    of a call is a `PageturnerError`: the class that the server raised, or `UnknownStatus` with the gRPC code
+    for what the server did not say itself.
+    A call that is left, by Ctrl-C too, aborts its request. Not to be taken along into a forked child.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._target = parse_target(target)
+        self._credentials = credentials
+        self._clock = clock or MonotonicClock()
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._open: grpc.Channel | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection; calls under way fail. A later call connects anew."""
+        with self._lock:
+            channel, self._open = self._open, None
+        if channel is not None:
+            channel.close()
+
+    def generate(self, prompt: PromptLike, **options: Unpack[Options]) -> Completion:
+        """The whole answer at once."""
+        return self._ask(calls.generate(prompt, options))
+
+    def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[StreamEvent, None, None]:
+        """The answer as it comes: AcceptedEvent; TokenEvents and a ChoiceFinishedEvent for each choice;
+        FinishedEvent.
+
+        Leaving the loop early aborts the request, at once by `close` (`contextlib.closing` does so), else
+        when the generator is collected.
+        """
+        return self._follow(calls.stream(prompt, options))
+
+    def chat(
+        self, messages: Iterable[Turn], **options: Unpack[Options]
+    ) -> Generator[StreamEvent, None, None]:
+        """`stream` with a conversation for a prompt, through the model's chat template."""
+        return self._follow(calls.chat(messages, options))
+
+    def abort(self, *request_ids: str) -> Mapping[str, AbortOutcome]:
+        """End requests by id; what became of each."""
+        return self._ask(calls.abort(request_ids))
+
+    def tokenize(
+        self, prompt: PromptLike, *, model: str = "", add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """The ids that a prompt becomes, a conversation through the model's chat template."""
+        return self._ask(calls.tokenize(prompt, model, add_special_tokens))
+
+    def detokenize(self, token_ids: Iterable[int], *, model: str = "") -> str:
+        """The text of ids, special tokens left out."""
+        return self._ask(calls.detokenize(token_ids, model))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Every model served, the default one first."""
+        return self._ask(calls.models())
+
+    def model(self, name: str = "") -> ModelInfo:
+        """One model; raises ModelNotFound."""
+        return self._ask(calls.model(name))
+
+    def server_info(self) -> ServerInfo:
+        """What runs there: version, sizes, measured rates, configuration."""
+        return self._ask(calls.server_info())
+
+    def policies(self) -> PoliciesInfo:
+        """The policy of each axis, and how the shadows compare."""
+        return self._ask(calls.policies())
+
+    def set_policies(
+        self,
+        policies: Mapping[str, PolicySpec] = calls.NO_POLICIES,
+        *,
+        shadows: Mapping[str, PolicySpec | None] = calls.NO_POLICIES,
+        preset: str = "",
+        expected_revision: int | None = None,
+    ) -> PoliciesInfo:
+        """Put other policies in force while requests run; axes left out stay as they are.
+
+        shadows: policies to ask and not obey; None ends one. preset: a named set, under `policies`.
+        expected_revision: refuse unless it is in force. Raises InvalidArgument, or StaleRevision; nothing
+        is changed then.
+        """
+        return self._ask(calls.set_policies(policies, shadows, preset, expected_revision))
+
+    def load(self) -> SchedulerStats:
+        """The scheduler's gauges and counters."""
+        return self._ask(calls.load())
+
+    def watch_load(self, interval_seconds: float) -> Generator[SchedulerStats, None, None]:
+        """The load now and then every so often, without end."""
+        return self._follow(calls.watch_load(interval_seconds))
+
+    def flight_record(self) -> bytes:
+        """What the scheduler was told and decided of late, without text: a file for `pageturner replay`
+        and `pageturner explain`."""
+        return b"".join(self._follow(calls.flight_record()))
+
+    def wait_until_serving(self, timeout_seconds: float) -> None:
+        """Return once the server can be reached and says it is ready; raises DeadlineExceeded.
+
+        A server that goes away meanwhile, as one that is restarted does, is waited for again.
+        """
+        timeout = to_timeout(timeout_seconds)
+        end = None if timeout is None else self._clock.now() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - self._clock.now())
+            try:
+                with closing(self._follow(calls.watch_health(left))) as states:
+                    for is_serving in states:
+                        if is_serving:
+                            return
+            except DeadlineExceeded as error:
+                raise never_ready(self._target, timeout_seconds) from error
+            except (UnknownStatus, Draining) as error:
+                if not is_away(error):
+                    raise
+            self._sleep(RETRY_SECONDS)
+
+    # Sending
+
+    def _ask(self, call: Call[_R, _T]) -> _T:
+        method = self._channel().unary_unary(
+            call.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.response.FromString,
+        )
+        rpc = method.future(call.request, timeout=call.timeout_seconds)
+        try:
+            with typed_errors(self._target):
+                return call.read(rpc.result())
+        finally:
+            rpc.cancel()  # does nothing to a call that is over
+
+    def _follow(self, call: StreamCall[_R, _T]) -> Generator[_T, None, None]:
+        """What the messages of a stream say. The call ends, on the server too, when this is left."""
+        method = self._channel().unary_stream(
+            call.path,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.response.FromString,
+        )
+        rpc = method(call.request, timeout=call.timeout_seconds, wait_for_ready=call.waits)
+        try:
+            with typed_errors(self._target):
+                for message in rpc:
+                    if (value := call.read(message)) is not None:
+                        yield value
+        finally:
+            rpc.cancel()
+
+    def _channel(self) -> grpc.Channel:
+        with self._lock:
+            if self._open is None:
+                address, options = self._target.address, self._target.channel_options()
+                self._open = (
+                    grpc.insecure_channel(address, options=options)
+                    if self._credentials is None
+                    else grpc.secure_channel(address, self._credentials, options=options)
+                )
+            return self._open
