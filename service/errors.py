@@ -76,6 +76,10 @@ class StepFailed(PageturnerError):
     """The model's forward failed for this request, alone, again and again."""
 
 
+class TextFailed(PageturnerError):
+    """The request's tokens could not be turned into text: the tokenizer raised; says what."""
+
+
 class ConfigError(PageturnerError):
     """The configuration is wrong; `key` is the dotted key (e.g. `cache.block_size`)."""
 

@@ -215,8 +215,9 @@ class TextDelta:
 class StopCondition(Protocol):
     """Turns tokens into text as they come, and finds stop strings. Implemented by the engine.
 
-    The core calls `start` when a sequence is accepted, `append` for each accepted token in order,
-    then `finish` (flush what was held back) or, after an abort, `finish` too; each exactly once.
+    The core calls `start` when a sequence is accepted, `append` for each accepted token in order, then
+    `finish` once (flush what was held back), after an abort too. What any of them raises ends that request
+    with TextFailed; `finish` is called then as well, has to forget the sequence, and may raise again.
     """
 
     def start(self, seq_id: int, request: NewRequest) -> None: ...

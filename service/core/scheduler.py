@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 from pageturner.policies import registry
@@ -49,7 +50,7 @@ from pageturner.service.core.request import NewRequest, Request, RequestStatus, 
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.deadlines import Deadlines
-from pageturner.service.core.scheduling.finish import Finisher
+from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.intake import checked_max_tokens
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
@@ -128,8 +129,8 @@ class Scheduler:
     def add_request(self, new: NewRequest) -> int:
         """Queue a request; returns the max_tokens in force.
 
-        Raises InvalidArgument for one that can never be served, DuplicateRequest, or QueueFull; nothing
-        is changed then.
+        Raises InvalidArgument for one that can never be served, DuplicateRequest, QueueFull, or TextFailed
+        where its text can't be begun; nothing is changed then.
         """
         state, waiting = self.state, self.state.waiting
         if new.request_id in state.requests:
@@ -142,24 +143,35 @@ class Scheduler:
         num_queued = waiting.num_prompt_tokens + len(new.prompt_token_ids)
         if len(waiting) and num_queued > self._options.max_queued_tokens:
             raise QueueFull(f"{num_queued} prompt tokens would be waiting", retry_after_seconds=1.0)
+        seq_ids = range(self._next_seq_id, self._next_seq_id + new.params.n)
+        self._start_text(seq_ids, new)
         root = self.manager.root_hash(adapter=new.adapter, salt=new.cache_salt)
         request = Request(new, self._next_order, max_tokens, root)
         request.num_blocks_peak = views.num_peak_blocks(
             request.num_prompt_tokens, max_tokens, new.params.n, self.manager.block_size
         )
         self._next_order += 1
-        for index in range(new.params.n):
-            sequence = Sequence(self._next_seq_id, request, index)
-            self._next_seq_id += 1
-            request.sequences.append(sequence)
-            state.sequences[sequence.seq_id] = sequence
-            self._stop_condition.start(sequence.seq_id, new)
+        self._next_seq_id += new.params.n
+        for index, seq_id in enumerate(seq_ids):
+            state.sequences[seq_id] = Sequence(seq_id, request, index)
+            request.sequences.append(state.sequences[seq_id])
         state.requests[new.request_id] = request
         request.policies = self.policy_host.names
         self._deadlines.watch(request)
         tell_queued(state, request, is_first=True)
         waiting.add(request)
         return max_tokens
+
+    def _start_text(self, seq_ids: range, new: NewRequest) -> None:
+        """Begin the text of every choice, or of none. Raises TextFailed."""
+        for seq_id in seq_ids:
+            try:
+                self._stop_condition.start(seq_id, new)
+            except Exception as error:
+                for started in range(seq_ids.start, seq_id):
+                    with suppress(Exception):  # their text is dropped
+                        self._stop_condition.finish(started)
+                raise text_failed(error) from error
 
     @told(AbortRequest)
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:

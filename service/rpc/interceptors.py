@@ -15,9 +15,18 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from pageturner.service.core.clock import Clock
-from pageturner.service.errors import EngineDead, InvalidArgument, PageturnerError, SlowConsumer, StepFailed
+from pageturner.service.errors import (
+    EngineDead,
+    InvalidArgument,
+    PageturnerError,
+    SlowConsumer,
+    StepFailed,
+    TextFailed,
+)
 from pageturner.service.rpc.status import code_of, to_status
 
+_BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)
+"""Errors whose cause the log has to show: the client is not told it."""
 _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 
 
@@ -117,7 +126,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise
         except Exception as error:
             code = code_of(error)
-            if not isinstance(error, PageturnerError) or isinstance(error, (EngineDead, StepFailed)):
+            if not isinstance(error, PageturnerError) or isinstance(error, _BORN_OF_FAULTS):
                 self._logger.error("rpc_error", method=method.grpc_method, exc_info=error, **_bound())
             status = rpc_status.to_status(  # type: ignore[no-untyped-call] # grpcio-status has no types
                 to_status(error, _bound().get("request_id", ""))

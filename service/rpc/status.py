@@ -46,6 +46,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.SlowConsumer: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.NonFiniteLogits: grpc.StatusCode.INTERNAL,
         errors.StepFailed: grpc.StatusCode.INTERNAL,
+        errors.TextFailed: grpc.StatusCode.INTERNAL,
         errors.StaleRevision: grpc.StatusCode.ABORTED,
         errors.NotRecorded: grpc.StatusCode.UNIMPLEMENTED,
         errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -58,6 +59,7 @@ _PUBLIC_TEXT: Mapping[type[PageturnerError], str] = MappingProxyType(
     {
         errors.EngineDead: "the engine stopped after a fault; the server's log has the cause",
         errors.StepFailed: "the model failed to compute this request; the server's log has the cause",
+        errors.TextFailed: "this request's text could not be decoded; the server's log has the cause",
     }
 )
 """Errors born of an arbitrary exception, whose own text is for the log only."""

@@ -23,7 +23,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.errors import PageturnerError, RequestAborted
+from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
 from support.fake_model import FakeModel, Stop, expected_tokens
 
 GUARDED_PATIENCE = 2
@@ -226,6 +226,7 @@ class CoreHarness:
                     record.finished_choices.add(event.index)
                 case FinishedEvent():
                     record.end = event
+                    assert not isinstance(event.error, TextFailed), f"text: {event.error}"
                     if event.error is None:
                         assert record.finished_choices == set(range(record.new.params.n)), "terminal: early"
             self._check_tokens(record)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.outputs import FinishedEvent, RequestTimings, StopCondition, Usage
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.policy_events import tell_ended
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.errors import PageturnerError
+from pageturner.service.errors import PageturnerError, TextFailed
+
+
+def text_failed(error: Exception) -> TextFailed:
+    """The error of a request whose stop condition raised."""
+    failure = TextFailed(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 class Finisher:
@@ -29,7 +38,8 @@ class Finisher:
     def abort(self, request: Request, error: PageturnerError) -> FinishedEvent:
         """End a request early."""
         for sequence in request.unfinished:
-            self._stop_condition.finish(sequence.seq_id)
+            with suppress(Exception):  # the text of what is cut short is dropped
+                self._stop_condition.finish(sequence.seq_id)
             self.retire(sequence)
         return self.complete(request, error)
 

@@ -6,14 +6,23 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
-from support.core_harness import CoreHarness
+from support.core_harness import CoreHarness, NoText
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, KeyChange, PolicySet
-from pageturner.policies.views import BlockView, LoadView, RequestView
-from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.outputs import SchedulerOutput
-from pageturner.service.errors import NonFiniteLogits
+from pageturner.policies.views import BlockView, LoadView, Rates, RequestView
+from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.outputs import (
+    FinishedEvent,
+    SampledSequence,
+    SampledToken,
+    SchedulerOutput,
+    TextDelta,
+)
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.errors import NonFiniteLogits, PageturnerError, TextFailed
 
 OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16, watermark=0.0)
 
@@ -179,3 +188,69 @@ def test_who_yielded_often_enough_yields_to_the_guarded_request_alone(limit: int
     assert request.num_preemptions == limit
     h.run_to_end()
     h.check_finished()
+
+
+class FaultyText(NoText):
+    """Raises in one of its calls for the given sequence."""
+
+    def __init__(self, seq_id: int, faulty: str) -> None:
+        super().__init__()
+        self.seq_id, self.faulty = seq_id, faulty
+
+    def _fail(self, seq_id: int, call: str) -> None:
+        if seq_id == self.seq_id and call in self.faulty:
+            raise KeyError(f"{call} of {seq_id}")
+
+    def start(self, seq_id: int, request: NewRequest) -> None:
+        self._fail(seq_id, "start")
+        super().start(seq_id, request)
+
+    def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        self._fail(seq_id, "append")
+        return super().append(seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop_token)
+
+    def finish(self, seq_id: int) -> str:
+        rest = super().finish(seq_id)
+        self._fail(seq_id, "finish")
+        return rest
+
+
+def ends(scheduler: Scheduler) -> dict[str, type[PageturnerError] | None]:
+    """Run to the end with a model that samples token 0; how each request ended."""
+    ended: dict[str, type[PageturnerError] | None] = {}
+    while scheduler.has_work():
+        output = scheduler.schedule(0.0)
+        rows = [row for part in output.scheduled for row in part.samples]
+        sampled = tuple(SampledSequence(row.seq_id, row.epoch, (SampledToken(0),)) for row in rows)
+        for event in scheduler.update(output, sampled, 0.0):
+            if isinstance(event, FinishedEvent):
+                ended[event.request_id] = type(event.error) if event.error else None
+        scheduler.check_integrity()
+    return ended
+
+
+@pytest.mark.fault("G")
+@pytest.mark.parametrize("faulty", ["append", "finish", "append finish"])
+def test_a_text_that_cannot_be_decoded_fails_its_request_alone(faulty: str) -> None:
+    text = FaultyText(1, faulty)
+    scheduler = Scheduler(OPTIONS, CacheOptions(16, 4), policies(), text, Rates())
+    for number in range(3):
+        params = SamplingParams(n=2 if number == 0 else 1, max_tokens=3)
+        scheduler.add_request(NewRequest(f"r{number}", (number,) * 3, params, 0, 0.0))
+    assert ends(scheduler) == {"r0": TextFailed, "r1": None, "r2": None}
+    assert not text.live
+    assert scheduler.stats().num_blocks_used == 0
+
+
+@pytest.mark.fault("G")
+def test_a_request_whose_text_cannot_be_begun_is_refused_and_leaves_nothing() -> None:
+    text = FaultyText(2, "start")
+    scheduler = Scheduler(OPTIONS, CacheOptions(16, 4), policies(), text, Rates())
+    new = NewRequest("a", (1, 2, 3), SamplingParams(n=3, max_tokens=2), 0, 0.0)
+    with pytest.raises(TextFailed, match="start of 2"):
+        scheduler.add_request(new)
+    assert not text.live
+    assert not scheduler.has_work()
+    assert not scheduler.state.sequences
+    scheduler.add_request(replace(new, params=SamplingParams(max_tokens=2)))
+    assert ends(scheduler) == {"a": None}

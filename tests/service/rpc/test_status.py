@@ -36,13 +36,14 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.SlowConsumer("not read for 30 s"),
     errors.NonFiniteLogits("NaN logits at position 7"),
     errors.StepFailed("Traceback (most recent call last)"),
+    errors.TextFailed("KeyError: 7"),
     errors.StaleRevision(3, 4),
     errors.NotRecorded("nothing is recorded"),
     errors.ConfigError("cache.block_size", "3 is no power of two"),
     errors.ModelError("no such folder"),
     UnknownService("no service 'x' here"),
 )
-HIDDEN = (errors.EngineDead, errors.StepFailed)
+HIDDEN = (errors.EngineDead, errors.StepFailed, errors.TextFailed)
 
 
 def _subclasses(kind: type[PageturnerError]) -> set[type[PageturnerError]]:
