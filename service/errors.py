@@ -48,6 +48,10 @@ class QueueFull(PageturnerError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Loading(PageturnerError):
+    """The server is up, its model is not: it takes no work yet; try again, or wait for its health."""
+
+
 class Draining(PageturnerError):
     """The server is shutting down: it takes no new work, and ends what outlasts its grace."""
 

@@ -24,7 +24,8 @@ from pageturner.service.errors import ConfigError, EngineDead
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from pageturner.service.startup.wiring import Service
+    from pageturner.service.engine.async_engine import AsyncEngine
+    from pageturner.service.metrics import Metrics
 
 HELP = "run the service"
 EXAMPLE = "pageturner serve --model ./my-model --num-blocks 2048 --victim-policy last-arrived"
@@ -62,29 +63,35 @@ async def _serve(
     import structlog
 
     from pageturner.service.engine.api import EngineHealth
+    from pageturner.service.metrics import Metrics
     from pageturner.service.rpc.options import format_address
-    from pageturner.service.rpc.server import check_address
+    from pageturner.service.rpc.server import Server
     from pageturner.service.startup import logs
     from pageturner.service.startup.reload import ConfigReloader
 
     loaded = load()
     logs.configure(loaded.config.log)
+    logger, metrics = structlog.get_logger(), Metrics()
     if loaded.service_variables:
         reason = "Kubernetes sets these for a Service; they configure nothing here"
-        structlog.get_logger().warning("variables_ignored", names=loaded.service_variables, reason=reason)
+        logger.warning("variables_ignored", names=loaded.service_variables, reason=reason)
     stopped, hung_up = asyncio.Event(), asyncio.Event()
     options = loaded.config.server
-    check_address(options)  # before a thread loads: the end of the process would wait for it
-    loading = asyncio.create_task(_load(loaded, clock, started_at, structlog.get_logger(), recording))
-    _on_signals(stopped, is_loading=lambda: not loading.done())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
-    service = await loading
-    engine, server = service.engine, service.server
-    reloader = ConfigReloader(engine, load, loaded, structlog.get_logger())
+    write_timeout = loaded.config.engine.slow_consumer_timeout_seconds
+    server = Server(options, logger, clock, metrics, write_timeout_seconds=write_timeout)
+    # Before a thread loads, whose end the process would wait for: an address that is taken is known at once,
+    # and health answers NOT_SERVING meanwhile.
+    port = await server.start()
+    engine: AsyncEngine | None = None
     watching: asyncio.Task[None] | None = None
     try:
-        port = await server.start()
+        loading = asyncio.create_task(_load(loaded, clock, started_at, logger, metrics, recording))
+        _on_signals(stopped, is_loading=lambda: not loading.done())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
+        engine = await loading
         await engine.start()
+        server.attach(engine)
+        reloader = ConfigReloader(engine, load, loaded, logger)
         write(ready_line(engine.models()[0].name, format_address(options.host, port)))
         watching = asyncio.create_task(reloader.watch())
         while not stopped.is_set() and engine.health is not EngineHealth.DEAD:
@@ -100,7 +107,8 @@ async def _serve(
         if watching is not None:
             watching.cancel()
         await server.stop()
-        await engine.aclose()
+        if engine is not None:
+            await engine.aclose()
     return 0
 
 
@@ -109,12 +117,13 @@ async def _load(
     clock: MonotonicClock,
     started_at: float,
     logger: FilteringBoundLogger,
+    metrics: Metrics,
     recording: TextIO | None,
-) -> Service:
-    def build() -> Service:
+) -> AsyncEngine:
+    def build() -> AsyncEngine:
         from pageturner.service.startup.wiring import build_service  # torch comes with it
 
-        return build_service(loaded, cache_directory(), clock, started_at, logger, recording)
+        return build_service(loaded, cache_directory(), clock, started_at, logger, metrics, recording)
 
     # In a thread that ends: each thread that ran torch keeps its OpenMP team. With more members than cores,
     # libgomp's threads sleep between the operations of a step, and one at 16 decodes takes 28 ms for 21.

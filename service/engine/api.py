@@ -207,11 +207,17 @@ class EngineClient(Protocol):
 
     async def submit(self, request: GenerationRequest) -> RequestStream:
         """Check, tokenize and queue; returns once accepted. Raises what refuses it (InvalidArgument,
-        ModelNotFound, DuplicateRequest, QueueFull, Draining, EngineDead)."""
+        ModelNotFound, DuplicateRequest, QueueFull, Loading, Draining, EngineDead). A caller that is
+        cancelled meanwhile leaves nothing behind: the request is withdrawn."""
         ...
 
     async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
         """End a request. error: what its stream then raises; RequestAborted if none is given."""
+        ...
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Refuse new requests (Draining, and so says health) and let those that live finish and be read.
+        Returns then, or after the grace, when those that are left have been told to end with Draining."""
         ...
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...

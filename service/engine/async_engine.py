@@ -32,7 +32,6 @@ from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.health import Health
 from pageturner.service.engine.input_processor import InputProcessor
 from pageturner.service.engine.live_requests import LiveRequests
-from pageturner.service.engine.metrics import MetricsSnapshot
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.pending_changes import PendingChanges
 from pageturner.service.engine.policy_changes import describe
@@ -107,20 +106,21 @@ class AsyncEngine:
         return await self._health.wait_for_change(known)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Refuse new work, let what runs finish, end with Draining what is left after the grace."""
+        """Refuse new work, let what runs finish and be read, tell to end (Draining) what is left."""
+        if self.health is not EngineHealth.DRAINING:
+            self._logger.info("draining", num_requests=len(self._live))
         self._set_health(EngineHealth.DRAINING)
-        if await _is_set_within(self._live.is_empty, grace_seconds):
-            return
-        self._logger.warning("drain_aborts", num_requests=len(self._live))
-        self._live.abort_all()
-        if not await _is_set_within(self._live.is_empty, self._options.shutdown_seconds):
-            self._die(TimeoutError("the step under way did not end in time"))
+        if not await _is_set_within(self._live.is_read, grace_seconds) and len(self._live):
+            self._logger.warning("drain_aborts", num_requests=len(self._live))
+            self._live.abort_all()
 
     async def aclose(self) -> None:
         """End every request, then the thread. Closing twice is no error."""
         await self.drain(0.0)
         if self._thread is None:
             return
+        if not await _is_set_within(self._live.is_empty, self._options.shutdown_seconds):
+            self._die(TimeoutError("the step under way did not end in time"))
         self._thread.send(Shutdown())
         if await _is_set_within(self._has_ended, self._options.shutdown_seconds):
             self._thread.join(self._options.shutdown_seconds)
@@ -191,9 +191,6 @@ class AsyncEngine:
             raise NotRecorded("the flight recorder is off: engine.flight_recorder_steps is 0")
         return await asyncio.to_thread(self._flight.content, "asked for")
 
-    def metrics(self) -> MetricsSnapshot:
-        return self._engine.metrics.snapshot(self._engine.stats)
-
     # To the thread and from it
 
     def _send(self, command: Command) -> None:
@@ -214,7 +211,7 @@ class AsyncEngine:
         self._has_ended.set()
 
     def _die(self, fault: BaseException) -> None:
-        """Nothing more will come of the engine: say so to everybody, once."""
+        """Nothing more will come of the engine: tell every request, once."""
         if self.health is EngineHealth.DEAD:
             return
         self._logger.critical("engine_dead", num_requests=len(self._live), exc_info=fault)

@@ -33,9 +33,9 @@ from pageturner.service.engine.commands import (
     Submit,
     SubmitRefused,
 )
-from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
+from pageturner.service.metrics import Metrics
 from pageturner.service.policy_host.host import AxisReport, PolicyReport
 
 Logits = TypeVar("Logits")
@@ -122,7 +122,7 @@ class Engine:
         *,
         clock: Clock,
         options: EngineOptions,
-        metrics: EngineMetrics,
+        metrics: Metrics,
         logger: FilteringBoundLogger,
         device: Device | None = None,
         on_fault: Callable[[str], object] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pageturner.service.engine.api import EngineHealth
-from pageturner.service.errors import Draining, EngineDead
+from pageturner.service.errors import Draining, EngineDead, Loading
 
 
 class Health:
@@ -24,7 +24,7 @@ class Health:
         if value is self._value or self._value is EngineHealth.DEAD:
             return False
         self._value = value
-        # Each change has an event of its own, so that it wakes those who waited and nobody after.
+        # Each change has an event of its own, so that it wakes those that waited and none after.
         self._changed.set()
         self._changed = asyncio.Event()
         return True
@@ -36,8 +36,10 @@ class Health:
         return self._value
 
     def refuse_unless_serving(self) -> None:
-        """Raises EngineDead or Draining. What comes while the engine stalls is taken, and waits."""
+        """Raises EngineDead, Loading or Draining. What comes while the engine stalls is taken, and waits."""
         if self._value is EngineHealth.DEAD:
             raise EngineDead("the engine has failed; this server must be restarted")
-        if self._value in (EngineHealth.STARTING, EngineHealth.DRAINING):
-            raise Draining(f"the server is {self._value.value} and takes no new work")
+        if self._value is EngineHealth.STARTING:
+            raise Loading("the engine is starting and takes no requests yet")
+        if self._value is EngineHealth.DRAINING:
+            raise Draining("the server is shutting down and takes no new requests")

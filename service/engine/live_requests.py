@@ -1,4 +1,4 @@
-"""The requests between their request and their end: who waits for what, and who has had the last word."""
+"""The requests between their acceptance by `submit` and their end, by id: the one owner of both."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from pageturner.service.errors import (
     RequestAborted,
 )
 
+ENDED_TEXT = "the server is shutting down; this request was not done in time"
+
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """A request between its request and its terminal event."""
+    """A request between its acceptance by `submit` and its terminal event."""
 
     stream: BufferedStream
     accepted: asyncio.Future[None]
     logger: FilteringBoundLogger
 
     def refuse(self, error: PageturnerError) -> None:
-        """Nothing comes after this: tell whoever waits, for acceptance or for events."""
+        """Nothing comes after this: tell the caller, who waits for acceptance or for events."""
         self.stream.fail(error)
         if not self.accepted.done():
             self.accepted.set_exception(error)
@@ -43,7 +45,8 @@ class _Live:
 class LiveRequests:
     """The streams, by request id, and the ids of those that ended of late. Lives on the event loop.
 
-    send: leaves a command for the engine thread. is_empty: set while no request lives.
+    send: leaves a command for the engine thread. is_empty: set while no request lives. is_read: set while,
+    beside that, no reader has anything left to read.
     """
 
     def __init__(
@@ -61,6 +64,9 @@ class LiveRequests:
         self._finished_ids: OrderedDict[str, None] = OrderedDict()
         self.is_empty = asyncio.Event()
         self.is_empty.set()
+        self._num_unread = 0
+        self.is_read = asyncio.Event()
+        self.is_read.set()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -77,10 +83,13 @@ class LiveRequests:
         self._send(Submit(request))
         try:
             await live.accepted
+        except PageturnerError:
+            await live.stream.aclose()
+            raise
         except asyncio.CancelledError:
             await live.stream.aclose()
             if not live.accepted.cancelled():
-                live.accepted.exception()  # seen: asyncio complains of exceptions that nobody looked at
+                live.accepted.exception()  # seen: asyncio complains of exceptions that were never looked at
             raise
         return live.stream
 
@@ -96,7 +105,7 @@ class LiveRequests:
     def abort_all(self) -> None:
         """The server is shutting down, and these have had their grace."""
         for request_id in self._live:
-            self._send(Abort(request_id, Draining("the server is shutting down")))
+            self._send(Abort(request_id, Draining(ENDED_TEXT)))
 
     def _enlist(self, request_id: str) -> _Live:
         timeout = self._options.slow_consumer_timeout_seconds
@@ -106,15 +115,23 @@ class LiveRequests:
             on_full=lambda: self._send(Pause(request_id, self._clock.now() + timeout)),
             on_drained=lambda: self._send(Resume(request_id)),
             on_leave=lambda: self._leave(request_id),
+            on_close=self._close,
         )
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         live = _Live(stream, accepted, self._logger.bind(request_id=request_id))
         self._live[request_id] = live
+        self._num_unread += 1
         self.is_empty.clear()
+        self.is_read.clear()
         return live
 
     def _leave(self, request_id: str) -> None:
         self.abort(request_id, RequestAborted("its client left"))
+
+    def _close(self) -> None:
+        self._num_unread -= 1
+        if not self._num_unread:
+            self.is_read.set()
 
     # From the thread
 
@@ -139,7 +156,7 @@ class LiveRequests:
             _log_finish(live.logger, output)
 
     def fail_all(self, reason: str) -> None:
-        """The engine is dead: nobody reads what would be sent, nothing more will be delivered."""
+        """The engine is dead: it hears no command and delivers nothing more."""
         for live in self._live.values():
             live.refuse(EngineDead(reason))
         self._live.clear()

@@ -16,7 +16,8 @@ class EngineOptions:
 
     stream_buffer_tokens: tokens a stream holds for a reader that lags; its request is paused when they
     are reached, and goes on when half of them are left.
-    slow_consumer_timeout_seconds: a request paused for longer is cancelled.
+    slow_consumer_timeout_seconds: a request whose reader lags is cancelled after so long: paused by a full
+    buffer, or at a write for which its client's window has no room.
     max_consecutive_failures: after so many failed steps without one that succeeds, the engine is dead.
     max_empty_schedules: after so many schedules in a row that plan nothing though there is work, the
     oldest request is given up.

@@ -39,7 +39,8 @@ class BufferedStream:
     """Implements `api.RequestStream`. One task reads; `push` and `fail` come from the engine's side.
 
     on_full, on_drained: called when stream_buffer_tokens wait, and when the reader has brought that
-    down to half. on_leave: called once, if the reader leaves before the end.
+    down to half. on_leave: called once, if the reader leaves before the end. on_close: called once, when
+    the reader has had the end, or has left.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class BufferedStream:
         on_full: Callable[[], None],
         on_drained: Callable[[], None],
         on_leave: Callable[[], None],
+        on_close: Callable[[], None],
     ) -> None:
         self._request_id = request_id
         self._max_tokens = max_tokens
-        self._on_full, self._on_drained, self._on_leave = on_full, on_drained, on_leave
+        self._on_full, self._on_drained = on_full, on_drained
+        self._on_leave, self._on_close = on_leave, on_close
         self._buffer: deque[StreamEvent | _Tokens] = deque()
         # The waiting tokens of each choice. A choice's tokens precede its finish, so adding to them
         # never overtakes anything of the same choice.
@@ -62,6 +65,7 @@ class BufferedStream:
         self._is_full = False
         self._is_ended = False
         self._is_left = False
+        self._is_closed = False
         self._error: PageturnerError | None = None
         self._ready = asyncio.Event()
 
@@ -99,8 +103,10 @@ class BufferedStream:
         while not self._buffer:
             if self._error is not None and not self._is_left:
                 error, self._error = self._error, None
+                self._close()
                 raise error
             if self._is_ended or self._is_left:
+                self._close()
                 raise StopAsyncIteration
             self._ready.clear()
             await self._ready.wait()
@@ -116,6 +122,12 @@ class BufferedStream:
         self._ready.set()
         if not self._is_ended:
             self._on_leave()
+        self._close()
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_close()
 
     def _push_tokens(self, event: TokenEvent) -> None:
         tokens = self._waiting.get(event.index)

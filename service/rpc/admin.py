@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 import grpc
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.engine.api import EngineClient
 from pageturner.service.errors import Draining, InvalidArgument
 from pageturner.service.rpc import convert
-from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle
+from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.v1 import admin_pb2 as pb
 from pageturner.v1.admin_pb2_grpc import AdminServiceServicer
@@ -27,8 +26,7 @@ CHUNK_BYTES = 1 << 18
 class AdminServicer(AdminServiceServicer):
     """Raises PageturnerError; the interceptor makes statuses of them."""
 
-    def __init__(self, engine: EngineClient, options: ServerOptions, lifecycle: Lifecycle) -> None:
-        self._engine = engine
+    def __init__(self, options: ServerOptions, lifecycle: Lifecycle) -> None:
         self._options = options
         self._lifecycle = lifecycle
 
@@ -37,12 +35,12 @@ class AdminServicer(AdminServiceServicer):
         request: pb.GetServerInfoRequest,
         context: Context[pb.GetServerInfoRequest, pb.GetServerInfoResponse],
     ) -> pb.GetServerInfoResponse:
-        return convert.from_server_info(self._engine.server_info())
+        return convert.from_server_info(self._lifecycle.engine.server_info())
 
     async def GetLoad(
         self, request: pb.GetLoadRequest, context: Context[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
-        return pb.GetLoadResponse(load=convert.from_stats(self._engine.load()))
+        return pb.GetLoadResponse(load=convert.from_stats(self._lifecycle.engine.load()))
 
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: Context[pb.WatchLoadRequest, pb.WatchLoadResponse]
@@ -52,17 +50,17 @@ class AdminServicer(AdminServiceServicer):
         if not low <= interval <= high:  # also refuses NaN
             raise InvalidArgument("interval_seconds", f"{interval} is not in [{low:g}, {high:g}]")
         while True:
-            yield pb.WatchLoadResponse(load=convert.from_stats(self._engine.load()))
+            yield pb.WatchLoadResponse(load=convert.from_stats(self._lifecycle.engine.load()))
             try:
                 await asyncio.wait_for(self._lifecycle.stopping.wait(), interval)
             except TimeoutError:
                 continue
-            raise Draining(DRAINING_TEXT)
+            raise Draining(STOPPING_TEXT)
 
     async def GetPolicies(
         self, request: pb.GetPoliciesRequest, context: Context[pb.GetPoliciesRequest, pb.GetPoliciesResponse]
     ) -> pb.GetPoliciesResponse:
-        return convert.from_policies(self._engine.policies())
+        return convert.from_policies(self._lifecycle.engine.policies())
 
     async def SetPolicies(
         self, request: pb.SetPoliciesRequest, context: Context[pb.SetPoliciesRequest, pb.SetPoliciesResponse]
@@ -71,7 +69,7 @@ class AdminServicer(AdminServiceServicer):
         if not self._options.allow_policy_imports:
             _refuse_imports("policies", change.policies)
             _refuse_imports("shadows", change.shadows)
-        info = await self._engine.set_policies(change)
+        info = await self._lifecycle.engine.set_policies(change)
         return pb.SetPoliciesResponse(policies=map(convert.from_policy, info.axes), revision=info.revision)
 
     async def GetFlightRecord(
@@ -79,7 +77,7 @@ class AdminServicer(AdminServiceServicer):
         request: pb.GetFlightRecordRequest,
         context: Context[pb.GetFlightRecordRequest, pb.GetFlightRecordResponse],
     ) -> AsyncIterator[pb.GetFlightRecordResponse]:
-        content = await self._engine.flight_record()
+        content = await self._lifecycle.engine.flight_record()
         for start in range(0, len(content), CHUNK_BYTES):
             yield pb.GetFlightRecordResponse(chunk=content[start : start + CHUNK_BYTES])
 

@@ -12,9 +12,7 @@ import structlog
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
 from pageturner.service.engine.api import (
     AcceptedEvent,
-    EngineClient,
     GenerationRequest,
-    RequestStream,
     StreamEvent,
 )
 from pageturner.service.errors import InvalidArgument
@@ -36,13 +34,11 @@ class GenerationServicer(GenerationServiceServicer):
 
     def __init__(
         self,
-        engine: EngineClient,
         options: ServerOptions,
         lifecycle: Lifecycle,
         logger: structlog.typing.FilteringBoundLogger,
         new_request_id: Callable[[], str],
     ) -> None:
-        self._engine = engine
         self._options = options
         self._lifecycle = lifecycle
         self._logger = logger
@@ -101,18 +97,18 @@ class GenerationServicer(GenerationServiceServicer):
             raise InvalidArgument("request_ids", f"{len(request.request_ids)} ids, not in {bounds}")
         response = pb.AbortResponse()
         for request_id in request.request_ids:
-            outcome = await self._engine.abort(request_id)
+            outcome = await self._lifecycle.engine.abort(request_id)
             response.results.add(request_id=request_id, outcome=convert.ABORT_OUTCOMES[outcome])
         return response
 
     async def Tokenize(
         self, request: pb.TokenizeRequest, context: Context[pb.TokenizeRequest, pb.TokenizeResponse]
     ) -> pb.TokenizeResponse:
-        find_model(self._engine, request.model)
+        find_model(self._lifecycle.engine, request.model)
         add_special_tokens = request.add_special_tokens or not request.HasField("add_special_tokens")
         prompt = convert.to_prompt(request.prompt)
         try:
-            token_ids = await self._engine.tokenize(prompt, add_special_tokens=add_special_tokens)
+            token_ids = await self._lifecycle.engine.tokenize(prompt, add_special_tokens=add_special_tokens)
         except InvalidArgument as error:
             raise convert.to_wire_path(error, prompt) from error
         return pb.TokenizeResponse(token_ids=token_ids)
@@ -120,8 +116,8 @@ class GenerationServicer(GenerationServiceServicer):
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Context[pb.DetokenizeRequest, pb.DetokenizeResponse]
     ) -> pb.DetokenizeResponse:
-        find_model(self._engine, request.model)
-        return pb.DetokenizeResponse(text=await self._engine.detokenize(tuple(request.token_ids)))
+        find_model(self._lifecycle.engine, request.model)
+        return pb.DetokenizeResponse(text=await self._lifecycle.engine.detokenize(tuple(request.token_ids)))
 
     def _generation(
         self, request: pb.GenerateRequest | pb.GenerateStreamRequest, deadline_seconds: float | None
@@ -139,20 +135,12 @@ class GenerationServicer(GenerationServiceServicer):
         The abort is shielded: a second cancellation (a stopping server's, after the client's) must not
         cut it short.
         """
-        with self._lifecycle.admit(generation.request_id):
-            try:
-                stream = await self._submit(generation)
-                try:
-                    async for event in stream:
-                        yield event
-                finally:
-                    await asyncio.shield(stream.aclose())
-            except InvalidArgument as error:
-                raise convert.to_wire_path(error, generation.prompt) from error
-
-    async def _submit(self, generation: GenerationRequest) -> RequestStream:
         try:
-            return await self._engine.submit(generation)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._engine.abort(generation.request_id))
-            raise
+            stream = await self._lifecycle.engine.submit(generation)
+            try:
+                async for event in stream:
+                    yield event
+            finally:
+                await asyncio.shield(stream.aclose())
+        except InvalidArgument as error:
+            raise convert.to_wire_path(error, generation.prompt) from error

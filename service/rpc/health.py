@@ -1,4 +1,4 @@
-"""grpc.health.v1, read off the engine's own health each time it is asked."""
+"""grpc.health.v1: the engine's own health, read each time it is asked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer as HealthServiceServicer
 
-from pageturner.service.engine.api import EngineClient, EngineHealth
+from pageturner.service.engine.api import EngineHealth
 from pageturner.service.errors import Draining
-from pageturner.service.rpc.lifecycle import DRAINING_TEXT, Lifecycle
+from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
 from pageturner.service.rpc.status import UnknownService
 
 Status = pb.HealthCheckResponse.ServingStatus
@@ -19,10 +19,12 @@ Context = grpc.aio.ServicerContext
 
 
 class HealthServicer(HealthServiceServicer):
-    """Every service here, and "" for the server, is SERVING while the engine is and no drain has begun."""
+    """Every service here, and "" for the server, is SERVING while the engine is.
 
-    def __init__(self, engine: EngineClient, lifecycle: Lifecycle, services: frozenset[str]) -> None:
-        self._engine = engine
+    NOT_SERVING from the first moment on, while the model loads.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, services: frozenset[str]) -> None:
         self._lifecycle = lifecycle
         self._services = services | {""}
 
@@ -31,7 +33,7 @@ class HealthServicer(HealthServiceServicer):
         request: pb.HealthCheckRequest,
         context: Context[pb.HealthCheckRequest, pb.HealthCheckResponse],
     ) -> pb.HealthCheckResponse:
-        status = self._status(request.service, self._engine.health)
+        status = self._status(request.service, self._lifecycle.health)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise UnknownService(f"no service {request.service!r} here")
         return pb.HealthCheckResponse(status=status)
@@ -44,28 +46,27 @@ class HealthServicer(HealthServiceServicer):
         """Ends when the server stops, its last status told: an open watch must not hold a shutdown."""
         sent = None
         while True:
-            known, draining = self._engine.health, self._lifecycle.draining.is_set()
+            known = self._lifecycle.health
             status = self._status(request.service, known)
             if status != sent:
                 yield pb.HealthCheckResponse(status=status)
                 sent = status
             elif self._lifecycle.stopping.is_set():
-                raise Draining(DRAINING_TEXT)
+                raise Draining(STOPPING_TEXT)
             else:
-                await self._wait_for_change(known, draining)
+                await self._wait_for_change(known)
 
     def _status(self, service: str, health: EngineHealth) -> pb.HealthCheckResponse.ServingStatus:
         if service not in self._services:
             return pb.HealthCheckResponse.SERVICE_UNKNOWN
-        if health is EngineHealth.SERVING and not self._lifecycle.draining.is_set():
+        if health is EngineHealth.SERVING:
             return pb.HealthCheckResponse.SERVING
         return pb.HealthCheckResponse.NOT_SERVING
 
-    async def _wait_for_change(self, known: EngineHealth, draining: bool) -> None:
-        next_phase = self._lifecycle.stopping if draining else self._lifecycle.draining
+    async def _wait_for_change(self, known: EngineHealth) -> None:
         waits = {
-            asyncio.ensure_future(self._engine.wait_for_health_change(known)),
-            asyncio.ensure_future(next_phase.wait()),
+            asyncio.ensure_future(self._lifecycle.wait_for_health_change(known)),
+            asyncio.ensure_future(self._lifecycle.stopping.wait()),
         }
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

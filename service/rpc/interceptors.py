@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import structlog
@@ -23,27 +21,12 @@ from pageturner.service.errors import (
     StepFailed,
     TextFailed,
 )
+from pageturner.service.metrics import Method, Metrics
 from pageturner.service.rpc.status import code_of, to_status
 
 _BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)
 """Errors whose cause the log has to show: the client is not told it."""
 _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
-
-
-class Method(NamedTuple):
-    """The labels that Prometheus' gRPC dashboards know."""
-
-    grpc_type: str
-    grpc_service: str
-    grpc_method: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallMetrics:
-    """grpc_server_started_total and grpc_server_handled_total, the latter by status code too."""
-
-    started: Counter[Method] = field(default_factory=Counter)
-    handled: Counter[tuple[Method, str]] = field(default_factory=Counter)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -58,7 +41,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self,
         logger: structlog.typing.FilteringBoundLogger,
         clock: Clock,
-        metrics: CallMetrics,
+        metrics: Metrics,
         *,
         write_timeout_seconds: float,
     ) -> None:
@@ -117,7 +100,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self, method: Method, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[None]:
         started_at, peer = self._clock.now(), context.peer()  # a call that was cancelled forgets its peer
-        self._metrics.started[method] += 1
+        self._metrics.call_started(method)
         code = grpc.StatusCode.OK
         try:
             yield
@@ -133,7 +116,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             )
             await context.abort_with_status(status)
         finally:
-            self._metrics.handled[method, code.name] += 1
+            self._metrics.call_handled(method, code.name)
             log = self._logger.debug if method.grpc_service in _QUIET_SERVICES else self._logger.info
             log(
                 "rpc",

@@ -1,55 +1,50 @@
-"""Which generation calls are live, and how far a shutdown has come."""
+"""How far the server has come: loading, then serving an engine, then stopping."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from pageturner.service.errors import Draining, DuplicateRequest
+from pageturner.service.engine.api import EngineClient, EngineHealth
+from pageturner.service.errors import Loading
 
-DRAINING_TEXT = "the server is shutting down and takes no new requests"
-ENDED_TEXT = "the server is shutting down; this request was not done in time"
+STOPPING_TEXT = "the server is shutting down"
 
 
 class Lifecycle:
-    """Open, then draining (no new generation call), then stopping (standing streams end).
+    """Loading until an engine is attached; from `stopping` on, standing streams end.
 
-    Holds the ids of live generation calls: whoever is admitted owns its id until it leaves, so that
-    aborting by id in its clean-up can never meet somebody else's request.
+    Everything else about a request's life is the engine's: its id, its end, and the drain.
     """
 
     def __init__(self) -> None:
-        self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
-        self._live: set[str] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._attached = asyncio.Event()
+        self._engine: EngineClient | None = None
+
+    def attach(self, engine: EngineClient) -> None:
+        """Serve this engine from now on."""
+        assert self._engine is None, "a server serves one engine"
+        self._engine = engine
+        self._attached.set()
 
     @property
-    def live_request_ids(self) -> tuple[str, ...]:
-        return tuple(self._live)
+    def is_loading(self) -> bool:
+        return self._engine is None
 
-    @contextmanager
-    def admit(self, request_id: str) -> Iterator[None]:
-        """Raises Draining or DuplicateRequest."""
-        if self.draining.is_set():
-            raise Draining(DRAINING_TEXT)
-        if request_id in self._live:
-            raise DuplicateRequest(request_id)
-        self._live.add(request_id)
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._live.remove(request_id)
-            if not self._live:
-                self._idle.set()
+    @property
+    def engine(self) -> EngineClient:
+        """Raises Loading while there is none."""
+        if self._engine is None:
+            raise Loading("the model is loading: the server takes no requests yet")
+        return self._engine
 
-    async def wait_idle(self, timeout_seconds: float) -> bool:
-        """Whether the last live call left in time."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
-        except TimeoutError:
-            return False
-        return True
+    @property
+    def health(self) -> EngineHealth:
+        return EngineHealth.STARTING if self._engine is None else self._engine.health
+
+    async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:
+        """The first health that is not `known`, which may be there already."""
+        if self.health is not known:
+            return self.health
+        await self._attached.wait()
+        return await self.engine.wait_for_health_change(known)

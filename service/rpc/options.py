@@ -16,8 +16,7 @@ class ServerOptions:
     keepalive_seconds, keepalive_timeout_seconds: how often a silent client is pinged, and how long its
     answer may take before its calls are cancelled. min_ping_interval_seconds: clients that ping more
     often are disconnected. drain_seconds: how long a shutdown waits for what runs; abort_seconds: how
-    long for the aborted rest. write_timeout_seconds: a stream is given up when its client's window has had
-    no room for one more message for so long. min_watch_seconds, max_watch_seconds: bounds on WatchLoad's
+    long for the aborted rest. min_watch_seconds, max_watch_seconds: bounds on WatchLoad's
     interval. max_abort_ids: ids in one Abort. log_prompts: prompts appear in the log; they are private, so
     off. allow_policy_imports: clients may set policies as "module:Class", which imports that module here;
     names of built-ins and of installed entry points do without.
@@ -32,7 +31,6 @@ class ServerOptions:
     min_ping_interval_seconds: float = 10.0
     drain_seconds: float = 30.0
     abort_seconds: float = 2.0
-    write_timeout_seconds: float = 60.0
     min_watch_seconds: float = 0.1
     max_watch_seconds: float = 3600.0
     max_abort_ids: int = 1024
@@ -53,7 +51,6 @@ class ServerOptions:
             "keepalive_seconds",
             "keepalive_timeout_seconds",
             "min_ping_interval_seconds",
-            "write_timeout_seconds",
         ):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"server.{name}", f"{getattr(self, name)} is not in (0, 86400)")

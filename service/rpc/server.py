@@ -14,12 +14,13 @@ from grpc_reflection.v1alpha import reflection
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.engine.api import EngineClient
-from pageturner.service.errors import ConfigError, Draining
+from pageturner.service.errors import ConfigError
+from pageturner.service.metrics import Metrics
 from pageturner.service.rpc.admin import AdminServicer
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.health import HealthServicer
-from pageturner.service.rpc.interceptors import CallInterceptor, CallMetrics
-from pageturner.service.rpc.lifecycle import ENDED_TEXT, Lifecycle
+from pageturner.service.rpc.interceptors import CallInterceptor
+from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.v1 import (
@@ -30,9 +31,6 @@ from pageturner.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
-
-STOP_SECONDS = 0.5
-"""Grace of gRPC's own stop: for last messages to leave. All that may take longer has ended by then."""
 
 OWN_SERVICES = frozenset(
     service.full_name
@@ -46,21 +44,28 @@ def _random_request_id() -> str:
 
 
 class Server:
-    """Serves one engine. The engine is the caller's: it is neither started nor stopped here."""
+    """Listens from `start` on; serves one engine from `attach` on, and refuses with Loading before.
+
+    Health answers from the start: NOT_SERVING while the model loads. The engine is the caller's: it is
+    drained here, neither started nor closed. write_timeout_seconds: a stream is given up when its client's
+    window has had no room for one more message for so long.
+    """
 
     def __init__(
         self,
-        engine: EngineClient,
         options: ServerOptions,
         logger: structlog.typing.FilteringBoundLogger,
         clock: Clock,
+        metrics: Metrics,
+        *,
+        write_timeout_seconds: float,
         new_request_id: Callable[[], str] = _random_request_id,
     ) -> None:
-        self.metrics = CallMetrics()
-        self._engine = engine
         self._options = options
         self._logger = logger
         self._clock = clock
+        self._metrics = metrics
+        self._write_timeout_seconds = write_timeout_seconds
         self._new_request_id = new_request_id
         self._lifecycle = Lifecycle()
         self._server: grpc.aio.Server | None = None
@@ -73,8 +78,8 @@ class Server:
                 CallInterceptor(
                     self._logger,
                     self._clock,
-                    self.metrics,
-                    write_timeout_seconds=self._options.write_timeout_seconds,
+                    self._metrics,
+                    write_timeout_seconds=self._write_timeout_seconds,
                 )
             ],
             options=self._options.channel_arguments(),
@@ -90,26 +95,26 @@ class Server:
         self._logger.info("listening", host=self._options.host, port=port)
         return port
 
+    def attach(self, engine: EngineClient) -> None:
+        """Serve this engine from now on."""
+        self._lifecycle.attach(engine)
+
     async def drain(self) -> None:
         """End in order: refuse new requests, let the running ones finish for drain_seconds, end the
         rest (UNAVAILABLE), then close. Safe to call twice."""
-        self._lifecycle.draining.set()
-        self._logger.info("draining", num_live=len(self._lifecycle.live_request_ids))
-        await self._lifecycle.wait_idle(self._options.drain_seconds)
-        await self.stop()
+        await self._end(self._options.drain_seconds)
 
     async def stop(self) -> None:
         """As `drain`, without waiting for what runs. May overtake a drain in progress."""
-        self._lifecycle.draining.set()
-        for request_id in self._lifecycle.live_request_ids:
-            self._logger.warning("aborted_by_shutdown", request_id=request_id)
-            await self._engine.abort(request_id, Draining(ENDED_TEXT))
-        await self._lifecycle.wait_idle(self._options.abort_seconds)
+        await self._end(0.0)
+
+    async def _end(self, grace_seconds: float) -> None:
+        if not self._lifecycle.is_loading:
+            await self._lifecycle.engine.drain(grace_seconds)
         self._lifecycle.stopping.set()
         if self._server is not None:
-            await self._server.stop(STOP_SECONDS)
-        # gRPC cancelled whatever was left; its clean-up must not be cut off by the end of the loop.
-        await self._lifecycle.wait_idle(self._options.abort_seconds)
+            # Every request has ended, or was told to: what remains is to send that. Then gRPC cancels.
+            await self._server.stop(self._options.abort_seconds)
 
     async def wait_for_termination(self) -> None:
         assert self._server is not None, "the server was started"
@@ -117,17 +122,15 @@ class Server:
 
     def _register(self, server: grpc.aio.Server) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(
-                self._engine, self._options, self._lifecycle, self._logger, self._new_request_id
-            ),
+            GenerationServicer(self._options, self._lifecycle, self._logger, self._new_request_id),
             server,
         )
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._engine), server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._lifecycle), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self._engine, self._options, self._lifecycle), server
+            AdminServicer(self._options, self._lifecycle), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call] # has no types
-            HealthServicer(self._engine, self._lifecycle, OWN_SERVICES), server
+            HealthServicer(self._lifecycle, OWN_SERVICES), server
         )
         health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         names = (*sorted(OWN_SERVICES), health, reflection.SERVICE_NAME)

@@ -39,6 +39,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
         errors.DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.Loading: grpc.StatusCode.UNAVAILABLE,
         errors.Draining: grpc.StatusCode.UNAVAILABLE,
         errors.EngineDead: grpc.StatusCode.UNAVAILABLE,
         errors.RequestAborted: grpc.StatusCode.ABORTED,

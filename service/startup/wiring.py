@@ -1,7 +1,7 @@
 """The composition root: a configuration becomes a service. No other module knows all packages.
 
-Four steps, each usable by itself: `load_model` (loading.py), `build_scheduler`, `build_engine` and
-`build_service`.
+Four steps, each usable by itself: `load_model` (loading.py), `build_scheduler`, `build_engine`, and
+`build_service`, which is all of them. The server (`rpc.server`) is started before, and attached to it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -24,23 +23,14 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
-from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.flight.flight_dumps import FlightDumps
 from pageturner.service.flight.recorded_scheduler import RecordedScheduler, recorded_scheduler
 from pageturner.service.flight.recording import RecordedEngine, Recorder, RecordingScheduler
 from pageturner.service.flight.records import Setting
+from pageturner.service.metrics import Metrics
 from pageturner.service.model.backend import Backend
-from pageturner.service.rpc.server import Server
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A loaded model behind a server, neither of them started."""
-
-    engine: AsyncEngine
-    server: Server
 
 
 def build_service(
@@ -49,18 +39,18 @@ def build_service(
     clock: Clock,
     started_at: float,
     logger: FilteringBoundLogger,
+    metrics: Metrics,
     recording: TextIO | None = None,
     backend: Backend | None = None,
-) -> Service:
-    """Load the model and build the engine and its server. started_at: when the program began, on `clock`.
+) -> AsyncEngine:
+    """Load the model and build its engine, not started. started_at: when the program began, on `clock`.
     recording: the file of `serve --record`, if any. backend: where to compute, in place of what the
     configuration chooses.
 
     Raises ConfigError or ModelError.
     """
     model = load_model(loaded, cache_dir, logger, backend)
-    engine = build_engine(loaded.config, model, cache_dir, clock, started_at, logger, recording)
-    return Service(engine, Server(engine, loaded.config.server, logger, clock))
+    return build_engine(loaded.config, model, cache_dir, clock, started_at, logger, metrics, recording)
 
 
 def build_engine(
@@ -70,6 +60,7 @@ def build_engine(
     clock: Clock,
     started_at: float,
     logger: FilteringBoundLogger,
+    metrics: Metrics,
     recording: TextIO | None = None,
 ) -> AsyncEngine:
     """The engine of a loaded model, not started. The arguments are those of `build_service`."""
@@ -82,7 +73,7 @@ def build_engine(
             model.sampler,
             clock=clock,
             options=config.engine,
-            metrics=EngineMetrics(),
+            metrics=metrics,
             logger=logger,
             device=model.backend,
             on_fault=None if flight is None else flight.on_fault,

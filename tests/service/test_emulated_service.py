@@ -31,9 +31,11 @@ from pageturner.service.client import Client, Options, TokenEvent
 from pageturner.service.config import load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SampledToken
+from pageturner.service.metrics import Metrics
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.graphs import graph_sizes
 from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.rpc.server import Server
 from pageturner.service.startup.wiring import build_service
 
 BLOCK_BYTES = 16_384
@@ -89,15 +91,18 @@ async def running(folder: Path, backend: Backend | None, **flags: str) -> AsyncI
     loaded = load_config(None, {}, chosen | flags)
     clock = MonotonicClock()
     logger, _ = recording_logger()
-    service = build_service(loaded, cpu_cache_dir(), clock, clock.now(), logger, backend=backend)
-    port = await service.server.start()
-    await service.engine.start()
+    metrics = Metrics()
+    server = Server(loaded.config.server, logger, clock, metrics, write_timeout_seconds=60.0)
+    engine = build_service(loaded, cpu_cache_dir(), clock, clock.now(), logger, metrics, backend=backend)
+    port = await server.start()
+    await engine.start()
+    server.attach(engine)
     try:
         async with Client(f"127.0.0.1:{port}") as client:
             yield client
     finally:
-        await service.server.stop()
-        await service.engine.aclose()
+        await server.stop()
+        await engine.aclose()
 
 
 Streams = dict[int, list[SampledToken]]

@@ -41,6 +41,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, StepFailed
+from pageturner.service.metrics import Metrics
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.batch import build_batch
 from pageturner.service.model.build import build_model
@@ -190,18 +191,18 @@ async def test_what_clients_are_told_in_a_storm(
         CPU, lambda heads, dtype: ops, streams, synchronize=streams.copies.finish, graphs=graphs
     )
     clock = MonotonicClock()
-    service = build_service(
-        loaded, cpu_cache_dir(), clock, clock.now(), recording_logger()[0], backend=backend
+    engine = build_service(
+        loaded, cpu_cache_dir(), clock, clock.now(), recording_logger()[0], Metrics(), backend=backend
     )
     assert graphs.tapes
     ops.rate = 0.02
     storm = Storm(random)
-    await service.engine.start()
+    await engine.start()
     try:
-        await asyncio.gather(*(storm.ask(service.engine, number) for number in range(30)))
+        await asyncio.gather(*(storm.ask(engine, number) for number in range(30)))
     finally:
-        await service.engine.aclose()
-    scheduler, cache = service.engine._engine._scheduler, service.engine._engine._kv_cache
+        await engine.aclose()
+    scheduler, cache = engine._engine._scheduler, engine._engine._kv_cache
     assert isinstance(scheduler, Scheduler)
     assert isinstance(cache, KvCache)
     scheduler.check_integrity()

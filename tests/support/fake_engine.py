@@ -57,6 +57,7 @@ MAX_N = 8
 MAX_MODEL_LEN = 4096
 DEFAULT_MAX_TOKENS = 4
 DRAWN_SEED = 1234
+ENDED_TEXT = "the server is shutting down; this request was not done in time"
 
 
 POLICIES = PoliciesInfo(
@@ -176,6 +177,8 @@ class FakeStream:
             self.is_closed = True
             if self._request_id in self._engine.live:
                 await self._engine.abort(self._request_id)
+            self._engine.unread.discard(self)
+            self._engine.is_read.set()
             self._engine.mark(f"closed {self._request_id}")
 
 
@@ -195,6 +198,8 @@ class FakeEngine:
         self.aborts: list[str] = []
         self.live: dict[str, FakeStream] = {}
         self.ended: set[str] = set()
+        self.unread: set[FakeStream] = set()
+        self.is_read = asyncio.Event()
         self.died = asyncio.Event()
         self.stats = SchedulerStats()
         self.flight: bytes | None = None
@@ -239,12 +244,12 @@ class FakeEngine:
         return self._health
 
     async def submit(self, request: GenerationRequest) -> FakeStream:
+        if self._health is not EngineHealth.SERVING:
+            raise Draining("the engine takes no new requests")
         self.requests.append(request)
         self.mark(f"submitting {request.request_id}")
         if self.refusal is not None:
             raise self.refusal
-        if self._health is not EngineHealth.SERVING:
-            raise Draining("the engine takes no new requests")
         if request.model not in ("", self.models()[0].name):
             raise ModelNotFound(request.model, self.models()[0].name)
         if request.request_id in self.live:
@@ -254,10 +259,25 @@ class FakeEngine:
         if len(token_ids) >= MAX_MODEL_LEN:
             raise InvalidArgument("prompt", f"{len(token_ids)} tokens; at most {MAX_MODEL_LEN - 1} fit")
         if self.hold_submits:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.shield(self.abort(request.request_id))
         stream = FakeStream(self, request.request_id, self.script(request, token_ids))
         self.live[request.request_id] = stream
+        self.unread.add(stream)
         return stream
+
+    async def drain(self, grace_seconds: float) -> None:
+        self.set_health(EngineHealth.DRAINING)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                while self.unread:
+                    self.is_read.clear()
+                    await self.is_read.wait()
+        except TimeoutError:
+            for request_id in list(self.live):
+                await self.abort(request_id, Draining(ENDED_TEXT))
 
     async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
         self.mark(f"aborting {request_id}")

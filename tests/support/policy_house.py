@@ -17,10 +17,10 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
-from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.metrics import Metrics
 from support.fake_model import FakeModel
 from support.scripted import recording_logger
 from support.tiny_tokenizers import byte_level_bpe
@@ -80,7 +80,7 @@ async def policy_house(max_policy_faults: int = 100) -> AsyncIterator[PolicyHous
             model,
             clock=clock,
             options=OPTIONS,
-            metrics=EngineMetrics(),
+            metrics=Metrics(),
             logger=logger,
         ),
         tokenizer,

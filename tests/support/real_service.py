@@ -22,10 +22,10 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
-from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.metrics import Metrics
 from pageturner.service.rpc.server import Server
 from support.fake_model import FakeModel
 from support.scripted import recording_logger
@@ -105,7 +105,7 @@ def make_engine(
         model,
         clock=clock or MonotonicClock(),
         options=engine_options,
-        metrics=EngineMetrics(),
+        metrics=Metrics(),
         logger=recording_logger()[0],
     )
 
@@ -117,6 +117,7 @@ class RealService:
     engine: AsyncEngine
     model: PagedModel
     server: Server
+    metrics: Metrics
     client: Client
     channel: grpc.aio.Channel
 
@@ -166,7 +167,11 @@ class RealService:
 
     def num_handled(self, code: str) -> int:
         """Calls that ended with this status."""
-        return sum(count for (_, ended), count in self.server.metrics.handled.items() if ended == code)
+        return sum(
+            count
+            for (_, ended), count in self.metrics.snapshot().grpc_server_handled_total.items()
+            if ended == code
+        )
 
 
 @asynccontextmanager
@@ -214,7 +219,9 @@ async def real_service(
     await async_engine.start()
     try:
         async with serving(async_engine, **(server_options or {})) as served:
-            service = RealService(async_engine, model, served.server, served.client, served.channel)
+            service = RealService(
+                async_engine, model, served.server, served.metrics, served.client, served.channel
+            )
             try:
                 yield service
             finally:

@@ -13,6 +13,7 @@ import structlog
 from pageturner.service.client import Client
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.engine.api import EngineClient
+from pageturner.service.metrics import Metrics
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.server import Server
 
@@ -22,6 +23,7 @@ class Served:
     """channel: for what the client does not offer."""
 
     server: Server
+    metrics: Metrics
     port: int
     client: Client
     channel: grpc.aio.Channel
@@ -36,15 +38,45 @@ def capturing_logger() -> tuple[structlog.typing.FilteringBoundLogger, structlog
     return logger, capture
 
 
+def new_server(
+    options: ServerOptions,
+    engine: EngineClient | None = None,
+    *,
+    logger: structlog.typing.FilteringBoundLogger | None = None,
+    metrics: Metrics | None = None,
+    write_timeout_seconds: float = 60.0,
+) -> Server:
+    """Not started. engine: None while the model loads."""
+    server = Server(
+        options,
+        logger or capturing_logger()[0],
+        MonotonicClock(),
+        metrics or Metrics(),
+        write_timeout_seconds=write_timeout_seconds,
+    )
+    if engine is not None:
+        server.attach(engine)
+    return server
+
+
 @asynccontextmanager
-async def serving(engine: EngineClient, **options: Any) -> AsyncIterator[Served]:
-    """Stops at once on the way out, unless the options say how long to drain."""
+async def serving(
+    engine: EngineClient | None, *, write_timeout_seconds: float = 60.0, **options: Any
+) -> AsyncIterator[Served]:
+    """Stops at once on the way out, unless the options say how long to drain. engine: None while it loads."""
     logger, capture = capturing_logger()
-    server = Server(engine, ServerOptions(**{"port": 0, **options}), logger, MonotonicClock())
+    metrics = Metrics()
+    server = new_server(
+        ServerOptions(**{"port": 0, **options}),
+        engine,
+        logger=logger,
+        metrics=metrics,
+        write_timeout_seconds=write_timeout_seconds,
+    )
     port = await server.start()
     target = f"127.0.0.1:{port}"
     try:
         async with Client(target) as client, grpc.aio.insecure_channel(target) as channel:
-            yield Served(server, port, client, channel, capture)
+            yield Served(server, metrics, port, client, channel, capture)
     finally:
         await server.stop()

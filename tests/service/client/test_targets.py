@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine
-from support.serving import capturing_logger, serving
+from support.serving import new_server, serving
 
 from pageturner.loadtest.channel import channel_options as loadtest_options
 from pageturner.loadtest.channel import proxy_hint as loadtest_hint
 from pageturner.service.client import Client, SyncClient
 from pageturner.service.client.targets import CHANNEL_OPTIONS, PROXY_VARIABLES, parse_target
-from pageturner.service.core.clock import ManualClock, MonotonicClock
+from pageturner.service.core.clock import ManualClock
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
 from pageturner.service.rpc.options import ServerOptions
-from pageturner.service.rpc.server import Server
 from pageturner.service.rpc.status import UnknownStatus
 
 LOCAL = {
@@ -138,8 +137,7 @@ async def test_a_unix_socket_is_reached_by_a_relative_and_an_absolute_path(
     """The server's own way to listen there is another test's: this one binds gRPC directly."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ServerOptions, "address", property(lambda options: "unix:pt.sock"))
-    logger, _ = capturing_logger()
-    server = Server(FakeEngine(), ServerOptions(), logger, MonotonicClock())
+    server = new_server(ServerOptions(), FakeEngine())
     await server.start()
     try:
         for target in ("unix:pt.sock", f"unix:{tmp_path}/pt.sock", f"unix://{tmp_path}/pt.sock"):
@@ -175,12 +173,11 @@ def free_port() -> int:
 @pytest.mark.fault("38")
 async def test_a_client_that_waits_meets_a_server_that_starts_later() -> None:
     port = free_port()
-    logger, _ = capturing_logger()
     async with Client(f"127.0.0.1:{port}") as client:
         waiting = asyncio.create_task(client.wait_until_serving(60))
         with pytest.raises(UnknownStatus):
             await client.generate("x")  # by then the channel has failed once, and waits for its next try
-        server = Server(FakeEngine(), ServerOptions(port=port), logger, MonotonicClock())
+        server = new_server(ServerOptions(port=port), FakeEngine())
         await server.start()
         try:
             await waiting
@@ -193,9 +190,8 @@ async def test_a_client_that_waits_meets_a_server_that_starts_later() -> None:
 async def test_a_client_that_waits_outlasts_a_server_that_goes_away() -> None:
     """As one that is restarted: the first ends the watch before it was ever ready."""
     port = free_port()
-    logger, _ = capturing_logger()
     engine = FakeEngine()
-    first = Server(engine, ServerOptions(port=port), logger, MonotonicClock())
+    first = new_server(ServerOptions(port=port), engine)
     await first.start()
     async with Client(f"127.0.0.1:{port}") as client:
         await client.wait_until_serving(60)
@@ -203,7 +199,7 @@ async def test_a_client_that_waits_outlasts_a_server_that_goes_away() -> None:
         waiting = asyncio.create_task(client.wait_until_serving(60))
         assert await client.load() is not None
         await first.stop()
-        second = Server(FakeEngine(), ServerOptions(port=port), logger, MonotonicClock())
+        second = new_server(ServerOptions(port=port), FakeEngine())
         await second.start()
         try:
             await waiting

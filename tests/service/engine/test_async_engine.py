@@ -36,7 +36,6 @@ from pageturner.service.engine.api import (
 )
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Device, Engine
-from pageturner.service.engine.metrics import EngineMetrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import (
@@ -45,6 +44,7 @@ from pageturner.service.errors import (
     DuplicateRequest,
     EngineDead,
     InvalidArgument,
+    Loading,
     ModelNotFound,
     PageturnerError,
     QueueFull,
@@ -52,6 +52,7 @@ from pageturner.service.errors import (
     SlowConsumer,
     StepFailed,
 )
+from pageturner.service.metrics import Metrics
 
 MODEL = ModelInfo(
     name="tiny",
@@ -129,7 +130,7 @@ async def serving(
         model,
         clock=clock,
         options=options,
-        metrics=EngineMetrics(),
+        metrics=Metrics(),
         logger=logger,
         device=device,
     )
@@ -555,7 +556,7 @@ async def test_before_its_start_the_engine_refuses() -> None:
             logger=recording_logger()[0],
         )
         assert unstarted.health is EngineHealth.STARTING
-        with pytest.raises(Draining, match="starting"):
+        with pytest.raises(Loading, match="starting"):
             await unstarted.submit(GenerationRequest(PROMPT))
         await unstarted.aclose()
 
@@ -578,7 +579,7 @@ async def test_a_step_that_hangs_is_reported_and_its_return_too() -> None:
         bench.engine.check_heartbeat()
         seen.append(bench.engine.health)
         assert seen == [EngineHealth.SERVING, EngineHealth.STALLED, EngineHealth.SERVING]
-        assert bench.engine.metrics().counters["engine_stalls_total"] == 1
+        assert bench.engine._engine.metrics.snapshot().counters["engine_stalls_total"] == 1
 
 
 async def test_the_engine_logs_no_prompt() -> None:
@@ -602,7 +603,7 @@ async def test_what_runs_here() -> None:
         assert await outcome_of(await bench.submit()) is None
         assert bench.engine.load().num_blocks_used == 0
         assert bench.engine.load().num_steps_total > 0
-        assert bench.engine.metrics().requests_finished_total == {"ok": 1}
+        assert bench.engine._engine.metrics.snapshot().requests_finished_total == {"ok": 1}
 
 
 actions = st.sampled_from(["submit", "read", "leave", "abort", "cancel", "yield", "allow", "poison"])

@@ -39,6 +39,7 @@ def make(
         on_full=lambda: calls.append("full"),
         on_drained=lambda: calls.append("drained"),
         on_leave=lambda: calls.append("leave"),
+        on_close=lambda: calls.append("close"),
     )
     return stream, calls
 
@@ -118,7 +119,7 @@ async def test_nothing_comes_after_the_end() -> None:
     stream.push(token(1))
     stream.fail(RequestAborted("late"))
     assert await read_all(stream) == [finished()]
-    assert calls == []
+    assert calls == ["close"]
 
 
 async def test_leaving_twice_is_leaving_once() -> None:
@@ -128,7 +129,7 @@ async def test_leaving_twice_is_leaving_once() -> None:
     await stream.aclose()
     stream.push(token(2))
     stream.push(finished(RequestAborted("left")))
-    assert calls == ["full", "leave"]
+    assert calls == ["full", "leave", "close"]
     assert await read_all(stream) == []
 
 
@@ -136,7 +137,7 @@ async def test_leaving_after_the_end_asks_nothing() -> None:
     stream, calls = make()
     stream.push(finished())
     await stream.aclose()
-    assert calls == []
+    assert calls == ["close"]
 
 
 async def test_leaving_wakes_a_reader() -> None:

@@ -63,9 +63,11 @@ async def test_vllm_54947_atom_1562_a_cancelled_call_is_aborted(phase: str, call
         assert engine.aborts == ["r"], "once"
         engine.hold_submits, engine.script = False, echo
         assert (await served.client.generate("ab", request_id="r")).text == "abab", "the id is free again"
-    [code] = {key[1] for key, _ in served.server.metrics.handled.items() if key[0].grpc_method == call} - {
-        "OK"
-    }
+    [code] = {
+        key[1]
+        for key, _ in served.metrics.snapshot().grpc_server_handled_total.items()
+        if key[0].grpc_method == call
+    } - {"OK"}
     assert code == "CANCELLED"
 
 

@@ -15,8 +15,9 @@ from support.fake_engine import PAUSE, FakeEngine, accepted, finished
 from support.serving import capturing_logger
 
 from pageturner.service.core.clock import ManualClock
+from pageturner.service.metrics import Metrics
 from pageturner.service.rpc.generation import GenerationServicer
-from pageturner.service.rpc.interceptors import CallInterceptor, CallMetrics
+from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.v1 import generation_pb2 as pb
@@ -46,7 +47,9 @@ def _context(remaining: float | None = None, write_error: BaseException | None =
 
 def _servicer(engine: FakeEngine) -> GenerationServicer:
     logger, _ = capturing_logger()
-    return GenerationServicer(engine, ServerOptions(), Lifecycle(), logger, lambda: "drawn")
+    lifecycle = Lifecycle()
+    lifecycle.attach(engine)
+    return GenerationServicer(ServerOptions(), lifecycle, logger, lambda: "drawn")
 
 
 def _request() -> pb.GenerateStreamRequest:
@@ -81,7 +84,7 @@ async def test_a_second_cancellation_does_not_cut_the_abort_short(phase: str) ->
     assert engine.live == {}
 
 
-def _intercepted(metrics: CallMetrics, behaviour: Any) -> Any:
+def _intercepted(metrics: Metrics, behaviour: Any) -> Any:
     """The coroutine that gRPC would call, around a streaming behaviour."""
 
     async def continuation(_: object) -> Any:
@@ -116,7 +119,7 @@ async def test_grpc_43360_a_write_that_is_cancelled_closes_the_handler_then_and_
         kept.append(stream())
         return cast(AsyncGenerator[str, None], kept[-1])
 
-    call = _intercepted(CallMetrics(), behaviour)
+    call = _intercepted(Metrics(), behaviour)
     with pytest.raises(asyncio.CancelledError):
         await call(_context(write_error=asyncio.CancelledError()))
     assert closed == [True]
@@ -129,8 +132,8 @@ async def test_a_cancellation_past_the_deadline_is_counted_as_one(remaining: flo
     async def behaviour(request: object, context: object) -> AsyncGenerator[str, None]:
         yield "one"
 
-    metrics = CallMetrics()
+    metrics = Metrics()
     call = _intercepted(metrics, behaviour)
     with pytest.raises(asyncio.CancelledError):
         await call(_context(remaining, asyncio.CancelledError()))
-    assert [counted for (_, counted), number in metrics.handled.items() if number] == [code]
+    assert [counted for _, counted in metrics.snapshot().grpc_server_handled_total] == [code]

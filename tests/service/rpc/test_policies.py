@@ -129,10 +129,9 @@ async def test_what_is_wrong_is_named_and_nothing_is_changed(
 
 async def test_clients_import_nothing_unless_they_may() -> None:
     change = {"queue": PolicySpec(FAILS)}
-    async with policy_house() as house:
-        async with serving(house.engine) as served:
-            with pytest.raises(InvalidArgument, match=r"server\.allow_policy_imports"):
-                await served.client.set_policies(change)
+    async with policy_house() as house, serving(house.engine) as served:
+        with pytest.raises(InvalidArgument, match=r"server\.allow_policy_imports"):
+            await served.client.set_policies(change)
         await house.engine.set_policies(PolicyChange(change))
         assert house.engine.policies().axes[0].name == FAILS, "the server's own configuration may"
 

@@ -11,38 +11,34 @@ from typing import Any
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.fake_engine import FakeEngine, accepted
-from support.serving import capturing_logger, serving
+from support.serving import new_server, serving
 
 from pageturner.service.client import Client, Sampling
 from pageturner.service.client.targets import CHANNEL_OPTIONS
-from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import ModelInfo, ServerInfo
 from pageturner.service.errors import ConfigError, InvalidArgument
-from pageturner.service.rpc.interceptors import Method
+from pageturner.service.metrics import Method
 from pageturner.service.rpc.options import ServerOptions
-from pageturner.service.rpc.server import Server
 from pageturner.service.rpc.status import UnknownStatus
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 
 async def test_a_second_server_on_the_port_says_so() -> None:
     async with serving(FakeEngine()) as served:
-        logger, _ = capturing_logger()
-        second = Server(FakeEngine(), ServerOptions(port=served.port), logger, ManualClock())
+        second = new_server(ServerOptions(port=served.port))
         with pytest.raises(ConfigError, match=f"127.0.0.1:{served.port} is in use") as caught:
             await second.start()
         assert caught.value.key == "server.port"
         assert (await served.client.generate("ok", max_tokens=2)).text == "ok", "the first is unharmed"
-    third = Server(FakeEngine(), ServerOptions(port=served.port), logger, ManualClock())
+    third = new_server(ServerOptions(port=served.port))
     assert await third.start() == served.port, "free again"
     await third.stop()
 
 
 async def test_an_address_that_is_not_ours_says_why() -> None:
-    logger, _ = capturing_logger()
-    server = Server(FakeEngine(), ServerOptions(host="192.0.2.1", port=0), logger, ManualClock())
+    server = new_server(ServerOptions(host="192.0.2.1", port=0))
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: "):
         await server.start()
 
@@ -164,12 +160,12 @@ async def test_each_call_is_counted_by_method_and_code() -> None:
                 await served.client.generate("")
         with pytest.raises(UnknownStatus):
             _ = [item async for item in served.client.stream("x")]
-        metrics = served.server.metrics
+        metrics = served.metrics.snapshot()
     load = Method("unary", "pageturner.v1.AdminService", "GetLoad")
     generate = Method("unary", "pageturner.v1.GenerationService", "Generate")
     stream = Method("server_stream", "pageturner.v1.GenerationService", "GenerateStream")
-    assert metrics.started == {load: 1, generate: 2, stream: 1}
-    assert metrics.handled == {
+    assert metrics.grpc_server_started_total == {load: 1, generate: 2, stream: 1}
+    assert metrics.grpc_server_handled_total == {
         (load, "OK"): 1,
         (generate, "INVALID_ARGUMENT"): 2,
         (stream, "INTERNAL"): 1,

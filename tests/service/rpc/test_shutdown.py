@@ -12,9 +12,9 @@ from support.fake_engine import PAUSE, FakeEngine, accepted, finished
 from support.real_service import real_service
 from support.serving import Served, serving
 
-from pageturner.service.engine.api import AbortOutcome, EngineHealth
-from pageturner.service.errors import Draining, PageturnerError
-from pageturner.service.rpc.interceptors import Method
+from pageturner.service.engine.api import EngineHealth
+from pageturner.service.errors import Draining, Loading
+from pageturner.service.metrics import Method
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.service.rpc.status import UnknownStatus
 
@@ -58,6 +58,38 @@ async def test_sglang_11387_health_is_the_engines_own() -> None:
             assert await _check(served, service) == SERVING
 
 
+@pytest.mark.fault("45")
+async def test_while_the_model_loads_health_answers_not_serving_and_calls_are_refused() -> None:
+    engine = FakeEngine()
+    async with serving(None) as served:
+        watch = _watch(served)
+        assert (await watch.read()).status == NOT_SERVING
+        for service in ("", *OWN_SERVICES):
+            assert await _check(served, service) == NOT_SERVING
+        for call in (
+            served.client.generate("x"),
+            served.client.tokenize("x"),
+            served.client.load(),
+            served.client.model(),
+            served.client.abort("x"),
+        ):
+            with pytest.raises(Loading, match="the model is loading"):
+                await call
+        served.server.attach(engine)
+        assert (await watch.read()).status == SERVING
+        assert (await served.client.generate("ok", max_tokens=2)).text == "ok"
+
+
+@pytest.mark.fault("45")
+async def test_a_server_that_still_loads_stops_at_once() -> None:
+    async with serving(None, drain_seconds=3600) as served:
+        watch = _watch(served)
+        assert (await watch.read()).status == NOT_SERVING
+        await served.server.drain()
+        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+            await watch.read()
+
+
 async def test_a_watch_repeats_no_status() -> None:
     engine = FakeEngine()
     async with serving(engine) as served:
@@ -79,7 +111,7 @@ async def test_a_service_that_is_not_here() -> None:
         watch = _watch(served, "pageturner.v1.NoService")
         assert (await watch.read()).status == SERVICE_UNKNOWN
         check = Method("unary", "grpc.health.v1.Health", "Check")
-        assert served.server.metrics.handled == {(check, "NOT_FOUND"): 1}
+        assert served.metrics.snapshot().grpc_server_handled_total == {(check, "NOT_FOUND"): 1}
 
 
 async def test_the_client_can_wait_for_a_server_that_starts() -> None:
@@ -130,17 +162,16 @@ async def test_a_drain_that_takes_too_long_aborts_the_rest() -> None:
 
 async def test_what_a_drain_ended_says_so_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     async with real_service(server_options={"drain_seconds": 0}) as service:
-        abort = service.engine.abort
+        drain = service.engine.drain
 
-        async def abort_and_go_on(request_id: str, error: PageturnerError) -> AbortOutcome:
-            outcome = await abort(request_id, error)
+        async def drain_and_go_on(grace_seconds: float) -> None:
+            await drain(grace_seconds)
             service.release_steps()
-            return outcome
 
         service.hold_steps()
         call = asyncio.create_task(service.client.generate("x", request_id="r", max_tokens=30))
         await service.run_steps(2)
-        monkeypatch.setattr(service.engine, "abort", abort_and_go_on)
+        monkeypatch.setattr(service.engine, "drain", drain_and_go_on)
         await service.server.drain()
         with pytest.raises(Draining, match="shutting down; this request was not done in time"):
             await call
@@ -177,7 +208,8 @@ async def test_a_call_that_no_abort_can_reach_is_cancelled_and_cleaned_up() -> N
         call = asyncio.create_task(served.client.generate("x", request_id="stuck"))
         await engine.reached("submitting stuck")
         await served.server.drain()
-        assert engine.aborts == ["stuck", "stuck"], "by the drain, then by the call itself"
+        await engine.reached("aborted stuck")
+        assert engine.aborts == ["stuck"], "by the call itself, which gRPC cancelled"
         with pytest.raises((UnknownStatus, asyncio.CancelledError)):
             await call
 

@@ -1,12 +1,14 @@
-"""Counters and latencies of the engine, kept in memory under the names that dashboards know."""
+"""Counters and latencies of the service, kept in memory under the names that dashboards know."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 from pageturner.service.core.outputs import Event, FinishedEvent, SchedulerStats, TokenEvent
 from pageturner.service.engine.api import AcceptedEvent
@@ -61,14 +63,31 @@ class Histogram:
         return HistogramSnapshot(self._bounds, tuple(accumulate(self._counts)), self._sum)
 
 
+NO_STATS = SchedulerStats()
+"""While the model loads, and no scheduler is there."""
+
+
+class Method(NamedTuple):
+    """A gRPC method, by the labels that Prometheus' gRPC dashboards know."""
+
+    grpc_type: str
+    grpc_service: str
+    grpc_method: str
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """Values by metric name. requests_finished_total: by outcome, `ok` or the kind of error."""
+    """Values by metric name. requests_finished_total: by outcome, `ok` or the kind of error.
+
+    grpc_server_handled_total: by method and status code.
+    """
 
     counters: Mapping[str, int]
     gauges: Mapping[str, float]
     histograms: Mapping[str, HistogramSnapshot]
     requests_finished_total: Mapping[str, int]
+    grpc_server_started_total: Mapping[Method, int]
+    grpc_server_handled_total: Mapping[tuple[Method, str], int]
 
 
 @dataclass(slots=True)
@@ -79,8 +98,11 @@ class _Timeline:
     last_token_time: dict[int, float] = field(default_factory=dict)
 
 
-class EngineMetrics:
-    """Each value has one writer: the engine thread, and for stalls the watchdog. Anyone may take a snapshot.
+class Metrics:
+    """All counters and latencies of one service; the figures of the scheduler's state are its own.
+
+    Each value has one writer: the engine thread, or for stalls and calls the event loop. `snapshot` may be
+    called from any thread.
 
     time_to_first_token_seconds: arrival to the first token of any choice, as it leaves the step.
     inter_token_latency_seconds: between tokens of one choice; a step that yields several counts each.
@@ -98,6 +120,19 @@ class EngineMetrics:
         self._num_given_up = 0
         self._outcomes: dict[str, int] = {}
         self._timelines: dict[str, _Timeline] = {}
+        self._calls_started: Counter[Method] = Counter()
+        self._calls_handled: Counter[tuple[Method, str]] = Counter()
+
+    # Calls of gRPC
+
+    def call_started(self, method: Method) -> None:
+        self._calls_started[method] += 1
+
+    def call_handled(self, method: Method, code: str) -> None:
+        """code: the name of the status that the call ended with."""
+        self._calls_handled[method, code] += 1
+
+    # The engine's requests
 
     def accepted(self, event: AcceptedEvent, arrival_time: float) -> None:
         self._timelines[event.request_id] = _Timeline(arrival_time)
@@ -120,7 +155,8 @@ class EngineMetrics:
             elif isinstance(event, FinishedEvent):
                 self._observe_finish(event, now)
 
-    def snapshot(self, stats: SchedulerStats) -> MetricsSnapshot:
+    def snapshot(self, stats: SchedulerStats = NO_STATS) -> MetricsSnapshot:
+        """All of it at one moment. stats: the figures of the scheduler then, if there is one yet."""
         held = stats.num_blocks_used
         return MetricsSnapshot(
             counters={
@@ -148,6 +184,8 @@ class EngineMetrics:
                 "request_queue_time_seconds": self._queue_time.snapshot(),
             },
             requests_finished_total=dict(self._outcomes),
+            grpc_server_started_total=dict(self._calls_started),
+            grpc_server_handled_total=dict(self._calls_handled),
         )
 
     def _observe_tokens(self, event: TokenEvent, now: float) -> None:
