@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -166,13 +168,27 @@ def test_threads_share_one_client() -> None:
         assert isinstance(events[-1], FinishedEvent)
 
 
+def interrupt_once_grpc_waits() -> None:
+    """Ctrl-C, once the main thread is in gRPC's wait for the next message."""
+    main = threading.main_thread().ident
+    assert main is not None
+    while True:
+        frame: FrameType | None = sys._current_frames()[main]
+        while frame is not None:
+            if frame.f_code.co_name == "_next" and frame.f_code.co_filename.endswith("grpc/_channel.py"):
+                signal.raise_signal(signal.SIGINT)
+                return
+            frame = frame.f_back
+
+
 def test_ctrl_c_ends_a_call_that_waits_and_its_request() -> None:
     with serve(until_the_client_leaves) as server, SyncClient(server.address) as client:
         events = client.stream("x")
         assert isinstance(next(events), TokenEvent)
-        threading.Timer(0, signal.raise_signal, [signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt):
-            next(events)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(interrupt_once_grpc_waits)
+            with pytest.raises(KeyboardInterrupt):
+                next(events)
         # The server's handler has ended, or else leaving `serve` would wait for it.
 
 
