@@ -10,7 +10,6 @@ from collections.abc import Callable
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.engine.api import EngineClient
@@ -23,6 +22,7 @@ from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.rpc.reflection import enable_reflection
 from pageturner.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -133,8 +133,7 @@ class Server:
             HealthServicer(self._lifecycle, OWN_SERVICES), server
         )
         health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-        names = (*sorted(OWN_SERVICES), health, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)  # type: ignore[no-untyped-call] # has no types
+        enable_reflection((*sorted(OWN_SERVICES), health), server)
 
 
 def check_address(options: ServerOptions) -> None:

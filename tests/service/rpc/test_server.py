@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.fake_engine import FakeEngine, accepted
 from support.serving import new_server, serving
 
@@ -131,24 +130,6 @@ async def _is_answered(reader: asyncio.StreamReader) -> bool:
         if header[3] == _GOAWAY:
             assert payload.endswith(b"too_many_pings")
             return False
-
-
-async def test_reflection_lists_the_services_and_gives_their_files() -> None:
-    async with serving(FakeEngine()) as served:
-        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)  # type: ignore[no-untyped-call] # has no types
-        requests = [
-            reflection_pb2.ServerReflectionRequest(list_services=""),
-            reflection_pb2.ServerReflectionRequest(file_containing_symbol="pageturner.v1.GenerationService"),
-        ]
-        listing, file = [answer async for answer in stub.ServerReflectionInfo(iter(requests))]
-    assert {service.name for service in listing.list_services_response.service} == {
-        "pageturner.v1.GenerationService",
-        "pageturner.v1.ModelService",
-        "pageturner.v1.AdminService",
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1alpha.ServerReflection",
-    }
-    assert generation_pb2.DESCRIPTOR.serialized_pb in file.file_descriptor_response.file_descriptor_proto
 
 
 async def test_each_call_is_counted_by_method_and_code() -> None:
