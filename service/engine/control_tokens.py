@@ -12,7 +12,7 @@ normalizing and merging happen as they would around the real tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 import tokenizers
@@ -46,13 +46,17 @@ class ControlTokens:
         self._tails = {text[cut:] for text in texts for cut in range(1, len(text))}
 
     @property
-    def ids(self) -> dict[str, int]:
+    def ids(self) -> Mapping[str, int]:
         """The id of each control token by its text."""
-        return dict(self._ids)
+        return self._ids
 
     def find(self, text: str) -> Iterable[re.Match[str]]:
         """Where a text spells control tokens, the longest at each place."""
         return self._whole.finditer(text)
+
+    def replace(self, text: str, by: Callable[[re.Match[str]], str]) -> str:
+        """The text with what `by` gives in the place of each control token that it spells."""
+        return self._whole.sub(by, text)
 
     def hide(self, text: str, *, edges: bool = False) -> str:
         """The text with each control token in it behind a stand-in.

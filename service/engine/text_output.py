@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pageturner.service.core.outputs import TextDelta
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.incremental_decoder import IncrementalDecoder, NoText
+from pageturner.service.engine.special_stops import NO_SPECIAL_STOPS, SpecialStops
 from pageturner.service.engine.stop_strings import StopMatcher
 from pageturner.service.engine.tokenizer import Tokenizer
 
@@ -14,12 +17,13 @@ class TextOutput:
 
     The text of a sequence is what its tokens add to the prompt's: a token may complete a character
     that the prompt began, and keeps the space that divides it from the prompt. Stops are sought in
-    the new text only. Without a tokenizer (a model of token ids) all text is empty.
+    the new text only; one that spells a special token is met by that token too. Without a tokenizer (a
+    model of token ids) all text is empty.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._sequences: dict[int, tuple[IncrementalDecoder, StopMatcher, bool]] = {}
+        self._sequences: dict[int, _Sequence] = {}
 
     def __len__(self) -> int:
         """Sequences started and not finished."""
@@ -28,21 +32,34 @@ class TextOutput:
     def start(self, seq_id: int, request: NewRequest) -> None:
         assert seq_id not in self._sequences, f"sequence {seq_id} was started twice"
         params = request.params
-        decoder: IncrementalDecoder
-        decoder = (
-            self._tokenizer.incremental_decoder(request.prompt_token_ids) if self._tokenizer else NoText()
-        )
-        matcher = StopMatcher(params.stop, include_stop=params.include_stop)
-        self._sequences[seq_id] = decoder, matcher, params.include_stop
+        decoder: IncrementalDecoder = NoText()
+        special = NO_SPECIAL_STOPS
+        if self._tokenizer is not None:
+            decoder = self._tokenizer.incremental_decoder(request.prompt_token_ids)
+            special = SpecialStops.of(params.stop, self._tokenizer.controls)
+        matcher = special.matcher(params.stop, include_stop=params.include_stop)
+        self._sequences[seq_id] = _Sequence(decoder, matcher, special, params.include_stop)
 
     def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
-        decoder, matcher, include_stop = self._sequences[seq_id]
-        if is_stop_token and not include_stop:
+        sequence = self._sequences[seq_id]
+        if is_stop_token and not sequence.include_stop:
             return TextDelta("")
-        return matcher.feed(decoder.append(token_id), may_stop=may_stop)
+        text = sequence.decoder.append(token_id) + sequence.special.stand_ins.get(token_id, "")
+        delta = sequence.matcher.feed(text, may_stop=may_stop)
+        return sequence.special.shown(delta, include_stop=sequence.include_stop)
 
     def finish(self, seq_id: int) -> str:
         """What was withheld. A character that never became whole shows as U+FFFD; it completes no stop."""
-        decoder, matcher, _ = self._sequences.pop(seq_id)
-        rest = matcher.feed(decoder.finish(), may_stop=False).text
-        return rest + matcher.finish()
+        sequence = self._sequences.pop(seq_id)
+        rest = sequence.matcher.feed(sequence.decoder.finish(), may_stop=False).text
+        return sequence.special.hide(rest + sequence.matcher.finish())
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """One sequence's way from tokens to text."""
+
+    decoder: IncrementalDecoder
+    matcher: StopMatcher
+    special: SpecialStops
+    include_stop: bool

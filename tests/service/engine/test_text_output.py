@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny_tokenizers import byte_level_bpe
@@ -31,6 +32,36 @@ def run(token_ids: Sequence[int], params: SamplingParams, *, min_tokens: int = 0
         if matched is not None:
             break
     return text + output.finish(7), matched
+
+
+END = byte_level_bpe().token_to_id("<|end|>")
+FOX = TOKENIZER.encode("fox")
+
+
+@pytest.mark.fault("7")
+@pytest.mark.parametrize("include_stop", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "token_ids", "before"),
+    [
+        ("<|end|>", (*FOX, END, *FOX), "fox"),
+        ("<|end|>fox", (*FOX, END, END, *FOX, *FOX), "fox"),
+        ("x<|end|><|end|>f", (*FOX, END, END, *FOX), "fo"),
+        ("<|end|>", TOKENIZER.encode("fox<|end|>fox", parse_special=False), "fox"),
+    ],
+)
+def test_a_stop_that_spells_a_special_token_is_met_by_the_token_and_by_its_text(
+    stop: str, token_ids: tuple[int, ...], before: str, include_stop: bool
+) -> None:
+    shown, matched = run(token_ids, SamplingParams(stop=(stop,), include_stop=include_stop))
+    assert matched == stop
+    assert shown == before + (stop if include_stop else "")
+
+
+@pytest.mark.fault("7")
+def test_special_tokens_that_complete_no_stop_show_no_text() -> None:
+    params = SamplingParams(stop=("<|end|>dog", "<|start|>"))
+    assert run((*FOX, END, *FOX, END), params) == ("foxfox", None)
+    assert run((*FOX, END, *FOX), params, min_tokens=99) == ("foxfox", None)
 
 
 @given(st.text("ab é日👩", max_size=24), st.lists(st.text("ab é日👩", min_size=1, max_size=3), max_size=3))
