@@ -52,6 +52,47 @@ def test_it_compiles_once_and_again_when_the_source_changes(tiny: Path, tmp_path
     assert not list(cache.glob("*.tmp"))
 
 
+@pytest.mark.fault("30", "P")
+@pytest.mark.parametrize("damage", ["emptied", "cut", "one byte changed", "of another program"])
+def test_a_damaged_library_is_compiled_anew(damage: str, tiny: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    load_library(cache, sources=tiny)
+    (library,) = libraries(cache)
+    whole = library.read_bytes()
+    damaged = {
+        "emptied": b"",
+        "cut": whole[: len(whole) // 2],
+        "one byte changed": whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:],
+        "of another program": b"\x7fELF" + bytes(20_000),
+    }[damage]
+    # Beside it, since the one that this process has mapped must not change.
+    library.unlink()
+    library.write_bytes(damaged)
+    assert load_library(cache, sources=tiny).answer() == 42
+    assert len(library.read_bytes()) == len(whole)
+    stamp = library.stat().st_mtime_ns
+    assert load_library(cache, sources=tiny).answer() == 42
+    assert library.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.fault("27", "30")
+def test_a_damaged_library_in_a_folder_that_cannot_be_written_is_not_loaded(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    load_library(cache, sources=tiny)
+    (library,) = libraries(cache)
+    library.unlink()
+    library.write_bytes(b"")
+
+    def refuse(*options: object, **more: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    with pytest.raises(CompilerUnavailable, match="Permission denied"):
+        load_library(cache, sources=tiny)
+
+
 def test_a_header_counts_as_source(tiny: Path, tmp_path: Path) -> None:
     (tiny / "tiny.cpp").write_text('#include "answer.h"\n' + TINY.replace("42", "ANSWER"))
     for answer in (1, 2):
