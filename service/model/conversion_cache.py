@@ -2,8 +2,9 @@
 
 A conversion becomes visible by one rename, so that a reader meets all of it or none. Writers of the same
 one exclude each other by a file lock, which the kernel drops if its holder is killed; the next holder
-clears away what that one left. A folder that lost a file, or part of one, since then (a full disk, a
-cleaner of caches) is converted anew: it can be had again, so nobody needs to be told to delete it.
+clears away what that one left. A manifest holds the checksum of every file. A folder that does not agree
+with it (a full disk, a cleaner of caches, a damaged page) is converted anew: it can be had again, so no
+operator needs to delete it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pageturner.service.errors import ModelError
+from pageturner.service.model.checksums import checksum, fingerprint
 
-FORMAT_VERSION = 3  # raised whenever the same GGUF file would be written out differently
+FORMAT_VERSION = 4  # raised whenever the same GGUF file would be written out differently
 MANIFEST = "manifest.json"
-"""The size of every file that the conversion wrote, by name."""
+"""The checksum of every file that the conversion wrote, by name."""
 
 
 def converted_folder(
@@ -29,36 +31,40 @@ def converted_folder(
 ) -> Path:
     """The folder that `convert(source, folder)` fills, from the cache if it is there.
 
-    A source is known by its name, size and time of change; `variant` tells apart conversions of one
-    source. Raises ModelError if the cache folder cannot be written, and whatever `convert` raises.
+    A source is known by its content; `variant` tells apart conversions of one source. Raises ModelError if
+    the source cannot be read or the cache folder not be written, and whatever else `convert` raises.
     """
-    folder = cache_dir / "converted" / f"{source.stem}-{_key(source, variant)}"
+    try:
+        folder = cache_dir / "converted" / f"{source.stem}-{_key(source, variant)}"
+    except OSError as error:
+        raise ModelError(f"cannot read {source}: {error}") from error
     if _is_whole(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f"{folder.name}.lock"):
             if not _is_whole(folder):
-                # Whoever has its files mapped keeps them.
+                # A process that has its files mapped keeps them.
                 shutil.rmtree(folder, ignore_errors=True)
                 partial = folder.parent / f"{folder.name}.partial"
                 shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
                 partial.mkdir()
                 try:
                     convert(source, partial)
-                    (partial / MANIFEST).write_text(json.dumps(_sizes(partial)))
+                    (partial / MANIFEST).write_text(json.dumps(_checksums(partial)))
                     _sync(partial)
                     partial.rename(folder)
                 finally:
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        raise ModelError(f"cannot convert {source.name} into {folder.parent}: {error}") from error
+        raise ModelError(
+            f"cannot convert {source.name} into {folder.parent}: {error}; XDG_CACHE_HOME names another folder"
+        ) from error
     return folder
 
 
 def _key(source: Path, variant: str) -> str:
-    stat = source.stat()
-    identity = f"{FORMAT_VERSION}|{source.name}|{stat.st_size}|{stat.st_mtime_ns}|{variant}"
+    identity = f"{FORMAT_VERSION}|{fingerprint(source)}|{variant}"
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
@@ -72,13 +78,13 @@ def _locked(path: Path) -> Iterator[None]:
 def _is_whole(folder: Path) -> bool:
     try:
         written: object = json.loads((folder / MANIFEST).read_bytes())
-        return written == _sizes(folder)
+        return written == _checksums(folder)
     except (OSError, ValueError):
         return False
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST}
+def _checksums(folder: Path) -> dict[str, str]:
+    return {path.name: checksum(path) for path in folder.iterdir() if path.name != MANIFEST}
 
 
 def _sync(folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pageturner.service.errors import ModelError
@@ -61,7 +62,8 @@ _LAYER_NAMES: Mapping[str, str] = {
 def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
     """Write config.json, safetensors and tokenizer files of `source` into the empty `folder`.
 
-    Raises ModelError for an architecture, tensor or tokenizer that is not understood.
+    Raises ModelError for an architecture, tensor or tokenizer that is not understood, and OSError for a
+    folder that cannot be written.
     """
     file = GgufFile(source)
     if file.fields.get("split.count", 1) > 1:
@@ -158,7 +160,7 @@ def _llama3_parameters(factors: torch.Tensor, theta: float, head_dim: int) -> di
 
 
 def _write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
-    build_tokenizer(fields).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(build_tokenizer(fields).to_str(pretty=True), encoding="utf-8")
     tokens = fields["tokenizer.ggml.tokens"]
     special = {f"{kind}_token": tokens[token_id] for kind, token_id in special_ids(fields).items()}
     template = fields.get("tokenizer.chat_template")
@@ -186,7 +188,10 @@ def _write_weights(file: GgufFile, config: Mapping[str, Any], folder: Path, dtyp
         nonlocal shard, size, num_shards
         num_shards += 1
         shard_name = f"model-{num_shards:05d}.safetensors"
-        save_file(shard, folder / shard_name, metadata={"format": "pt"})
+        try:
+            save_file(shard, folder / shard_name, metadata={"format": "pt"})
+        except SafetensorError as error:  # its own, also for a disk that is full
+            raise OSError(f"{shard_name}: {error}") from error
         index.update(dict.fromkeys(shard, shard_name))
         shard, size = {}, 0
 

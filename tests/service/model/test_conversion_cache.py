@@ -40,24 +40,62 @@ def test_another_variant_or_a_changed_source_is_another_folder(source: Path, tmp
     folders = {converted_folder(source, variant, cache, copy) for variant in ("float32", "bfloat16")}
     source.write_bytes(b"other")
     folders.add(converted_folder(source, "float32", cache, copy))
+    assert len(folders) == 3
+
+
+@pytest.mark.fault("20")
+def test_sources_of_one_name_size_and_time_but_other_content_have_folders_of_their_own(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for place, content in (("a", b"weights"), ("b", b"WEIGHTS")):
+        (tmp_path / place).mkdir()
+        source = tmp_path / place / "model.gguf"
+        source.write_bytes(content)
+        os.utime(source, ns=(1, 1))
+        folder = converted_folder(source, "float32", tmp_path / "cache", copy)
+        found.append((folder / "a").read_bytes())
+    assert found == [b"weights", b"WEIGHTS"]
+
+
+@pytest.mark.fault("20")
+def test_a_source_of_other_time_and_equal_content_is_not_converted_again(
+    source: Path, tmp_path: Path
+) -> None:
+    first = converted_folder(source, "float32", tmp_path / "cache", copy)
     os.utime(source, ns=(1, 1))
-    folders.add(converted_folder(source, "float32", cache, copy))
-    assert len(folders) == 4
+    assert converted_folder(source, "float32", tmp_path / "cache", never) == first
 
 
 @pytest.mark.parametrize("name", ["a", MANIFEST])
-@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
+@pytest.mark.fault("P")
 def test_a_folder_that_was_damaged_is_converted_anew(
     source: Path, tmp_path: Path, name: str, damage: str
 ) -> None:
     folder = converted_folder(source, "float32", tmp_path / "cache", copy)
     if damage == "cut":
         os.truncate(folder / name, 3)
+    elif damage == "changed":
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     else:
         (folder / name).unlink()
     assert converted_folder(source, "float32", tmp_path / "cache", copy) == folder
     assert (folder / "a").read_bytes() == b"weights"
     assert converted_folder(source, "float32", tmp_path / "cache", never) == folder
+
+
+@pytest.mark.fault("P")
+def test_a_disk_that_fills_during_conversion_is_named_in_one_line(source: Path, tmp_path: Path) -> None:
+    def fill(source: Path, folder: Path) -> None:
+        copy(source, folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ModelError, match=r"No space left on device.*XDG_CACHE_HOME") as caught:
+        converted_folder(source, "float32", tmp_path / "cache", fill)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
 def test_a_conversion_that_fails_leaves_nothing(source: Path, tmp_path: Path) -> None:
