@@ -34,7 +34,7 @@ def run(token_ids: Sequence[int], params: SamplingParams, *, min_tokens: int = 0
     return text + output.finish(7), matched
 
 
-END = byte_level_bpe().token_to_id("<|end|>")
+(END,) = TOKENIZER.encode("<|end|>")
 FOX = TOKENIZER.encode("fox")
 
 
