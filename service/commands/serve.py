@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pageturner.service.client.server_process import ready_line
 from pageturner.service.commands import signals
 from pageturner.service.commands.flags import add_config_flags, load_from
-from pageturner.service.commands.output import note, write
+from pageturner.service.commands.output import OutputLost, discard_output, note, write
 from pageturner.service.config import LoadedConfig, cache_directory
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import ConfigError, EngineDead
@@ -70,6 +70,7 @@ async def _serve(
     from pageturner.service.startup.reload import ConfigReloader
 
     loaded = load()
+    log = logs.detach_stderr(loaded.config.log)
     logs.configure(loaded.config.log)
     logger, metrics = structlog.get_logger(), Metrics()
     if loaded.service_variables:
@@ -86,13 +87,13 @@ async def _serve(
     watching: asyncio.Task[None] | None = None
     try:
         loading = asyncio.create_task(_load(loaded, clock, started_at, logger, metrics, recording))
-        _on_signals(stopped, is_loading=lambda: not loading.done())
+        _on_signals(stopped, is_loading=lambda: not loading.done(), flush=log.finish)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
         engine = await loading
         await engine.start()
         server.attach(engine)
         reloader = ConfigReloader(engine, load, loaded, logger)
-        write(ready_line(engine.models()[0].name, format_address(options.host, port)))
+        _say_ready(ready_line(engine.models()[0].name, format_address(options.host, port)))
         watching = asyncio.create_task(reloader.watch())
         while not stopped.is_set() and engine.health is not EngineHealth.DEAD:
             await _first(stopped.wait(), hung_up.wait(), engine.wait_for_health_change(engine.health))
@@ -131,13 +132,28 @@ async def _load(
         return await asyncio.get_running_loop().run_in_executor(loader, build)
 
 
-def _on_signals(stopped: asyncio.Event, is_loading: Callable[[], bool]) -> None:
-    """The first signal asks for a drain; a second one, or one that comes while loading, ends the process."""
+def _say_ready(line: str) -> None:
+    """Print the line. Nothing depends on it but a program that waits for it: a lost one is only logged."""
+    import structlog
+
+    try:
+        write(line)
+    except (OutputLost, BrokenPipeError) as error:
+        discard_output()
+        structlog.get_logger().warning("ready_line_lost", line=line, reason=str(error))
+
+
+def _on_signals(stopped: asyncio.Event, is_loading: Callable[[], bool], flush: Callable[[], object]) -> None:
+    """The first signal asks for a drain; a second one, or one that comes while loading, ends the process.
+
+    flush: writes the log's last lines.
+    """
     loop = asyncio.get_running_loop()
 
     def handle(number: int) -> None:
         if stopped.is_set() or is_loading():
             # Not sys.exit: threads of the model may be deep in a product and would be waited for.
+            flush()
             os._exit(128 + number)
         stopped.set()
 

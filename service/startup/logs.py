@@ -1,17 +1,20 @@
 """Structured logs on stderr: key=value on a terminal, one JSON object a line otherwise.
 
-A request's id is bound as a context variable by whoever handles it, and so is part of every line about
+A request's id is bound as a context variable where the request is handled, and so is part of every line about
 it. Prompts are not logged: `server.log_prompts` is the one switch for that, and its default is off.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
 import structlog
+
+from pageturner.service.startup.log_writer import LogStream, LogWriter, write_descriptor
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
@@ -29,28 +32,53 @@ class LogOptions:
     format: Format = "auto"
 
 
+def detach_stderr(options: LogOptions) -> LogStream:
+    """Put a `LogStream` in the place of `sys.stderr`, flushed within a bound when the process ends.
+
+    So all that Python writes there (the log, notes, warnings, tracebacks) neither blocks nor fails, whatever
+    becomes of the terminal, pipe or file behind it.
+    """
+    stderr = sys.stderr
+    lost = structlog.wrap_logger(
+        structlog.ReturnLogger(),
+        processors=_processors(options, stderr),
+        wrapper_class=_level_filter(options),
+    )
+    writer = LogWriter(
+        write_descriptor(stderr.fileno()),
+        lambda count: f"{lost.error('log_lines_lost', count=count)}\n".encode(),
+    )
+    stream = LogStream(writer, stderr.encoding, stderr.isatty())
+    sys.stderr = stream
+    atexit.register(stream.finish)
+    return stream
+
+
 def configure(options: LogOptions, stream: TextIO | None = None) -> None:
     """Set up structlog for this process. A bound `request_id` (contextvars) is part of every event."""
     output = sys.stderr if stream is None else stream
-    console = options.format == "console" or (options.format == "auto" and output.isatty())
-    renderer: structlog.typing.Processor = (
-        # With rich installed the default formatter writes out every local variable, prompts among them.
-        structlog.dev.ConsoleRenderer(
-            colors=output.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
-        if console
-        else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=_processors(options, output),
+        wrapper_class=_level_filter(options),
+        logger_factory=structlog.WriteLoggerFactory(output),
+        cache_logger_on_first_use=False,
     )
-    processors: list[structlog.typing.Processor] = [
+
+
+def _level_filter(options: LogOptions) -> type[structlog.typing.FilteringBoundLogger]:
+    return structlog.make_filtering_bound_logger(getattr(logging, options.level.upper()))
+
+
+def _processors(options: LogOptions, output: TextIO) -> list[structlog.typing.Processor]:
+    """What turns an event into a line. output: where it goes, which decides the format `auto`."""
+    console = options.format == "console" or (options.format == "auto" and output.isatty())
+    shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if not console:
-        processors.append(structlog.processors.format_exc_info)
-    structlog.configure(
-        processors=[*processors, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, options.level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(output),
-        cache_logger_on_first_use=False,
-    )
+    if console:
+        # With rich installed the default formatter writes out every local variable, prompts among them.
+        plain = structlog.dev.plain_traceback
+        return [*shared, structlog.dev.ConsoleRenderer(colors=output.isatty(), exception_formatter=plain)]
+    return [*shared, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from support.tiny_tokenizers import byte_level_bpe
 
 from pageturner.service.client import Client, FinishedEvent, TokenEvent
 from pageturner.service.client.server_process import PROGRAM, READY, RunningServer, running_server
-from pageturner.service.errors import ModelError
+from pageturner.service.errors import InvalidArgument, ModelError
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 
@@ -192,6 +193,108 @@ def test_the_second_signal_exits_at_once(flags: list[str]) -> None:
 
     with serving(*flags, "--max-model-len=4096") as (process, target):
         assert asyncio.run(interrupt_twice(process, target)) == 128 + signal.SIGINT
+
+
+@contextmanager
+def unread_pipe() -> Iterator[int]:
+    """A pipe that is full and that nobody reads."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 512)
+        os.set_blocking(writer, True)
+        yield writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def pipe_without_reader() -> Iterator[int]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+@contextmanager
+def full_disk() -> Iterator[int]:
+    with open("/dev/full", "wb") as full:
+        yield full.fileno()
+
+
+def close_stderr() -> None:
+    os.close(2)
+
+
+async def _three_answers_and_a_refusal(target: str) -> None:
+    async with Client(target) as client:
+        for _ in range(3):
+            answer = await client.generate("hello", max_tokens=2, ignore_eos=True)
+            assert answer.usage.num_output_tokens == 2
+        with pytest.raises(InvalidArgument):
+            await client.generate("hello", temperature=-1.0)
+        await client.wait_until_serving(1)
+
+
+@pytest.mark.fault("10", "N")
+@pytest.mark.parametrize("log", [unread_pipe, pipe_without_reader, full_disk, None])
+def test_a_log_that_cannot_be_written_fails_no_request_and_no_shutdown(
+    log: Callable[[], AbstractContextManager[int]] | None, flags: list[str]
+) -> None:
+    """None: standard error is closed when the server starts."""
+    command = [*PROGRAM, "serve", "--port=0", *flags, "--log-level=debug"]
+    with (
+        nullcontext(subprocess.DEVNULL) if log is None else log() as stderr,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            preexec_fn=close_stderr if log is None else None,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            assert ready.startswith(READY)
+            asyncio.run(_three_answers_and_a_refusal(ready.split()[-1]))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.fault("10")
+@pytest.mark.parametrize("output", [pipe_without_reader, full_disk])
+def test_a_ready_line_that_cannot_be_written_is_only_logged(
+    output: Callable[[], AbstractContextManager[int]], flags: list[str]
+) -> None:
+    command = [*PROGRAM, "serve", "--port=0", *flags]
+    with (
+        output() as stdout,
+        subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            _read_until(process, "ready_line_lost")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.fault("N")
+def test_a_server_that_cannot_start_ends_though_its_log_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with unread_pipe() as stderr:
+        finished = subprocess.run(
+            [*PROGRAM, "serve", "--port=0", f"--model={tmp_path}"], stderr=stderr, timeout=120
+        )
+    assert finished.returncode == 2
 
 
 def _read_until(process: subprocess.Popen[str], word: str) -> None:
