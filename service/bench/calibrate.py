@@ -20,10 +20,11 @@ from pageturner.policies import registry
 from pageturner.service.client.server_process import running_server
 from pageturner.service.errors import PageturnerError
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.recordings import fit_machine
+from pageturner.service.simulator.recordings import MachineFit, fit_machine
 from pageturner.service.simulator.simulation import simulate
-from pageturner.service.simulator.step_time import FitError
 from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
+
+_PROMPT_TOKENS_A_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,13 @@ class Load:
     output_tokens: tuple[int, int]
     shared_prefix_tokens: int = 0
     seed: int = 0
+
+    @property
+    def work(self) -> float:
+        """About how long it takes, in steps: an output token of all that run at once is one, and so are a few
+        tokens of a prompt."""
+        prompt, output = sum(self.prompt_tokens) / 2, sum(self.output_tokens) / 2
+        return self.requests * (output / self.concurrency + prompt / _PROMPT_TOKENS_A_STEP)
 
     def to_run(self, target: str, model: ServedModel) -> Run:
         workload = LoadtestWorkload(
@@ -61,26 +69,27 @@ CALIBRATION: tuple[Load, ...] = (
 CALIBRATION_FLAGS = ("--num-blocks=96", "--swap-space=64MiB", "--reclaim-policy=always-swap")
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """The machine, and how far its step times are from those seen."""
-
-    machine: SimulatedMachine
-    error: FitError
+CALIBRATION_WORK = sum(load.work for load in CALIBRATION)
+"""What `calibrate` reports as done, all in all."""
 
 
-def calibrate(arguments: Sequence[str], say: Callable[[str], None]) -> Calibration:
-    """Start `pageturner serve ARGUMENTS`, load it, fit it. Raises PageturnerError."""
+def calibrate(arguments: Sequence[str], on_work: Callable[[str, float], None]) -> MachineFit:
+    """Start `pageturner serve ARGUMENTS`, load it, fit it. Raises PageturnerError.
+
+    on_work: told what was done, and how much of CALIBRATION_WORK that is.
+    """
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder) / "recording.jsonl"
         flags = [*arguments, *CALIBRATION_FLAGS, f"--record={recording}"]
         observed: list[tuple[Load, list[RequestRecord]]] = []
         with running_server(flags) as server:
+            on_work("the server is ready", 0.0)
             for load in CALIBRATION:
                 observed.append((load, measure(load, server.target)))
-                say(f"timed {load.requests} requests, {load.concurrency} at once")
-        machine, error = fit_machine(recording)
-    return Calibration(replace(machine, request_seconds=_request_seconds(machine, *observed[0])), error)
+                on_work(f"timed {load.requests} requests, {load.concurrency} at once", load.work)
+        found = fit_machine(recording)
+    machine = replace(found.machine, request_seconds=_request_seconds(found.machine, *observed[0]))
+    return replace(found, machine=machine)
 
 
 def measure(load: Load, target: str) -> list[RequestRecord]:

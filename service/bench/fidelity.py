@@ -19,12 +19,12 @@ from pathlib import Path
 from pageturner.loadtest.client import RequestRecord
 from pageturner.loadtest.statistics import summarize_run
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.bench.calibrate import Calibration, Load, calibrate, measure, to_workload
+from pageturner.service.bench.calibrate import CALIBRATION_WORK, Load, calibrate, measure, to_workload
 from pageturner.service.client.server_process import running_server
 from pageturner.service.simulator.contenders import Setup
 from pageturner.service.simulator.figures import figures_of
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.recordings import read_steps
+from pageturner.service.simulator.recordings import MachineFit, read_steps
 from pageturner.service.simulator.simulation import simulate
 
 POLICY_SETS: tuple[dict[str, str], ...] = (
@@ -88,7 +88,7 @@ def _errors(simulated: Side, real: Side) -> dict[str, float]:
 class FidelityReport:
     """calibration: on the other load. results: a policy set and load each."""
 
-    calibration: Calibration
+    calibration: MachineFit
     results: tuple[Fidelity, ...]
 
     @property
@@ -101,9 +101,14 @@ class FidelityReport:
         return {name: statistics.fmean(abs(r.errors_at_speed[name]) for r in self.results) for name in JUDGED}
 
 
-def measure_fidelity(arguments: Sequence[str], say: Callable[[str], None]) -> FidelityReport:
-    """arguments: further flags of every server. Raises PageturnerError if one fails."""
-    calibration = calibrate(arguments, say)
+FIDELITY_WORK = CALIBRATION_WORK + len(POLICY_SETS) * sum(load.work for load in WORKLOADS)
+"""What `measure_fidelity` reports as done, all in all."""
+
+
+def measure_fidelity(arguments: Sequence[str], on_work: Callable[[str, float], None]) -> FidelityReport:
+    """arguments: further flags of every server. on_work: told what was done, and how much of FIDELITY_WORK
+    that is. Raises PageturnerError if a server fails."""
+    calibration = calibrate(arguments, on_work)
     machine = calibration.machine
     machine = replace(machine, cache=replace(machine.cache, num_blocks=NUM_BLOCKS))
     results = []
@@ -116,9 +121,10 @@ def measure_fidelity(arguments: Sequence[str], say: Callable[[str], None]) -> Fi
             sides = [_simulated(load, each, setup) for each in (machine, slower)]
             results.append(Fidelity(name, load, _real(records), sides[0], slowdown, sides[1]))
             found = results[-1]
-            say(
+            on_work(
                 f"{name}: throughput off by {found.errors['throughput']:+.1%}, "
-                f"at the machine's speed ({slowdown:.2f} x) by {found.errors_at_speed['throughput']:+.1%}"
+                f"at the machine's speed ({slowdown:.2f} x) by {found.errors_at_speed['throughput']:+.1%}",
+                load.work,
             )
     return FidelityReport(calibration, tuple(results))
 
@@ -134,7 +140,7 @@ def _measure_all(
         with running_server([*flags, *sizes]) as server:
             for load in WORKLOADS:
                 records = measure(load, server.target)
-                steps = read_steps(recording)[1][num_seen:]
+                steps = read_steps(recording).steps[num_seen:]
                 num_seen += len(steps)
                 expected = sum(machine.step_time.seconds(step.work) for step in steps)
                 measured.append((load, records, sum(step.seconds for step in steps) / expected))

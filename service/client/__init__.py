@@ -11,12 +11,13 @@ from pageturner.service.client.sync_client import SyncClient
 from pageturner.service.client.targets import DEFAULT_TARGET
 from pageturner.service.client.values import Choice, Completion, Options, PromptLike, Sampling, Turn
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, FinishReason, TokenEvent
-from pageturner.service.engine.api import AcceptedEvent, ChatMessage, StreamEvent
+from pageturner.service.engine.api import AcceptedEvent, ChatMessage, ChatPrompt, StreamEvent, TextPrompt
 
 __all__ = [
     "DEFAULT_TARGET",
     "AcceptedEvent",
     "ChatMessage",
+    "ChatPrompt",
     "Choice",
     "ChoiceFinishedEvent",
     "Client",
@@ -29,6 +30,7 @@ __all__ = [
     "Sampling",
     "StreamEvent",
     "SyncClient",
+    "TextPrompt",
     "TokenEvent",
     "Turn",
 ]

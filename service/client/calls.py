@@ -84,9 +84,12 @@ def stream(
 
 
 def chat(
-    messages: Iterable[Turn], options: Options
+    messages: Iterable[Turn],
+    template_variables: Mapping[str, object] | None,
+    continue_final_message: bool,
+    options: Options,
 ) -> StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]:
-    return _stream(to_chat(messages), options)
+    return _stream(to_chat(messages, template_variables or {}, continue_final_message), options)
 
 
 def _stream(

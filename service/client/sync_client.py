@@ -101,10 +101,19 @@ class SyncClient:
         return self._follow(calls.stream(prompt, options))
 
     def chat(
-        self, messages: Iterable[Turn], **options: Unpack[Options]
+        self,
+        messages: Iterable[Turn],
+        *,
+        template_variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
+        **options: Unpack[Options],
     ) -> Generator[StreamEvent, None, None]:
-        """`stream` with a conversation for a prompt, through the model's chat template."""
-        return self._follow(calls.chat(messages, options))
+        """`stream` with a conversation for a prompt, through the model's chat template.
+
+        template_variables: for the template, such as `enable_thinking`; values as JSON has them.
+        continue_final_message: the answer goes on with the last message in place of a turn of its own.
+        """
+        return self._follow(calls.chat(messages, template_variables, continue_final_message, options))
 
     def abort(self, *request_ids: str) -> Mapping[str, AbortOutcome]:
         """End requests by id; what became of each."""

@@ -18,7 +18,7 @@ from pageturner.service.core.outputs import (
     TokenEvent,
     Usage,
 )
-from pageturner.service.engine.api import AcceptedEvent, ChatMessage, StreamEvent
+from pageturner.service.engine.api import AcceptedEvent, ChatMessage, ChatPrompt, StreamEvent, TextPrompt
 
 
 class Sampling(TypedDict, total=False):
@@ -64,8 +64,9 @@ class Options(Sampling, total=False):
 Turn = ChatMessage | Mapping[str, str]
 """One turn of a conversation; a mapping has the keys `role` and `content`."""
 
-PromptLike = str | Iterable[int] | Iterable[Turn]
-"""A text, token ids (a list, a range, a numpy array, a generator), or a conversation."""
+PromptLike = str | TextPrompt | Iterable[int] | Iterable[Turn] | ChatPrompt
+"""A text, token ids (a list, a range, a numpy array, a generator), or a conversation; the first and the last
+also with choices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -29,12 +30,14 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
+    ChatPrompt,
     ModelInfo,
     PoliciesInfo,
     PolicyInfo,
     ServerInfo,
     ShadowInfo,
     StreamEvent,
+    TextPrompt,
 )
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
 from pageturner.service.policy_host.shadow import Disagreement
@@ -96,6 +99,10 @@ def to_prompt(prompt: PromptLike) -> generation_pb2.Prompt:
     """
     if isinstance(prompt, str):
         return build(generation_pb2.Prompt, "prompt.", text=prompt)
+    if isinstance(prompt, TextPrompt):
+        return build(generation_pb2.Prompt, "prompt.", text=prompt.text, parse_special=prompt.parse_special)
+    if isinstance(prompt, ChatPrompt):
+        return to_chat(prompt.messages, prompt.template_variables, prompt.continue_final_message)
     parts = _parts(prompt, "the prompt", "a text, a list of token ids, or a list of turns")
     if any(map(_is_turn, parts[:1])):
         return _chat(parts, "prompt")
@@ -106,9 +113,18 @@ def to_prompt(prompt: PromptLike) -> generation_pb2.Prompt:
     return generation_pb2.Prompt(token_ids=ids)
 
 
-def to_chat(messages: Iterable[Turn]) -> generation_pb2.Prompt:
-    """As `to_prompt`, of a conversation alone."""
-    return _chat(_parts(messages, "the conversation", "a list of turns"), "messages")
+def to_chat(
+    messages: Iterable[Turn],
+    template_variables: Mapping[str, object] = MappingProxyType({}),
+    continue_final_message: bool = False,
+) -> generation_pb2.Prompt:
+    """As `to_prompt`, of a conversation alone. template_variables: values as JSON has them."""
+    prompt = _chat(_parts(messages, "the conversation", "a list of turns"), "messages")
+    for name, value in template_variables.items():
+        prompt.chat.template_variables[name] = json.dumps(value)
+    if continue_final_message:
+        prompt.chat.continue_final_message = True
+    return prompt
 
 
 def _parts(given: object, name: str, wanted: str) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ import json
 from pageturner.service.commands import bench_kernels
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
+from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
 
 HELP = "measure start-up, throughput, preemption, kernels, the scheduler or the simulator"
@@ -164,9 +165,12 @@ def _preemption(arguments: argparse.Namespace) -> int:
 
 
 def _fidelity(arguments: argparse.Namespace) -> int:
-    from pageturner.service.bench.fidelity import measure_fidelity
+    from pageturner.service.bench.fidelity import FIDELITY_WORK, measure_fidelity
 
-    report = measure_fidelity(config_arguments(arguments), note)
+    with progress(FIDELITY_WORK) as advance:
+        report = measure_fidelity(config_arguments(arguments), advance)
+    for text in report.calibration.warnings:
+        note(f"warning: {text}")
     if arguments.json:
         document = {
             "fit_error": dataclasses.asdict(report.calibration.error),

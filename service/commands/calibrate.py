@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
+from pageturner.service.commands.progress import progress, reading
 from pageturner.service.errors import ConfigError
 
 HELP = "fit the simulator's step times to this machine"
@@ -31,21 +32,31 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recording:
         from pageturner.service.simulator.recordings import fit_machine
 
-        machine, error = fit_machine(arguments.recording)
+        with reading(str(arguments.recording)) as on_bytes:
+            found = fit_machine(arguments.recording, on_bytes)
     else:
-        from pageturner.service.bench.calibrate import calibrate
+        from pageturner.service.bench.calibrate import CALIBRATION_WORK, calibrate
 
-        calibration = calibrate(config_arguments(arguments), note)
-        machine, error = calibration.machine, calibration.error
+        with progress(CALIBRATION_WORK) as advance:
+            found = calibrate(config_arguments(arguments), advance)
+    machine, error = found.machine, found.error
+    for text in found.notes:
+        note(text)
+    for text in found.warnings:
+        note(f"warning: {text}")
     if arguments.out:
         try:
             arguments.out.write_text(machine.to_json(), encoding="utf-8")
         except OSError as failure:
             raise ConfigError("--out", f"{arguments.out}: {failure.strerror}") from failure
     if arguments.json:
-        write(
-            json.dumps({"machine": dataclasses.asdict(machine), "error": dataclasses.asdict(error)}, indent=2)
-        )
+        document = {
+            "machine": dataclasses.asdict(machine),
+            "error": dataclasses.asdict(error),
+            "notes": found.notes,
+            "warnings": found.warnings,
+        }
+        write(json.dumps(document, indent=2))
         return 0
     for name, seconds in dataclasses.asdict(machine.step_time).items():
         write(f"{name:<18}{seconds * 1e6:14.4f} us")

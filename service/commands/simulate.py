@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pageturner.service.commands.output import note, show, write
+from pageturner.service.commands.progress import progress, reading
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pageturner.service.simulator.experiment import WorkloadOfSeed
     from pageturner.service.simulator.workload import SimulatedWorkload
 
 HELP = "compare scheduling policies on a workload, on a virtual clock"
 EXAMPLE = (
-    "pageturner simulate --workload mixed --policies '' --policies 'victim=last-arrived' "
+    "pageturner simulate --workload mixed --policies '' --policies 'late: victim=last-arrived' "
     "--sweep cache.num_blocks=1500,3000 --seeds 5 --plot out"
 )
 
@@ -26,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workload",
         default="mixed",
         metavar="FILE|RECIPE[:FIELD=VALUE,...]",
-        help="a trace (BurstGPT, Azure LLM, Mooncake, serve --record), or a recipe (%(default)s)",
+        help="a trace (BurstGPT, Azure LLM, Mooncake, Qwen-Bailian, serve --record), or a recipe "
+        "(%(default)s)",
     )
     add("--limit", type=int, metavar="N", help="of a trace: N requests in a row, from where the seed says")
     add("--speed", type=float, default=1.0, metavar="X", help="arrivals X times as fast (%(default)s)")
@@ -34,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--policies",
         action="append",
-        metavar="AXIS=POLICY;...",
+        metavar="[NAME:] AXIS=POLICY;...",
         help="a policy set, the rest being defaults; once for each to compare",
     )
     add("--sweep", action="append", default=[], metavar="KEY=VALUE,...", help="each set once with each value")
@@ -55,36 +60,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pageturner.service.simulator.contenders import parse_policies, sweep
-    from pageturner.service.simulator.experiment import run_experiment
+    from pageturner.service.simulator.contenders import check_names, parse_policies, sweep
+    from pageturner.service.simulator.experiment import distinct_workloads, run_experiment
     from pageturner.service.simulator.figures import Slo
     from pageturner.service.simulator.machine import load_machine
     from pageturner.service.simulator.report import render, to_json
 
-    for name in ("seeds", "limit", "concurrency"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name}", f"{value} is below 1")
-    if not arguments.speed > 0:
-        raise ConfigError("--speed", f"{arguments.speed} is not above 0")
+    _check_numbers(arguments)
     machine = load_machine(arguments.machine)
     setups = tuple(parse_policies(text) for text in arguments.policies or [""])
     for text in arguments.sweep:
         setups = sweep(setups, text)
-    outcomes = run_experiment(
-        [setup.on(machine) for setup in setups],
-        lambda seed: _workload(arguments, seed),
-        range(arguments.seeds),
-        Slo(arguments.slo_ttft, arguments.slo_tpot),
-        note,
-    )
+    check_names(setups)
+    contenders = [setup.on(machine) for setup in setups]
+    workloads = distinct_workloads(_workload_of(arguments), range(arguments.seeds))
+    if len(workloads) < arguments.seeds:
+        note(
+            f"{arguments.seeds} seeds make {len(workloads)} different workloads, each run once for a set"
+            if len(workloads) > 1
+            else "the workload is the same for every seed, so it is run once for each set, without intervals"
+        )
+    with progress(len(contenders) * len(workloads)) as advance:
+        outcomes = run_experiment(
+            contenders,
+            workloads,
+            Slo(arguments.slo_ttft, arguments.slo_tpot),
+            lambda text: advance(text, 1),
+        )
     setting = {
         "workload": arguments.workload,
         "limit": arguments.limit,
         "speed": arguments.speed,
         "concurrency": arguments.concurrency,
         "machine": machine.name,
-        "seeds": arguments.seeds,
+        "seeds": len(workloads),
         "slo_ttft_seconds": arguments.slo_ttft,
         "slo_tpot_seconds": arguments.slo_tpot,
     }
@@ -101,18 +110,40 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _workload(arguments: argparse.Namespace, seed: int) -> SimulatedWorkload:
-    from dataclasses import replace
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError."""
+    for name in ("seeds", "limit", "concurrency"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name}", f"{value} is below 1")
+    for name in ("speed", "slo_ttft", "slo_tpot"):
+        value = getattr(arguments, name)
+        if not 0 < value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')}", f"{value:g} is not a number above 0")
 
+
+def _workload_of(arguments: argparse.Namespace) -> WorkloadOfSeed:
+    """The workload of a seed; a trace is read here, once. Raises PageturnerError."""
     from pageturner.service.simulator.synthetic import RECIPES, parse_recipe
-    from pageturner.service.simulator.traces import read_trace, window
+    from pageturner.service.simulator.traces import read_trace
+
+    def as_asked(workload: SimulatedWorkload) -> SimulatedWorkload:
+        if arguments.concurrency:
+            workload = replace(workload, concurrency=arguments.concurrency)
+        return workload.at_rate(arguments.speed)
 
     if arguments.workload.partition(":")[0] in RECIPES or not Path(arguments.workload).exists():
         name, recipe = parse_recipe(arguments.workload)
-        workload = recipe.make(name, seed)
-    else:
-        trace = read_trace(Path(arguments.workload))
-        workload = window(trace, arguments.limit or len(trace.requests), seed)
-    if arguments.concurrency:
-        workload = replace(workload, concurrency=arguments.concurrency)
-    return workload.at_rate(arguments.speed)
+        if arguments.limit is not None:
+            raise ConfigError("--limit", f"is for traces; write --workload {name}:requests={arguments.limit}")
+        return lambda seed: as_asked(recipe.make(name, seed))
+    with reading(arguments.workload) as on_bytes:
+        trace = read_trace(Path(arguments.workload), on_bytes)
+    note(f"{trace.name}: {trace.format}, {trace.num_requests:,} requests over {trace.seconds:,.1f} s")
+    for text in trace.notes:
+        note(f"{trace.name}: {text}")
+    if arguments.limit is None or arguments.limit >= trace.num_requests:
+        whole = as_asked(trace.workload())
+        return lambda _: whole
+    limit: int = arguments.limit
+    return lambda seed: as_asked(trace.window(limit, seed))

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from pageturner.service.commands.output import note, show, write
+from pageturner.service.commands.progress import progress
 from pageturner.service.errors import ConfigError
 
 HELP = "run the study of all built-in policies in the simulator"
@@ -34,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--only", f"no policy axis {arguments.only!r}; there are {', '.join(AXES)}")
     machine = load_machine(arguments.machine)
     cases = [case for case in CASES if arguments.only in (None, case.axis)]
-    findings = run_study(machine, range(arguments.seeds), note, cases)
+    with progress(len(cases)) as advance:
+        findings = run_study(machine, range(arguments.seeds), lambda text: advance(text, 1), cases)
     if arguments.out:
         setting = {"machine": machine.name, "seeds": arguments.seeds}
         note(f"wrote {write_study(findings, setting, arguments.out)}")

@@ -31,7 +31,28 @@ class ChatMessage:
     content: str
 
 
-Prompt = str | tuple[int, ...] | tuple[ChatMessage, ...]
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text with a choice. parse_special: special tokens that it spells are those tokens, else text."""
+
+    text: str
+    parse_special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation with choices.
+
+    template_variables: what the template reads beside the messages, as JSON has it; see `generation.proto`.
+    continue_final_message: the answer goes on with the last message in place of a turn of its own.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    template_variables: Mapping[str, object] = field(default_factory=dict)
+    continue_final_message: bool = False
+
+
+Prompt = str | TextPrompt | tuple[int, ...] | tuple[ChatMessage, ...] | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)

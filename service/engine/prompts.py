@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeGuard, TypeVar
 
-from pageturner.service.engine.api import ChatMessage, ModelInfo, Prompt
+from pageturner.service.engine.api import ChatMessage, ChatPrompt, ModelInfo, Prompt, TextPrompt
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import InvalidArgument
 
@@ -37,26 +37,43 @@ class PromptReader:
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Raises InvalidArgument for an empty prompt, an id out of range, or text the model cannot take."""
         if isinstance(prompt, str):
-            if not prompt:
-                raise InvalidArgument("prompt.text", "empty")
-            tokenizer = self._require_tokenizer("prompt.text")
-            if len(prompt) > self._inline_characters:
-                token_ids = await self._beside(
-                    lambda: tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-                )
-            else:
-                token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-            if not token_ids:
-                raise InvalidArgument("prompt.text", "no token comes of it")
-            return self._known(token_ids, "prompt.text")
+            prompt = TextPrompt(prompt)
+        if isinstance(prompt, TextPrompt):
+            return self._known(await self._encode_text(prompt, add_special_tokens), "prompt.text")
         if _is_chat(prompt):
-            tokenizer = self._require_tokenizer("prompt.chat")
-            if sum(len(turn.role) + len(turn.content) + 1 for turn in prompt) > self._inline_characters:
-                return self._known(await self._beside(lambda: tokenizer.encode_chat(prompt)), "prompt.chat")
-            return self._known(tokenizer.encode_chat(prompt), "prompt.chat")
+            prompt = ChatPrompt(prompt)
+        if isinstance(prompt, ChatPrompt):
+            return self._known(await self._encode_chat(prompt), "prompt.chat")
         if len(prompt) > self._inline_characters:
             return await self._beside(lambda: self._checked(prompt, "prompt.token_ids"))
         return self._checked(prompt, "prompt.token_ids")
+
+    async def _encode_text(self, prompt: TextPrompt, add_special_tokens: bool) -> tuple[int, ...]:
+        if not prompt.text:
+            raise InvalidArgument("prompt.text", "empty")
+        tokenizer = self._require_tokenizer("prompt.text")
+
+        def encode() -> tuple[int, ...]:
+            return tokenizer.encode(
+                prompt.text, add_special_tokens=add_special_tokens, parse_special=prompt.parse_special
+            )
+
+        is_long = len(prompt.text) > self._inline_characters
+        token_ids = await self._beside(encode) if is_long else encode()
+        if not token_ids:
+            raise InvalidArgument("prompt.text", "no token comes of it")
+        return token_ids
+
+    async def _encode_chat(self, prompt: ChatPrompt) -> tuple[int, ...]:
+        tokenizer = self._require_tokenizer("prompt.chat")
+
+        def encode() -> tuple[int, ...]:
+            return tokenizer.encode_chat(
+                prompt.messages, prompt.template_variables, continue_final=prompt.continue_final_message
+            )
+
+        size = sum(len(turn.role) + len(turn.content) + 1 for turn in prompt.messages)
+        return await self._beside(encode) if size > self._inline_characters else encode()
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         tokenizer = self._require_tokenizer("token_ids")
@@ -98,5 +115,5 @@ class PromptReader:
         return self._tokenizer
 
 
-def _is_chat(prompt: tuple[int, ...] | tuple[ChatMessage, ...]) -> TypeGuard[tuple[ChatMessage, ...]]:
-    return bool(prompt) and isinstance(prompt[0], ChatMessage)
+def _is_chat(prompt: Prompt) -> TypeGuard[tuple[ChatMessage, ...]]:
+    return isinstance(prompt, tuple) and bool(prompt) and isinstance(prompt[0], ChatMessage)

@@ -175,10 +175,13 @@ class Tokenizer:
         if reserved := RESERVED_VARIABLES & variables.keys():
             name = min(reserved)
             raise InvalidArgument(f"prompt.chat.template_variables[{name}]", "is set by the server")
-        return {
-            name: self._hidden_value(f"prompt.chat.template_variables[{name}]", value)
-            for name, value in variables.items()
-        }
+        try:
+            return {
+                name: self._hidden_value(f"prompt.chat.template_variables[{name}]", value)
+                for name, value in variables.items()
+            }
+        except RecursionError as error:
+            raise InvalidArgument("prompt.chat.template_variables", "is nested too deeply") from error
 
     def _hidden_value(self, field: str, value: object) -> object:
         if isinstance(value, str):

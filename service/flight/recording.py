@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from structlog.typing import FilteringBoundLogger
 
+from pageturner.policies.views import Rates
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
@@ -29,12 +30,14 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RecordedEngine:
-    """What the first line says of the engine; block_bytes: of a KV block over all layers."""
+    """What the first line says of the engine. block_bytes: of a KV block over all layers. rates: as it
+    measured them when it started."""
 
     name: str
     cache: CacheOptions
     scheduler: SchedulerOptions
     block_bytes: int
+    rates: Rates
 
     def header(self) -> Mapping[str, Any]:
         return {
@@ -44,6 +47,7 @@ class RecordedEngine:
             "block_bytes": self.block_bytes,
             "cache": asdict(self.cache),
             "scheduler": asdict(self.scheduler),
+            "rates": asdict(self.rates),
         }
 
 

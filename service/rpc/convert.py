@@ -28,6 +28,7 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
+    ChatPrompt,
     GenerationRequest,
     ModelInfo,
     PoliciesInfo,
@@ -37,12 +38,17 @@ from pageturner.service.engine.api import (
     ServerInfo,
     ShadowInfo,
     StreamEvent,
+    TextPrompt,
 )
 from pageturner.service.errors import InvalidArgument
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 MAX_NAME_LENGTH = 256
 """Characters of an id, a model's name, a tenant or a salt: they travel in logs and metadata."""
+
+MAX_TEMPLATE_VARIABLES = 64
+MAX_TEMPLATE_CHARACTERS = 1 << 16
+"""Of a chat's template variables, names and values together."""
 
 FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason] = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -87,20 +93,38 @@ def to_prompt(prompt: generation_pb2.Prompt) -> Prompt:
         case "text":
             if not prompt.text:
                 raise InvalidArgument("prompt.text", "is empty")
+            if prompt.HasField("parse_special"):
+                return TextPrompt(prompt.text, prompt.parse_special)
             return prompt.text
         case "token_ids":
             if not prompt.token_ids.ids:
                 raise InvalidArgument("prompt.token_ids.ids", "is empty")
             return tuple(prompt.token_ids.ids)
         case "chat":
-            if not prompt.chat.messages:
-                raise InvalidArgument("prompt.chat.messages", "is empty")
-            for position, message in enumerate(prompt.chat.messages):
-                if not message.role:
-                    raise InvalidArgument(f"prompt.chat.messages[{position}].role", "is empty")
-            return tuple(ChatMessage(message.role, message.content) for message in prompt.chat.messages)
+            return to_chat(prompt.chat)
         case _:
             raise InvalidArgument("prompt", "none of text, token_ids and chat is given")
+
+
+def to_chat(chat: generation_pb2.Chat) -> tuple[ChatMessage, ...] | ChatPrompt:
+    if not chat.messages:
+        raise InvalidArgument("prompt.chat.messages", "is empty")
+    for position, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidArgument(f"prompt.chat.messages[{position}].role", "is empty")
+    variables = chat.template_variables
+    if len(variables) > MAX_TEMPLATE_VARIABLES:
+        reason = f"{len(variables)} entries; at most {MAX_TEMPLATE_VARIABLES}"
+        raise InvalidArgument("prompt.chat.template_variables", reason)
+    size = sum(len(name) + len(value) for name, value in variables.items())
+    if size > MAX_TEMPLATE_CHARACTERS:
+        reason = f"{size} characters; at most {MAX_TEMPLATE_CHARACTERS}"
+        raise InvalidArgument("prompt.chat.template_variables", reason)
+    messages = tuple(ChatMessage(message.role, message.content) for message in chat.messages)
+    if not variables and not chat.continue_final_message:
+        return messages
+    values = _json_values("prompt.chat.template_variables", variables)
+    return ChatPrompt(messages, values, chat.continue_final_message)
 
 
 def to_sampling_params(sampling: generation_pb2.SamplingParams) -> SamplingParams:
@@ -132,12 +156,12 @@ def to_wire_path(error: InvalidArgument, prompt: Prompt) -> InvalidArgument:
     if root in _SAMPLING_FIELDS:
         return InvalidArgument(f"sampling.{error.field}", error.reason)
     if root == "prompt":
-        root = "prompt.text" if isinstance(prompt, str) else f"prompt.{_FORMS[type(prompt[0])]}"
+        root = f"prompt.{_FORMS[type(prompt[0] if isinstance(prompt, tuple) else prompt)]}"
     leaf = _LEAVES.get(root, "")
     return InvalidArgument(f"{root}{leaf}{bracket}{rest}", error.reason)
 
 
-_FORMS = {ChatMessage: "chat", int: "token_ids"}
+_FORMS = {str: "text", TextPrompt: "text", ChatMessage: "chat", ChatPrompt: "chat", int: "token_ids"}
 _LEAVES = {"prompt.token_ids": ".ids", "prompt.chat": ".messages"}
 """Messages that wrap a list, as a oneof cannot hold one."""
 
@@ -165,12 +189,16 @@ def to_policy_change(request: admin_pb2.SetPoliciesRequest, origin: str) -> Poli
 
 
 def _options(path: str, options: Mapping[str, str]) -> dict[str, object]:
+    return _json_values(f"{path}.options", options)
+
+
+def _json_values(path: str, texts: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
-    for name, text in options.items():
+    for name, text in texts.items():
         try:
             values[name] = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{path}.options[{name}]", f"is not JSON: {error}") from error
+            raise InvalidArgument(f"{path}[{name}]", f"is not JSON: {error}") from error
     return values
 
 

@@ -4,6 +4,7 @@ victim=last-arrived;reclaim=always-swap        the other axes keep their default
 queue=priority:aging_seconds=5                 options after a colon, as in `policies set`
 queue={name="priority",aging_seconds=5}        or as an inline table, as in the configuration
 preset=vllm-v1;victim=least-computed           a preset, and what differs from it
+fair: queue=virtual-token-counter              under a name of one's own, which tables and plots show
 --sweep reclaim=always-swap,always-recompute   each set once with each value
 --sweep cache.num_blocks=512,1024              a bound of the machine
 --sweep queue.aging_seconds=1,10               an option of the policy that the set has
@@ -12,6 +13,7 @@ preset=vllm-v1;victim=least-computed           a preset, and what differs from i
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +28,9 @@ from pageturner.service.simulator.experiment import Contender
 from pageturner.service.simulator.machine import SimulatedMachine
 
 _SECTIONS = ("cache", "scheduler", "step_time")
+
+_NAMED = re.compile(r"(?P<name>[^=;:{]*[^=;:{\s]\s*):(?P<set>.*)", re.DOTALL)
+"""A name ends at a colon that comes before any `=`; the colon of an option comes after one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ def parse_policies(text: str) -> Setup:
     """Raises ConfigError."""
     specs: dict[str, PolicySpec] = {}
     bounds: dict[str, object] = {}
+    named = _NAMED.fullmatch(text)
+    name, text = (named["name"].strip(), named["set"]) if named else ("", text)
     for part in filter(None, (part.strip() for part in split_outside(text, ";"))):
         axis, _, value = part.partition("=")
         if axis.strip() == "preset":
@@ -72,7 +79,7 @@ def parse_policies(text: str) -> Setup:
             )
         else:
             specs[axis.strip()] = _spec("--policies", value)
-    return Setup(text.strip("; ") or "defaults", specs, bounds)
+    return Setup(name or text.strip("; ") or "defaults", specs, bounds)
 
 
 def _preset(name: str) -> tuple[dict[str, PolicySpec], dict[str, object]]:
@@ -93,6 +100,15 @@ def sweep(setups: Sequence[Setup], text: str) -> tuple[Setup, ...]:
     return tuple(
         _with(setup, key.strip(), value.strip()) for setup in setups for value in split_outside(values, ",")
     )
+
+
+def check_names(setups: Sequence[Setup]) -> None:
+    """Raises ConfigError where two sets have one name, so that no table or plot could tell them apart."""
+    seen: set[str] = set()
+    for setup in setups:
+        if setup.name in seen:
+            raise ConfigError("--policies", f"two sets are called {setup.name!r}; write NAME: before one")
+        seen.add(setup.name)
 
 
 def _with(setup: Setup, key: str, value: str) -> Setup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pageturner.policies.interfaces import PolicySet
@@ -51,15 +51,28 @@ class Outcome:
         }
 
 
+def distinct_workloads(workload_of: WorkloadOfSeed, seeds: Iterable[int]) -> dict[int, SimulatedWorkload]:
+    """The workload of each seed that makes another one than the seeds before it.
+
+    A whole trace is the same for every seed: runs of the same thing tell nothing of chance, and an interval
+    over them would have no width.
+    """
+    found: dict[int, SimulatedWorkload] = {}
+    for seed in seeds:
+        workload = workload_of(seed)
+        if not any(workload == other for other in found.values()):
+            found[seed] = workload
+    return found
+
+
 def run_experiment(
     contenders: Sequence[Contender],
-    workload_of: WorkloadOfSeed,
-    seeds: Sequence[int],
+    workloads: Mapping[int, SimulatedWorkload],
     slo: Slo = DEFAULT_SLO,
-    say: Callable[[str], None] = lambda _: None,
+    on_run: Callable[[str], None] = lambda _: None,
 ) -> tuple[Outcome, ...]:
-    """Seeds are paired: every contender meets the same workload in the run of a seed."""
-    workloads = {seed: workload_of(seed) for seed in seeds}
+    """Seeds are paired: every contender meets the same workload in the run of a seed. workloads: by seed.
+    on_run: told of each run that ended, in words."""
     outcomes = []
     for contender in contenders:
         figures, ttfts = [], []
@@ -69,7 +82,7 @@ def run_experiment(
             figures.append(figures_of(result, slo))
             samples = samples or result.samples
             ttfts += [r.token_times[0] - r.arrived_at for r in result.requests if r.token_times]
-            say(f"{contender.name}, seed {seed}: {result.seconds:.1f} s of virtual time")
+            on_run(f"{contender.name}, seed {seed}: {result.seconds:.1f} s of virtual time")
         outcomes.append(Outcome(contender.name, tuple(figures), samples, tuple(sorted(ttfts))))
     return tuple(outcomes)
 

@@ -137,6 +137,11 @@ class Interval:
     num_seeds: int
 
     @property
+    def half_width(self) -> float | None:
+        """None for one seed, which tells nothing of chance."""
+        return (self.high - self.low) / 2 if self.num_seeds > 1 else None
+
+    @property
     def excludes_zero(self) -> bool:
         return self.num_seeds > 1 and (self.low > 0 or self.high < 0)
 

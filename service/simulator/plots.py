@@ -1,4 +1,4 @@
-"""An experiment as PNG files and one page that holds them all. The only file that knows matplotlib."""
+"""An experiment as PNG files and one page that holds them all. Only this file uses matplotlib."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,18 @@ from pageturner.service.simulator.report import SHOWN, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Draw = Callable[["Axes", Sequence[Outcome]], None]
+
+_LABEL_WIDTH = 34
+"""Characters of a line of a set's name: a third of a picture's width, so that the plot keeps the rest."""
+
+_LEGEND_WIDTH = 100
+"""The same of a legend, which has the whole width."""
+
+_LINE_INCHES = 0.18
+"""Height of a line of a name."""
 
 _STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse }
@@ -33,12 +44,12 @@ def write_plots(outcomes: Sequence[Outcome], document: Mapping[str, Any], folder
     Raises WorkloadError without matplotlib (the extra `lab`).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {}
+    drawn = {}
     for name, title, draw in _PICTURES:
-        pictures[title] = _png(draw, title, outcomes)
-        (folder / f"{name}.png").write_bytes(pictures[title])
+        drawn[title] = _png(draw, title, outcomes)
+        (folder / f"{name}.png").write_bytes(drawn[title])
     page = folder / "page.html"
-    page.write_text(_page(outcomes, document, pictures), encoding="utf-8")
+    page.write_text(_page(outcomes, document, drawn), encoding="utf-8")
     return page
 
 
@@ -65,45 +76,74 @@ def draw_gains(gains: Sequence[tuple[str, str, Interval, bool]]) -> bytes:
     return _png(draw, "Each built-in where it wins", (), height=1 + len(gains) / 4)
 
 
-def _png(draw: Draw, title: str, outcomes: Sequence[Outcome], height: float = 4) -> bytes:
+def pictures() -> tuple[tuple[str, Draw], ...]:
+    """The title of each picture of an experiment, and what draws it."""
+    return tuple((title, draw) for _, title, draw in _PICTURES)
+
+
+def draw_figure(draw: Draw, title: str, outcomes: Sequence[Outcome], height: float = 4) -> Figure:
+    """height: of the plot itself, in inches; names that need lines of their own add to it. Raises
+    WorkloadError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise WorkloadError(f"plots need matplotlib: pip install 'pageturner[lab]' ({error})") from error
-    figure = Figure(figsize=(9, height), layout="constrained")
+    num_lines = sum(_label(outcome.name).count("\n") + 1 for outcome in outcomes)
+    figure = Figure(figsize=(9, height + _LINE_INCHES * num_lines), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title)
     draw(axes, outcomes)
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        # Below the axes, where it covers no curve.
+        figure.legend(handles, labels, loc="outside lower left", fontsize=8, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    return figure
+
+
+def _png(draw: Draw, title: str, outcomes: Sequence[Outcome], height: float = 4) -> bytes:
     file = io.BytesIO()
     # No date and no version in it: the same experiment gives the same bytes.
+    figure = draw_figure(draw, title, outcomes, height)
     figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
     return file.getvalue()
+
+
+def _label(name: str, width: int = _LABEL_WIDTH) -> str:
+    """The whole name, over as many lines as it needs: a set at its semicolons, and what is longer still."""
+    lines: list[str] = []
+    for part in name.split(";"):
+        if lines and len(lines[-1]) + 1 + len(part) <= width:
+            lines[-1] += f";{part}"
+            continue
+        if lines:
+            lines[-1] += ";"
+        lines += textwrap.wrap(part, width) or [part]
+    # matplotlib reads a pair of dollar signs as mathematics.
+    return "\n".join(lines).replace("$", r"\$")
 
 
 def _ttft_distribution(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         count = len(outcome.ttfts)
-        axes.plot(outcome.ttfts, [(i + 1) / count for i in range(count)], label=outcome.name)
+        shares = [(i + 1) / count for i in range(count)]
+        axes.plot(outcome.ttfts, shares, label=_label(outcome.name, _LEGEND_WIDTH))
     axes.set_xscale("log")
     axes.set_xlabel("seconds to the first token")
     axes.set_ylabel("share of requests")
-    axes.legend(fontsize=8)
 
 
 def _over_time(attribute: str, label: str) -> Draw:
     def draw(axes: Axes, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             times = [sample.at for sample in outcome.samples]
-            axes.plot(
-                times, [getattr(s, attribute) for s in outcome.samples], label=outcome.name, linewidth=1
-            )
+            values = [getattr(sample, attribute) for sample in outcome.samples]
+            axes.plot(times, values, label=_label(outcome.name, _LEGEND_WIDTH), linewidth=1)
         axes.set_xlabel("virtual seconds")
         axes.set_ylabel(label)
-        axes.legend(fontsize=8)
 
     return draw
 
@@ -113,13 +153,12 @@ def _bars(name: str) -> Draw:
         found = [outcome.intervals.get(name) for outcome in outcomes]
         known = [(o.name, i) for o, i in zip(outcomes, found, strict=True) if i is not None]
         axes.barh(
-            [label for label, _ in known],
-            [i.mean for _, i in known],
-            xerr=[(i.high - i.low) / 2 for _, i in known],
-            capsize=3,
-            color=[f"C{n % 10}" for n in range(len(known))],
+            range(len(known)), [i.mean for _, i in known], color=[f"C{n % 10}" for n in range(len(known))]
         )
-        axes.invert_yaxis()
+        for row, (_, i) in enumerate(known):
+            if i.half_width is not None:
+                axes.errorbar([i.mean], [row], xerr=[i.half_width], fmt="none", ecolor="black", capsize=3)
+        _name_rows(axes, [label for label, _ in known])
         axes.set_xlim(left=0)
         axes.set_xlabel(f"{METRIC[name].title} {METRIC[name].unit}".strip())
 
@@ -127,15 +166,19 @@ def _bars(name: str) -> Draw:
 
 
 def _preemptions(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    names = [outcome.name for outcome in outcomes]
     left = [0.0] * len(outcomes)
     for kind in ("swap", "recompute", "tail"):
         means = [outcome.intervals[f"{kind}_preemptions"].mean for outcome in outcomes]
-        axes.barh(names, means, left=left, label=kind)
+        axes.barh(range(len(outcomes)), means, left=left, label=kind)
         left = [a + b for a, b in zip(left, means, strict=True)]
-    axes.invert_yaxis()
+    _name_rows(axes, [outcome.name for outcome in outcomes])
     axes.set_xlabel("preemptions, mean of seeds")
-    axes.legend(fontsize=8)
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """A row for each set, the first on top."""
+    axes.set_yticks(range(len(names)), [_label(name) for name in names])
+    axes.invert_yaxis()
 
 
 _PICTURES: tuple[tuple[str, str, Draw], ...] = (
@@ -181,11 +224,17 @@ def embed(
 """
 
 
+def _cell(found: Interval | None) -> str:
+    if found is None:
+        return "-"
+    width = found.half_width
+    return number(found.mean) if width is None else f"{number(found.mean)} ± {number(width)}"
+
+
 def _row(name: str, outcomes: Sequence[Outcome]) -> str:
     cells = []
     for outcome in outcomes:
         found = outcome.intervals.get(name)
-        text = "-" if found is None else f"{number(found.mean)} ± {number((found.high - found.low) / 2)}"
-        cells.append(f"<td>{text}</td>")
+        cells.append(f"<td>{_cell(found)}</td>")
     title = html.escape(f"{METRIC[name].title} {METRIC[name].unit}".strip())
     return f"<tr><td>{title}</td>{''.join(cells)}</tr>"

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from pageturner.service.simulator.experiment import Outcome, differences
 from pageturner.service.simulator.figures import METRIC, Interval
@@ -29,32 +30,46 @@ SHOWN = (
 )
 """Metrics of the table; the JSON has all."""
 
+MAX_HEAD = 24
+"""Characters of a set's name that still heads a column."""
+
 
 def render(outcomes: Sequence[Outcome]) -> RenderableType:
-    """Means with the half width of their interval; below, paired differences from the first contender."""
-    table = Table(title="mean over seeds, ± 95 % interval", title_justify="left")
-    table.add_column("")
-    for outcome in outcomes:
-        table.add_column(outcome.name, justify="right", overflow="fold")
+    """Means with the half width of their interval; below, paired differences from the first contender.
+
+    Columns are headed by the sets' names, or by numbers, told above, where a name is too long for a column.
+    """
+    names = [outcome.name for outcome in outcomes]
+    parts: list[RenderableType] = []
+    heads = names
+    if max(map(len, names)) > MAX_HEAD:
+        heads = [str(number) for number in range(1, len(names) + 1)]
+        parts += [Text(f"{head}: {name}") for head, name in zip(heads, names, strict=True)]
+    num_runs = len(outcomes[0].figures)
+    title = f"mean over {num_runs} seeds, ± 95 % interval" if num_runs > 1 else "one run of each set"
     intervals = [outcome.intervals for outcome in outcomes]
-    for name in SHOWN:
-        cells = [_cell(found.get(name)) for found in intervals]
-        if any(cell not in ("0", "-") for cell in cells):
-            table.add_row(_label(name), *cells)
-    if len(outcomes) == 1:
-        return table
-    paired = Table(title=f"difference from {outcomes[0].name}, paired by seed", title_justify="left")
-    paired.add_column("")
-    for outcome in outcomes[1:]:
-        paired.add_column(outcome.name, justify="right", overflow="fold")
-    rows = [differences(outcome, outcomes[0]) for outcome in outcomes[1:]]
-    for name in SHOWN:
-        cells = [_difference(name, found.get(name)) for found in rows]
-        if any(cell not in ("0", "-") for cell in cells):
-            paired.add_row(_label(name), *cells)
-    if not paired.row_count:
-        return Group(table, "No run of any other set differs in any of these figures.")
-    return Group(table, paired)
+    parts.append(_table(title, heads, {n: [_cell(found.get(n)) for found in intervals] for n in SHOWN}))
+    if len(outcomes) > 1:
+        found = [differences(outcome, outcomes[0]) for outcome in outcomes[1:]]
+        title = f"difference from {heads[0]}" + (", paired by seed" if num_runs > 1 else "")
+        cells = {n: [_difference(n, each.get(n)) for each in found] for n in SHOWN}
+        paired = _table(title, heads[1:], cells)
+        parts.append(
+            paired if paired.row_count else "No run of any other set differs in any of these figures."
+        )
+    return Group(*parts)
+
+
+def _table(title: str, heads: Sequence[str], cells: Mapping[str, Sequence[str]]) -> Table:
+    """cells: by the name of a metric, a row each; one of nothing but zeros is left out."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for head in heads:
+        table.add_column(Text(head), justify="right", overflow="fold")
+    for name, row in cells.items():
+        if any(cell not in ("0", "-") for cell in row):
+            table.add_row(_label(name), *row)
+    return table
 
 
 def to_json(outcomes: Sequence[Outcome], setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,9 +80,9 @@ def to_json(outcomes: Sequence[Outcome], setting: Mapping[str, Any]) -> dict[str
             {
                 "name": outcome.name,
                 "runs": [dict(run) for run in outcome.figures],
-                "metrics": {name: asdict(found) for name, found in outcome.intervals.items()},
+                "metrics": {name: interval_json(found) for name, found in outcome.intervals.items()},
                 "differences": {
-                    name: {**asdict(found), "excludes_zero": found.excludes_zero}
+                    name: {**interval_json(found), "excludes_zero": found.excludes_zero}
                     for name, found in differences(outcome, outcomes[0]).items()
                 }
                 if index
@@ -77,6 +92,13 @@ def to_json(outcomes: Sequence[Outcome], setting: Mapping[str, Any]) -> dict[str
             for index, outcome in enumerate(outcomes)
         ],
     }
+
+
+def interval_json(found: Interval) -> dict[str, Any]:
+    """low, high: null for one seed, which has no interval."""
+    if found.half_width is None:
+        return {"mean": found.mean, "low": None, "high": None, "num_seeds": found.num_seeds}
+    return asdict(found)
 
 
 def number(value: float) -> str:
@@ -94,13 +116,14 @@ def _label(name: str) -> str:
 def _cell(found: Interval | None) -> str:
     if found is None:
         return "-"
-    half = (found.high - found.low) / 2
-    return f"{number(found.mean)} ± {number(half)}" if half else number(found.mean)
+    return f"{number(found.mean)} ± {number(found.half_width)}" if found.half_width else number(found.mean)
 
 
 def _difference(name: str, found: Interval | None) -> str:
     if found is None or found.low == found.high == 0:
         return "-" if found is None else "0"
+    if found.half_width is None:
+        return f"{found.mean:+.4g}"
     text = f"{found.mean:+.4g} [{number(found.low)}, {number(found.high)}]"
     better = METRIC[name].more_is_better
     if not found.excludes_zero or better is None:

@@ -7,11 +7,13 @@ of two. What the fit leaves over is printed by `pageturner calibrate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from types import MappingProxyType
 
 from pageturner.policies.views import Rates
 from pageturner.service.flight.step_work import StepWork
+from pageturner.service.simulator.least_squares import nonnegative_least_squares
 
 _NUM_REWEIGHTS = 4
 
@@ -88,66 +90,43 @@ class FitError:
     largest: float
 
 
-def fit(steps: Sequence[TimedStep]) -> StepTimeModel:
+def fit(steps: Sequence[TimedStep], known: Mapping[str, float] = MappingProxyType({})) -> StepTimeModel:
     """The model with the least squares of relative errors, no coefficient below 0.
+
+    known: coefficients by name that are not to be fitted, but taken as they are.
 
     Relative to what the model itself predicts, found by going over it a few times: so a step of a
     millisecond counts as much as one of a second, and noise, which only ever adds time, is met in its mean
     (relative to the seconds seen, long outliers would count for nothing). A unit of work that no step does
-    costs 0. Raises ValueError without steps that took time.
+    costs 0, unless it is known. Raises ValueError without steps that took time.
     """
     timed = [step for step in steps if step.seconds > 0]
     if not timed:
         raise ValueError("a fit needs at least one step that took time")
     scales = [step.seconds for step in timed]
     for _ in range(_NUM_REWEIGHTS):
-        model = _fit_scaled(timed, scales)
+        model = _fit_scaled(timed, scales, known)
         floor = 1e-3 * math.fsum(scales) / len(scales)
         scales = [max(model.seconds(step.work), floor) for step in timed]
     return model
 
 
-def _fit_scaled(steps: Sequence[TimedStep], scales: Sequence[float]) -> StepTimeModel:
-    """Least squares of errors over `scales`, the most negative coefficient struck out until none is left."""
+def _fit_scaled(
+    steps: Sequence[TimedStep], scales: Sequence[float], known: Mapping[str, float]
+) -> StepTimeModel:
+    """Least squares of errors over `scales`."""
+    names = [field.name for field in fields(StepTimeModel)]
+    given = StepTimeModel(**{"a_step": 0.0, **known})
     rows = [[x / scale for x in astuple(step.work)] for step, scale in zip(steps, scales, strict=True)]
-    targets = [step.seconds / scale for step, scale in zip(steps, scales, strict=True)]
-    active = [column for column in range(len(rows[0])) if any(row[column] for row in rows)]
-    solved: list[float] = []
-    while active:
-        solved = _least_squares([[row[column] for column in active] for row in rows], targets)
-        lowest = min(range(len(active)), key=solved.__getitem__)
-        if solved[lowest] >= 0:
-            break
-        del active[lowest]
-    coefficients = dict(zip(active, solved, strict=True)) if active else {}
-    return StepTimeModel(*(coefficients.get(column, 0.0) for column in range(len(rows[0]))))
+    targets = [
+        (step.seconds - given.seconds(step.work)) / scale for step, scale in zip(steps, scales, strict=True)
+    ]
+    used = [i for i, name in enumerate(names) if name not in known and any(row[i] for row in rows)]
+    solved = nonnegative_least_squares([[row[i] for i in used] for row in rows], targets)
+    return replace(given, **{names[i]: value for i, value in zip(used, solved, strict=True)})
 
 
 def fit_error(model: StepTimeModel, steps: Sequence[TimedStep]) -> FitError:
     """How far `model` is off on `steps`, of which there must be one at least."""
     errors = sorted(abs(model.seconds(step.work) - step.seconds) / step.seconds for step in steps)
     return FitError(len(errors), math.fsum(errors) / len(errors), errors[len(errors) // 2], errors[-1])
-
-
-def _least_squares(rows: list[list[float]], targets: list[float]) -> list[float]:
-    """The x for which each row times x is nearest to its target, by the normal equations.
-
-    Columns are scaled to unit length first, and a ridge far below what a fit can tell keeps columns that
-    depend on each other solvable.
-    """
-    width = len(rows[0])
-    scale = [math.sqrt(math.fsum(row[i] ** 2 for row in rows)) for i in range(width)]
-    scaled = [[value / scale[i] for i, value in enumerate(row)] for row in rows]
-    matrix = [
-        [math.fsum(row[i] * row[j] for row in scaled) + (1e-10 if i == j else 0.0) for j in range(width)]
-        + [math.fsum(row[i] * target for row, target in zip(scaled, targets, strict=True))]
-        for i in range(width)
-    ]
-    for pivot in range(width):
-        best = max((abs(matrix[i][pivot]), i) for i in range(pivot, width))[1]
-        matrix[pivot], matrix[best] = matrix[best], matrix[pivot]
-        for i in range(width):
-            if i != pivot:
-                factor = matrix[i][pivot] / matrix[pivot][pivot]
-                matrix[i] = [a - factor * b for a, b in zip(matrix[i], matrix[pivot], strict=True)]
-    return [matrix[i][width] / matrix[i][i] / scale[i] for i in range(width)]

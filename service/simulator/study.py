@@ -84,8 +84,7 @@ def run_case(case: Case, machine: SimulatedMachine, seeds: Sequence[int]) -> Fin
     sets = (case.others, f"{case.others};{case.axis}={case.policy}")
     base, policy = run_experiment(
         [parse_policies(text).on(setting) for text in sets],
-        lambda seed: case.recipe.make("study", seed),
-        seeds,
+        {seed: case.recipe.make("study", seed) for seed in seeds},
     )
     name = registry.name_of(getattr(parse_policies(sets[1]).on(setting).policies, case.axis))
     return Finding(case, name, base.intervals[case.metric], differences(policy, base)[case.metric])

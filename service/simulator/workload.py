@@ -16,6 +16,9 @@ from pageturner.service.simulator.errors import WorkloadError
 SEGMENT_BITS = 20
 """A segment has fewer than 2**20 tokens, so that segments of different keys share no token id."""
 
+MAX_SEGMENT_TOKENS = (1 << SEGMENT_BITS) - 1
+"""The most tokens of one segment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -92,7 +95,7 @@ class SimulatedWorkload:
             raise WorkloadError(f"workload {self.name!r}: a concurrency of {self.concurrency}")
         for number, request in enumerate(self.requests):
             segments = (*request.prompt, request.output)
-            if not all(0 < segment.num_tokens < 1 << SEGMENT_BITS for segment in segments):
+            if not all(0 < segment.num_tokens <= MAX_SEGMENT_TOKENS for segment in segments):
                 raise WorkloadError(f"workload {self.name!r}: request {number} has a length out of range")
             if request.follows is not None and not 0 <= request.follows < number:
                 raise WorkloadError(f"workload {self.name!r}: request {number} follows none before it")

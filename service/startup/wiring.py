@@ -114,7 +114,9 @@ def build_scheduler(
     policies, shadows = config.policies.create(), config.policies.create_shadows()
     make_scheduler: Callable[..., Scheduler] = Scheduler
     if recording is not None:
-        described = RecordedEngine(model.artifacts.name, model.cache, model.limits, model.block_bytes)
+        described = RecordedEngine(
+            model.artifacts.name, model.cache, model.limits, model.block_bytes, model.rates
+        )
         recorder = Recorder(recording, described, secrets.token_bytes(16), logger)
         make_scheduler = partial(RecordingScheduler, recorder=recorder, clock=clock)
     scheduler = make_scheduler(

@@ -28,6 +28,7 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
+    ChatPrompt,
     EngineHealth,
     GenerationRequest,
     ModelInfo,
@@ -38,6 +39,7 @@ from pageturner.service.engine.api import (
     ServerInfo,
     ShadowInfo,
     StreamEvent,
+    TextPrompt,
 )
 from pageturner.service.errors import (
     Draining,
@@ -297,6 +299,10 @@ class FakeEngine:
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """One token a character; a text that wants special tokens is not changed by them."""
+        if isinstance(prompt, TextPrompt):
+            prompt = prompt.text
+        if isinstance(prompt, ChatPrompt):
+            prompt = prompt.messages
         if isinstance(prompt, str):
             return tuple(map(ord, prompt if add_special_tokens else prompt.strip("^")))
         token_ids: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import datetime
+from typing import Any
 
 import pytest
 from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe, word_piece
@@ -180,6 +181,69 @@ def test_every_special_token_is_bound_in_the_template() -> None:
     found = tokenizer.encode_chat([ChatMessage("user", "x")])
     assert tokenizer.decode(found, skip_special_tokens=False) == "[<unk>][<pad>][]<repo>"
     assert {backend.token_to_id(text) for text in ("<unk>", "<pad>", "<repo>")} <= set(found)
+
+
+QWEN3_OPENING = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}"
+)
+
+
+def transformers_chat(source: str, turns: list[dict[str, str]], **options: Any) -> list[int]:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers is half typed
+        tokenizer_object=byte_level_bpe(), chat_template=source
+    )
+    found = theirs.apply_chat_template(turns, return_dict=False, **options)
+    assert isinstance(found, list)
+    return [token_id for token_id in found if isinstance(token_id, int)]
+
+
+@pytest.mark.fault("43")
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_template_variables_of_a_request_reach_the_template(variables: dict[str, object]) -> None:
+    tokenizer = Tokenizer(byte_level_bpe(), chat_template=ChatTemplate(QWEN3_OPENING))
+    turns = [{"role": "user", "content": "fox"}]
+    expected = transformers_chat(QWEN3_OPENING, turns, add_generation_prompt=True, **variables)
+    assert list(tokenizer.encode_chat([ChatMessage("user", "fox")], variables)) == expected
+
+
+@pytest.mark.fault("43")
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+def test_template_variables_cannot_replace_the_conversation(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="set by the server") as caught:
+        with_template(CHATML).encode_chat(CHAT, {name: "x"})
+    assert caught.value.field == f"prompt.chat.template_variables[{name}]"
+
+
+def test_template_variables_nested_too_deeply_are_refused() -> None:
+    value: object = "x"
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(InvalidArgument, match="nested too deeply"):
+        with_template(CHATML).encode_chat(CHAT, {"a": value})
+
+
+@pytest.mark.fault("43")
+@pytest.mark.parametrize("content", ["According to", "According to ", " according\n", ""])
+@pytest.mark.parametrize("trim", ["", " | trim"])
+def test_a_final_message_is_continued_as_in_transformers(trim: str, content: str) -> None:
+    source = QWEN3_OPENING.replace("m.content", f"m.content{trim}")
+    turns = [{"role": "user", "content": "fox?"}, {"role": "assistant", "content": content}]
+    expected = transformers_chat(source, turns, continue_final_message=True)
+    tokenizer = Tokenizer(byte_level_bpe(), chat_template=ChatTemplate(source))
+    messages = [ChatMessage(turn["role"], turn["content"]) for turn in turns]
+    assert list(tokenizer.encode_chat(messages, continue_final=True)) == expected
+
+
+@pytest.mark.fault("43")
+def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    tokenizer = with_template("{{ messages[0].content }}")
+    with pytest.raises(InvalidArgument, match="cannot be continued"):
+        tokenizer.encode_chat(CHAT, continue_final=True)
 
 
 @pytest.mark.fault("F")

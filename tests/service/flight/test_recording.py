@@ -21,7 +21,7 @@ from pageturner.service.flight.recording import RecordedEngine, Recorder, Record
 from pageturner.service.simulator.simulation import NullStopCondition
 
 ENGINE = RecordedEngine(
-    "toy", CacheOptions(num_blocks=32, block_size=4), SchedulerOptions(max_model_len=64), 4096
+    "toy", CacheOptions(num_blocks=32, block_size=4), SchedulerOptions(max_model_len=64), 4096, Rates()
 )
 
 

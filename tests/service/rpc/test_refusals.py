@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from support.fake_engine import MAX_MODEL_LEN, MAX_N, VOCAB_SIZE, FakeEngine, accepted
 from support.serving import serving
 
-from pageturner.service.engine.api import ChatMessage, Prompt
+from pageturner.service.engine.api import ChatMessage, ChatPrompt, Prompt, TextPrompt
 from pageturner.service.errors import InvalidArgument
 from pageturner.v1 import admin_pb2
 from pageturner.v1 import generation_pb2 as pb
@@ -219,6 +219,13 @@ async def test_the_other_methods_check_their_input_too() -> None:
         ("x", "prompt.text", "prompt.text"),
         ((7,), "prompt.token_ids[2]", "prompt.token_ids.ids[2]"),
         ((ChatMessage("user", "x"),), "prompt.chat", "prompt.chat.messages"),
+        (TextPrompt("x", parse_special=False), "prompt", "prompt.text"),
+        (ChatPrompt((ChatMessage("user", "x"),)), "prompt", "prompt.chat.messages"),
+        (
+            ChatPrompt((ChatMessage("user", "x"),), {"a": 1}),
+            "prompt.chat.template_variables[a]",
+            "prompt.chat.template_variables[a]",
+        ),
         ("x", "tenant", "tenant"),
     ],
 )

@@ -34,7 +34,7 @@ def machine(
 
 def compare(recipe: Synthetic, *contenders: Contender, seeds: range = SEEDS) -> list[Mapping[str, Interval]]:
     """Of each contender but the first: its paired difference from the first, by metric."""
-    base, *others = run_experiment(contenders, lambda seed: recipe.make("claim", seed), seeds)
+    base, *others = run_experiment(contenders, {seed: recipe.make("claim", seed) for seed in seeds})
     return [differences(other, base) for other in others]
 
 
@@ -83,7 +83,8 @@ def test_full_prompt_admission_ends_the_thrash_of_first_chunk_admission() -> Non
         "reclaim=always-recompute;victim=last-arrived;admission=full-prompt",
     )
     outcomes = run_experiment(
-        [parse_policies(text).on(setting) for text in sets], lambda seed: recipe.make("claim", seed), SEEDS
+        [parse_policies(text).on(setting) for text in sets],
+        {seed: recipe.make("claim", seed) for seed in SEEDS},
     )
     thrashing, calm = (outcome.intervals for outcome in outcomes)
     assert thrashing["recompute_tax"].mean > 0.3  # of all that is computed, a third for the second time

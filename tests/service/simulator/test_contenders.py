@@ -90,3 +90,20 @@ def test_a_set_that_cannot_be_is_refused(text: str, reason: str) -> None:
 def test_a_sweep_that_cannot_be_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         [setup.on(MACHINE) for setup in sweep([parse_policies("")], text)]
+
+
+@pytest.mark.fault("L")
+@pytest.mark.parametrize(
+    ("text", "name", "queue"),
+    [
+        ("mine: queue=fcfs", "mine", Fcfs()),
+        ("a b:queue=priority:aging_seconds=5", "a b", PriorityWithAging(5.0)),
+        ('x: queue={name="priority",aging_seconds=5}', "x", PriorityWithAging(5.0)),
+        ("queue=priority:aging_seconds=5", "queue=priority:aging_seconds=5", PriorityWithAging(5.0)),
+        ("only:", "only", Fcfs()),
+        ("", "defaults", Fcfs()),
+    ],
+)
+def test_a_name_ends_at_a_colon_before_any_axis(text: str, name: str, queue: object) -> None:
+    contender = parse_policies(text).on(MACHINE)
+    assert (contender.name, contender.policies.queue) == (name, queue)

@@ -37,12 +37,15 @@ def test_a_service_records_itself(tmp_path: Path) -> None:
 
     with running_server([*flags, f"--record={recording}"]) as server:
         asyncio.run(ask(server.target))
-    trace = read_trace(recording)
+    trace = read_trace(recording).workload()
     assert [(r.num_prompt_tokens, r.output.num_tokens) for r in trace.requests] == [(18, 5), (17, 5)]
     assert trace.requests[0].prompt[0] == trace.requests[1].prompt[0]  # the block of 16 that they share
-    machine, error = fit_machine(recording)
+    found = fit_machine(recording)
+    machine, error = found.machine, found.error
     assert machine.cache.num_blocks == 64
     assert error.num_steps == 10
+    assert machine.step_time.a_swap_out > 0  # never swapped, so as the engine measured it at its start
+    assert machine.step_time.a_swap_in > 0
     result = simulate(trace, machine, registry.default_policies())
     assert result.requests[1].num_cached_tokens == 16
     assert ", ".join(map(str, SECRET[:4])) not in recording.read_text()
