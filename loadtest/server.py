@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import string
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from pageturner.v1 import (
     model_pb2_grpc,
 )
 
-_NUM_CANDIDATES = 256
+_NUM_CHARACTERS = 1024
+
+_NO_TOKENIZER = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +94,21 @@ async def discover(target: Target, seed: int) -> ServedModel:
 async def _ordinary_token_ids(
     channel: grpc.aio.Channel, model: model_pb2.Model, target: Target, seed: int
 ) -> tuple[int, ...]:
-    """Token ids drawn from the vocabulary, without those that the server leaves out of text as special."""
+    """Token ids of some text, which no special token is among, by one call; any ids where the model has no
+    tokenizer, and so no special ones."""
     rng = random.Random(f"{seed}/vocabulary")
-    drawn = rng.sample(range(model.vocab_size), min(_NUM_CANDIDATES, model.vocab_size))
-    candidates = [token_id for token_id in drawn if token_id not in model.eos_token_ids] or drawn
-    stub = generation_pb2_grpc.GenerationServiceStub(channel)
-    answers = await asyncio.gather(
-        *(
-            stub.Detokenize(
-                generation_pb2.DetokenizeRequest(model=target.model, token_ids=[token_id]),
-                timeout=target.timeout_seconds,
-            )
-            for token_id in candidates
-        )
+    # Of letters alone, a text has no more tokens than characters, so that it fits any model.
+    letters = rng.choices(f"{string.ascii_letters}  ", k=min(_NUM_CHARACTERS, model.max_model_len))
+    request = generation_pb2.TokenizeRequest(
+        model=target.model, prompt=generation_pb2.Prompt(text="".join(letters)), add_special_tokens=False
     )
-    shown = [token_id for token_id, answer in zip(candidates, answers, strict=True) if answer.text]
-    # A null engine may show no text at all; then no token is more special than another.
-    return tuple(shown or candidates)
+    try:
+        response = await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(
+            request, timeout=target.timeout_seconds
+        )
+        drawn = sorted(set(response.token_ids))
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in _NO_TOKENIZER:
+            raise
+        drawn = rng.sample(range(model.vocab_size), min(_NUM_CHARACTERS, model.vocab_size))
+    return tuple(each for each in drawn if each not in model.eos_token_ids) or tuple(drawn)

@@ -82,6 +82,8 @@ class Mix(Generic[Value]):
                 raise OptionError(option, f"{part!r}: the weight is not a number") from None
         if not all(0 < weight < float("inf") for weight in weights):
             raise OptionError(option, f"{text!r}: weights must be positive")
+        if len(values) > 1 and not all(values):
+            raise OptionError(option, f"{text!r}: a value is empty")
         return Mix(tuple(values), tuple(weights))
 
 
@@ -89,16 +91,17 @@ class Mix(Generic[Value]):
 class LoadtestWorkload:
     """All requests of a run.
 
-    token_ids: the ids that prompts are made of. shared_prefix_tokens: how many tokens at the head of
-    each prompt are the same in all of them; they count towards its length. rate: arrivals a second on
-    average, of a Poisson process; None is a closed loop, where a request is sent when another ended.
+    token_ids: the ids that prompts are made of; those of a model's text, once it is known.
+    shared_prefix_tokens: how many tokens at the head of each prompt are the same in all of them; they count
+    towards its length. rate: arrivals a second on average, of a Poisson process; None is a closed loop, where
+    a request is sent when another ended.
     Raises OptionError.
     """
 
     num_requests: int
     prompt_lengths: Lengths
     output_lengths: Lengths
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = (0,)
     seed: int = 0
     shared_prefix_tokens: int = 0
     rate: float | None = None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import string
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from support.fake_server import (
+    EOS_TOKEN_ID,
+    MAX_MODEL_LEN,
     POLICIES,
     SPECIAL_TOKEN_IDS,
     VOCAB_SIZE,
@@ -172,7 +176,52 @@ async def test_the_server_is_asked_for_its_model_and_for_tokens_that_are_not_spe
         with pytest.raises(ServerError, match="NOT_FOUND: no model other"):
             await discover(Target(server.address, model="other"), seed=0)
     assert (model.name, model.version, model.max_model_len) == ("fake", "1.2.3", 512)
-    assert set(model.token_ids) == set(range(VOCAB_SIZE)) - SPECIAL_TOKEN_IDS
+    assert len(model.token_ids) > 10
+    assert set(model.token_ids) <= set(range(VOCAB_SIZE)) - SPECIAL_TOKEN_IDS
+
+
+@pytest.mark.fault("K")
+async def test_ordinary_tokens_are_found_by_one_call() -> None:
+    """A call for each would be a line each in the server's log."""
+    with serve() as server:
+        await discover(Target(server.address), seed=0)
+    (request,) = server.tokenize_requests
+    assert not request.add_special_tokens
+    assert len(request.prompt.text) <= MAX_MODEL_LEN
+    assert set(request.prompt.text) <= {*string.ascii_letters, " "}
+
+
+async def test_a_model_without_a_tokenizer_gets_any_tokens_but_its_ends() -> None:
+    with serve(has_tokenizer=False) as server:
+        model = await discover(Target(server.address), seed=0)
+    assert set(model.token_ids) == set(range(VOCAB_SIZE)) - {EOS_TOKEN_ID}
+
+
+@pytest.mark.fault("36")
+async def test_a_unix_socket_is_a_target(tmp_path: Path) -> None:
+    with serve(address=f"unix:{tmp_path / 's'}") as server:
+        records = await run_here(Run(Target(server.address), WORKLOAD))
+    assert [record.outcome for record in records] == [Outcome.OK] * 12
+
+
+@pytest.mark.fault("8")
+async def test_a_local_server_is_reached_though_a_proxy_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serve() as server:
+        model = await discover(Target(server.address), seed=0)
+    assert model.name == "fake"
+
+
+@pytest.mark.fault("8")
+async def test_where_a_proxy_is_used_the_error_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    target = Target("192.0.2.1:50051", connect_seconds=0.05)
+    with pytest.raises(ServerError, match="http_proxy is set: gRPC goes through that proxy"):
+        await discover(target, seed=0)
 
 
 async def test_no_server_is_an_error_that_says_where() -> None:

@@ -65,6 +65,7 @@ class FakeServer:
     play: Play = play_in_full
     address: str = ""
     requests: list[generation_pb2.GenerateStreamRequest] = field(default_factory=list)
+    tokenize_requests: list[generation_pb2.TokenizeRequest] = field(default_factory=list)
     num_open: int = 0
     most_open: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -93,8 +94,10 @@ class FakeServer:
 
 
 @contextmanager
-def serve(play: Play = play_in_full) -> Iterator[FakeServer]:
-    """The fake on a free port of this machine, in threads of its own."""
+def serve(
+    play: Play = play_in_full, *, address: str = "127.0.0.1:0", has_tokenizer: bool = True
+) -> Iterator[FakeServer]:
+    """The fake on `address`, by default a free port of this machine, in threads of its own."""
     fake = FakeServer(play)
 
     class Generation(generation_pb2_grpc.GenerationServiceServicer):
@@ -103,11 +106,15 @@ def serve(play: Play = play_in_full) -> Iterator[FakeServer]:
         ):
             return fake.stream(request, context)
 
-        def Detokenize(  # type: ignore[no-untyped-def]  # noqa: N802  # gRPC's name
+        def Tokenize(  # type: ignore[no-untyped-def]  # noqa: N802  # gRPC's name
             self, request, context
         ):
-            shown = [str(token_id) for token_id in request.token_ids if token_id not in SPECIAL_TOKEN_IDS]
-            return generation_pb2.DetokenizeResponse(text=" ".join(shown))
+            fake.tokenize_requests.append(request)
+            if not has_tokenizer:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "'fake' has no tokenizer; send token ids")
+            num_ordinary = VOCAB_SIZE - len(SPECIAL_TOKEN_IDS)
+            token_ids = [len(SPECIAL_TOKEN_IDS) + ord(c) % num_ordinary for c in request.prompt.text]
+            return generation_pb2.TokenizeResponse(token_ids=token_ids)
 
     class Models(model_pb2_grpc.ModelServiceServicer):
         def GetModel(  # type: ignore[no-untyped-def]  # noqa: N802  # gRPC's name
@@ -134,7 +141,8 @@ def serve(play: Play = play_in_full) -> Iterator[FakeServer]:
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(Generation(), server)  # type: ignore[abstract]  # no test calls the rest
     model_pb2_grpc.add_ModelServiceServicer_to_server(Models(), server)  # type: ignore[abstract]  # no test calls the rest
     admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(), server)  # type: ignore[abstract]  # no test calls the rest
-    fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    port = server.add_insecure_port(address)
+    fake.address = address.replace(":0", f":{port}") if address.endswith(":0") else address
     server.start()
     try:
         yield fake
