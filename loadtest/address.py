@@ -10,7 +10,7 @@ _SCHEMES = ("unix", "unix-abstract", "dns", "ipv4", "ipv6", "vsock", "xds")
 
 
 def check_address(option: str, address: str) -> str:
-    """The address for gRPC of `HOST`, `HOST:PORT`, `[IPV6]:PORT`, `unix:PATH` or another of its schemes; a port
+    """The address for gRPC of HOST, HOST:PORT, [IPV6]:PORT, unix:PATH or another of its schemes; a port
     left out is DEFAULT_PORT. Raises OptionError."""
     scheme, colon, rest = address.partition(":")
     if colon and scheme in _SCHEMES:

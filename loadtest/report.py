@@ -42,6 +42,7 @@ def to_json(run: Run, model: ServedModel, summary: RunSummary) -> dict[str, Any]
         },
         "server": served,
         "results": {
+            "is_complete": summary.is_complete,
             **dataclasses.asdict(dataclasses.replace(summary, errors=(), policies=())),
             "policies": dict(summary.policies),
             "errors": dict(summary.errors),
@@ -56,6 +57,10 @@ def to_json(run: Run, model: ServedModel, summary: RunSummary) -> dict[str, Any]
 def _counts(run: Run, model: ServedModel, summary: RunSummary) -> Table:
     workload = run.workload
     title = f"{model.name} ({model.dtype}, {model.kernels}) at {run.target.address}"
+    if not summary.is_complete:
+        title += (
+            f"\nINCOMPLETE: ended early, after {summary.num_requests:,} of {summary.num_planned:,} requests"
+        )
     loop = f"open, {workload.rate:g} requests/s" if workload.rate else f"closed, {run.concurrency} at once"
     failures = (summary.num_shed, summary.num_cancelled, summary.num_failed)
     preemptions = (summary.num_swaps, summary.num_recomputes, summary.num_tail_reclaims)

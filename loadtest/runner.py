@@ -11,13 +11,16 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from typing import cast
 
 from pageturner.loadtest.client import Outcome, RequestRecord, send
 from pageturner.loadtest.errors import LoadtestError, OptionError, ServerError, WorkerDied
+from pageturner.loadtest.interruption import Interruption
 from pageturner.loadtest.server import Target, connect
 from pageturner.loadtest.workload import LoadtestWorkload, PlannedRequest, plan_requests
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
@@ -58,17 +61,26 @@ class Run:
         return self.concurrency // self.num_processes + (part < self.concurrency % self.num_processes)
 
 
-def execute(run: Run, on_record: OnRecord) -> list[RequestRecord]:
+def execute(run: Run, on_record: OnRecord, interruption: Interruption | None = None) -> list[RequestRecord]:
     """Send everything; on_record hears of each request as it ends. The records by index.
 
-    Raises ServerError if the server cannot be reached or refuses the warm-up, WorkerDied.
+    interruption: what may end the run early; then the requests that had not ended are cancelled on the server
+    and have no record. Raises ServerError if the server cannot be reached or refuses the warm-up, WorkerDied.
     """
+    interruption = interruption or Interruption()
+    records: list[RequestRecord] = []
+
+    def keep(record: RequestRecord) -> None:
+        records.append(record)
+        on_record(record)
+
     if run.warmup:
-        asyncio.run(warm_up(run))
-    if run.num_processes == 1:
-        records = asyncio.run(run_part(run, 0, time.monotonic, on_record))
-    else:
-        records = _run_processes(run, on_record)
+        interruption.run(warm_up(run))
+    if interruption.number is None:
+        if run.num_processes == 1:
+            interruption.run(run_part(run, 0, time.monotonic, keep))
+        else:
+            _run_processes(run, keep, interruption)
     return sorted(records, key=lambda record: record.index)
 
 
@@ -125,29 +137,62 @@ def _forget(record: RequestRecord) -> None:
     """What the warm-up does with its records as they come."""
 
 
-def _run_processes(run: Run, on_record: OnRecord) -> list[RequestRecord]:
+def _run_processes(run: Run, on_record: OnRecord, interruption: Interruption) -> None:
     """Start the processes, let them begin together, and gather what they report."""
-    records: list[RequestRecord] = []
-    with _processes(run) as connections:
+    with _processes(run) as (processes, connections), _wakeup(interruption) as wakeup:
         for connection in connections:
+            if wakeup in wait([connection, wakeup]):
+                return
             _receive(connection)  # it is ready
         start = time.monotonic() + _START_DELAY_SECONDS
         for connection in connections:
             connection.send(start)
         working = set(connections)
         while working:
-            for connection in cast(list[Connection], wait(list(working))):
-                record = _receive(connection)
-                if record is None:
+            ready = cast(list[Connection], wait([*working, wakeup]))
+            if wakeup in ready:
+                for process in processes:
+                    _end(process)
+                for record in chain.from_iterable(map(_told, working)):
+                    on_record(record)
+                return
+            for connection in ready:
+                received = _receive(connection)
+                if received is None:
                     working.remove(connection)
                 else:
-                    records.append(record)
-                    on_record(record)
-    return records
+                    on_record(received)
+        for process in processes:
+            process.join()
+
+
+def _told(connection: Connection) -> Iterator[RequestRecord]:
+    """The records that a process had told before it was ended; one that it was telling is lost."""
+    with suppress(EOFError, OSError):
+        while True:
+            received = connection.recv()
+            if isinstance(received, RequestRecord):
+                yield received
+
+
+def _end(process: SpawnProcess) -> None:
+    """Its connection to the server goes with it, and the server cancels what it had asked for."""
+    if process.is_alive():
+        process.terminate()
+        process.join()
 
 
 @contextmanager
-def _processes(run: Run) -> Iterator[Sequence[Connection]]:
+def _wakeup(interruption: Interruption) -> Iterator[Connection]:
+    """A connection that has something to read once a signal has come."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    with reader, writer, interruption.stopping(lambda: writer.send(None)):
+        yield reader
+
+
+@contextmanager
+def _processes(run: Run) -> Iterator[tuple[Sequence[SpawnProcess], Sequence[Connection]]]:
+    """The client processes, started, and a connection to each; those that still run at the end are ended."""
     # Spawned, since a process that has used gRPC must not be forked.
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(run.num_processes)]
@@ -159,15 +204,11 @@ def _processes(run: Run) -> Iterator[Sequence[Connection]]:
         for process, (_, child) in zip(processes, pipes, strict=True):
             process.start()
             child.close()  # else its end would never be seen here
-        yield [parent for parent, _ in pipes]
-        for process in processes:
-            process.join()
+        yield processes, [parent for parent, _ in pipes]
     finally:
         for process, (parent, _) in zip(processes, pipes, strict=True):
             parent.close()
-            if process.is_alive():
-                process.terminate()
-                process.join()
+            _end(process)
 
 
 def _receive(connection: Connection) -> RequestRecord | None:
@@ -184,7 +225,9 @@ def _receive(connection: Connection) -> RequestRecord | None:
 
 def _work(run: Run, part: int, connection: Connection) -> None:
     """The life of one client process: ready, begin, a record for each request, done."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends this one
+    # A terminal's signals are for the first process, which ends this one.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
     def begin() -> float:
         connection.send(None)

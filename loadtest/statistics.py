@@ -26,10 +26,13 @@ class Summary:
 class RunSummary:
     """A run in figures. Latencies and tokens are those of requests that ended well.
 
+    num_planned: requests that the run was to send; more than num_requests if it was ended early, and then
+    those that had not ended are counted nowhere else.
     duration_seconds: from the first request's due time to the last one's end, however it ended.
     Latencies count from the due time, all but `queue_seconds`, which is the server's own figure.
     """
 
+    num_planned: int
     num_requests: int
     num_ok: int
     num_shed: int
@@ -51,6 +54,10 @@ class RunSummary:
     send_lag: Summary | None
     errors: tuple[tuple[str, int], ...]
     policies: tuple[tuple[str, str], ...]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_requests == self.num_planned
 
     @property
     def requests_per_second(self) -> float:
@@ -99,21 +106,23 @@ def summarize(samples: Sequence[float]) -> Summary | None:
     )
 
 
-def summarize_run(records: Sequence[RequestRecord]) -> RunSummary:
-    """The figures of a run of at least one request."""
-    assert records, "a run has at least one request"
+def summarize_run(records: Sequence[RequestRecord], num_planned: int | None = None) -> RunSummary:
+    """The figures of a run. num_planned: requests that it was to send; None for as many as have records."""
     outcomes = Counter(record.outcome for record in records)
     ok = [record for record in records if record.outcome is Outcome.OK]
     errors = Counter(record.error for record in records if record.error)
     first_tokens = [record.time_to_first_token for record in ok]
     per_tokens = [record.time_per_output_token for record in ok]
     return RunSummary(
+        num_planned=len(records) if num_planned is None else num_planned,
         num_requests=len(records),
         num_ok=outcomes[Outcome.OK],
         num_shed=outcomes[Outcome.SHED],
         num_cancelled=outcomes[Outcome.CANCELLED],
         num_failed=outcomes[Outcome.FAILED],
-        duration_seconds=max(r.ended_at for r in records) - min(r.scheduled_at for r in records),
+        duration_seconds=(
+            max(r.ended_at for r in records) - min(r.scheduled_at for r in records) if records else 0.0
+        ),
         num_prompt_tokens=sum(record.num_prompt_tokens for record in ok),
         num_cached_prompt_tokens=sum(record.num_cached_prompt_tokens for record in ok),
         num_output_tokens=sum(record.num_output_tokens for record in ok),

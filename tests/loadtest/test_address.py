@@ -22,7 +22,9 @@ def test_a_port_left_out_is_that_of_the_service(host: str) -> None:
 
 
 @pytest.mark.fault("K")
-@pytest.mark.parametrize("address", ["", "host:", ":1", "host:0", "host:65536", "host:x", "::1:50051", "unix:", "http://host:1"])
+@pytest.mark.parametrize(
+    "address", ["", "host:", ":1", "host:0", "host:65536", "host:x", "::1:50051", "unix:", "http://host:1"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(OptionError, match="--target: "):
         check_address("target", address)

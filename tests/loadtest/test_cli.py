@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from support.fake_server import POLICIES, play_in_full, serve
+from support.fake_server import POLICIES, Play, delta, play_in_full, serve
 
 from pageturner.loadtest import cli
 from pageturner.service.cli import main
@@ -115,14 +120,11 @@ def test_shed_requests_are_a_result_and_failed_ones_an_exit_code(capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--prompt-tokens=x",), "--prompt-tokens: 'x' is neither a number nor LOW-HIGH"),
         (("--prompt-tokens=500", "--output-tokens=13"), "may reach 513 tokens, fake has 512"),
-        (("--rate=-1",), "--rate: must be positive"),
-        (("--timeout=0",), "--timeout: must be positive"),
         (("--model=other",), "NOT_FOUND: no model other"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_line(
+def test_what_the_server_cannot_run_is_said_in_one_line(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve() as server:
@@ -134,13 +136,148 @@ def test_what_cannot_be_run_is_said_in_one_line(
     assert server.requests == []
 
 
+@pytest.mark.fault("K")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target=nowhere:x",), "--target: 'nowhere:x' is neither HOST:PORT nor unix:PATH"),
+        (("--concurrency=0",), "--concurrency: must be at least 1"),
+        (("--rate=-1",), "--rate: must be positive"),
+        (("--rate=nan",), "--rate: must be positive"),
+        (("--requests=0",), "--requests: must be at least 1"),
+        (("--warmup=-1",), "--warmup: must not be negative"),
+        (("--processes=0",), "--processes: must be at least 1"),
+        (("--processes=3", "--concurrency=2"), "--processes: 3 cannot share a concurrency of 2"),
+        (("--prompt-tokens=x",), "--prompt-tokens: 'x' is neither a number nor LOW-HIGH"),
+        (("--prompt-tokens=10-2",), "--prompt-tokens: '10-2': needs 1 <= LOW <= HIGH"),
+        (("--output-tokens=0",), "--output-tokens: '0': needs 1 <= LOW <= HIGH"),
+        (("--shared-prefix-tokens=129",), "--shared-prefix-tokens: 129 is not within the shortest prompt"),
+        (("--priorities=0:x",), "--priorities: '0:x': the weight is not a number"),
+        (("--priorities=high",), "--priorities: 'high': each value must be a whole number"),
+        (("--priorities=0:-1",), "--priorities: '0:-1': weights must be positive"),
+        (("--priorities=4294967296",), "--priorities: '4294967296': each value must fit 32 bits"),
+        (("--tenants=a:b",), "--tenants: 'a:b': the weight is not a number"),
+        (("--tenants=a,,b",), "--tenants: 'a,,b': a value is empty"),
+        (("--timeout=0",), "--timeout: must be above 0"),
+        (("--timeout=inf",), "--timeout: must be above 0 and at most 1e+08 seconds"),
+    ],
+)
+def test_a_bad_flag_is_refused_by_name_before_any_connection(
+    words: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_connection(*_: object) -> None:
+        pytest.fail("it asked for a server")
+
+    monkeypatch.setattr(cli, "discover", no_connection)
+    assert run(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def blocking_after(num_answered: int, number: signal.Signals) -> tuple[Play, list[threading.Event]]:
+    """Answers so many requests, then signals this process once and keeps each further stream open until the
+    client cancels it, which sets that stream's event."""
+    answered = itertools.count(1)
+    cancelled: list[threading.Event] = []
+
+    def play(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        turn = next(answered)
+        if turn <= num_answered:
+            yield from play_in_full(request, context)
+            return
+        yield delta(1)
+        gone = threading.Event()
+        cancelled.append(gone)
+        assert context.add_callback(gone.set)
+        if turn == num_answered + 1:
+            os.kill(os.getpid(), number)
+        gone.wait(timeout=60)
+
+    return play, cancelled
+
+
+@pytest.mark.fault("40")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_the_figures_of_what_ended(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--requests=50", "--concurrency=1", "--prompt-tokens=4", "--output-tokens=2", "--warmup=0")
+    play, cancelled = blocking_after(3, number)
+    before = signal.getsignal(number)
+    with serve(play) as server:
+        assert run("--address", server.address, *words, "--json") == 128 + number
+        assert [gone.wait(timeout=60) for gone in cancelled] == [True]
+    assert signal.getsignal(number) is before
+    captured = capsys.readouterr()
+    results = json.loads(captured.out)["results"]
+    assert results["is_complete"] is False
+    assert (results["num_planned"], results["num_requests"], results["num_ok"]) == (50, 3, 3)
+    assert results["num_output_tokens"] == 6
+    assert "INCOMPLETE: ended early, after 3 of 50 requests" in captured.err
+
+
+@pytest.mark.fault("40")
+def test_a_signal_ends_the_client_processes_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--requests=50", "--concurrency=2", "--processes=2", "--prompt-tokens=4", "--output-tokens=2")
+    play, cancelled = blocking_after(4, signal.SIGINT)
+    with serve(play) as server:
+        assert run("--address", server.address, *words, "--warmup=0", "--json") == 130
+        assert all(gone.wait(timeout=60) for gone in cancelled)
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert results["is_complete"] is False
+    assert results["num_requests"] == results["num_ok"] <= 4
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.fault("40")
+def test_a_signal_before_any_request_ended_gives_no_figures_of_any(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    play, _ = blocking_after(0, signal.SIGINT)
+    with serve(play) as server:
+        assert run("--address", server.address, *SMALL, "--json") == 130
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert (results["is_complete"], results["num_requests"]) == (False, 0)
+
+
+@pytest.mark.fault("40")
+def test_a_complete_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve() as server:
+        assert run("--address", server.address, *SMALL, "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["results"]["is_complete"] is True
+    assert "INCOMPLETE" not in captured.err
+
+
+@pytest.mark.fault("9")
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `nohup` leaves SIGHUP: each request sends one, and all are answered."""
+
+    def play(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        yield from play_in_full(request, context)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serve(play) as server:
+            assert run("--address", server.address, *SMALL) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "6 of 6" in capsys.readouterr().out
+
+
 def test_it_is_a_command_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["loadtest", "--help"])
     assert ended.value.code == 0
     assert cli.EXAMPLE.split()[2] in capsys.readouterr().out
     assert main(["loadtest", "--timeout=nan"]) == 2
-    assert "pageturner loadtest: --timeout: must be positive, not nan" in capsys.readouterr().err
+    assert "pageturner loadtest: --timeout: must be above 0" in capsys.readouterr().err
 
 
 def test_a_rate_and_a_concurrency_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
