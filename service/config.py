@@ -206,9 +206,11 @@ def load_config(
     path: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> LoadedConfig:
     """Read, compose and check. flags: text by dotted key. environ: that of the process unless given.
 
+    given: by dotted key, values of the types that TOML has; they go over all else.
     path: the file; else the one that PAGETURNER_CONFIG names; else none. Raises ConfigError.
     """
     environ = os.environ if environ is None else environ
@@ -232,6 +234,8 @@ def load_config(
         take(key, f"environment {variable}", from_text, text)
     for name, text in (flags or {}).items():
         take(_find_key(name), "the command line", from_text, text)
+    for name, value in (given or {}).items():
+        take(_find_key(name, "the caller"), "the caller", from_toml, value)
 
     if values.get("policies.preset"):
         _take_preset(values, origins)

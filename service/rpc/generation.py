@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc
@@ -13,10 +12,10 @@ from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, 
 from pageturner.service.engine.api import (
     AcceptedEvent,
     GenerationRequest,
-    StreamEvent,
 )
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc import convert
+from pageturner.service.rpc.events import events_of
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.models import find_model
 from pageturner.service.rpc.options import ServerOptions
@@ -51,7 +50,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         generation = self._generation(request, context.time_remaining())
         sequence_number = 0
-        async with aclosing(self._events(generation)) as events:
+        async with aclosing(events_of(self._lifecycle.engine, generation)) as events:
             async for event in events:
                 message = convert.from_event(event)
                 message.sequence_number = sequence_number
@@ -64,7 +63,7 @@ class GenerationServicer(GenerationServiceServicer):
         generation = self._generation(request, context.time_remaining())
         response = pb.GenerateResponse(request_id=generation.request_id)
         texts: list[list[str]] = []
-        async with aclosing(self._events(generation)) as events:
+        async with aclosing(events_of(self._lifecycle.engine, generation)) as events:
             async for event in events:
                 match event:
                     case AcceptedEvent():
@@ -128,19 +127,3 @@ class GenerationServicer(GenerationServiceServicer):
         if self._options.log_prompts:
             self._logger.info("prompt", request_id=request_id, prompt=generation.prompt)
         return generation
-
-    async def _events(self, generation: GenerationRequest) -> AsyncGenerator[StreamEvent, None]:
-        """The engine's events. However this is left, what still runs is aborted before it is gone.
-
-        The abort is shielded: a second cancellation (a stopping server's, after the client's) must not
-        cut it short.
-        """
-        try:
-            stream = await self._lifecycle.engine.submit(generation)
-            try:
-                async for event in stream:
-                    yield event
-            finally:
-                await asyncio.shield(stream.aclose())
-        except InvalidArgument as error:
-            raise convert.to_wire_path(error, generation.prompt) from error

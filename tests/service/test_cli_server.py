@@ -12,26 +12,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 
 import pytest
-from support.random_models import save, tiny_model
-from support.tiny_tokenizers import byte_level_bpe
+from support.model_folders import save_chat_model
 
 from pageturner.service.client import Client, FinishedEvent, TokenEvent
 from pageturner.service.client.server_process import PROGRAM, READY, RunningServer, running_server
 from pageturner.service.errors import InvalidArgument, ModelError
 
-TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama with a tokenizer of its own and a chat template."""
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    tokenizer = byte_level_bpe()
-    _, tiny = tiny_model("llama", seed=0, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=4096)
-    save(tiny, folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return save_chat_model(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="module")

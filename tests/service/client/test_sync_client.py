@@ -176,7 +176,7 @@ def interrupt_once_grpc_waits() -> None:
         frame: FrameType | None = sys._current_frames()[main]
         while frame is not None:
             if frame.f_code.co_name == "_next" and frame.f_code.co_filename.endswith("grpc/_channel.py"):
-                signal.raise_signal(signal.SIGINT)
+                signal.pthread_kill(main, signal.SIGINT)
                 return
             frame = frame.f_back
 
