@@ -36,6 +36,9 @@ PROGRAM = (
 )
 """`pageturner` of this environment. -P: the folder one stands in may hold a package named `kernels`."""
 
+_OBEY_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); "
+"""What this process was started to ignore, its server must not: SIGTERM is how it is stopped."""
+
 
 def ready_line(model: str, target: str) -> str:
     return f"{READY}{model} on {target}"
@@ -48,14 +51,16 @@ def running_server(arguments: Sequence[str] = ()) -> Iterator[RunningServer]:
     Its log goes to a temporary file; a server that ends before it is ready is a ModelError with the
     end of that log.
     """
-    with tempfile.TemporaryFile("w+") as log:
+    program = (*PROGRAM[:-1], _OBEY_SIGTERM + PROGRAM[-1])
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace") as log:
         started = time.monotonic()
         process = subprocess.Popen(  # noqa: S603  # the program of this very environment
-            [*PROGRAM, "serve", *arguments, "--port=0"],
+            [*program, "serve", *arguments, "--port=0"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
             # A Ctrl-C in the terminal is for the parent, which then stops the child itself.
             start_new_session=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pageturner.service.errors import ConfigError
 
@@ -11,7 +12,8 @@ from pageturner.service.errors import ConfigError
 class ServerOptions:
     """Where to listen, and the bounds of a connection and of a shutdown. Raises ConfigError.
 
-    host: an address of this machine. port: 0 takes any free one.
+    host: an address of this machine, a name of it, or unix:PATH for a socket file, which whoever may write
+    to it reaches. port: 0 takes any free one.
     max_request_bytes, max_response_bytes: of one message.
     keepalive_seconds, keepalive_timeout_seconds: how often a silent client is pinged, and how long its
     answer may take before its calls are cancelled. min_ping_interval_seconds: clients that ping more
@@ -40,7 +42,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError("server.port", f"{self.port} is not in [0, 65535]")
-        if not self.host:
+        if not self.host or self.host.rstrip("/") == "unix:":
             raise ConfigError("server.host", "is empty")
         for name in ("max_request_bytes", "max_response_bytes"):
             if not 1024 <= getattr(self, name) < 1 << 31:
@@ -86,5 +88,13 @@ class ServerOptions:
 
 
 def format_address(host: str, port: int) -> str:
-    """host:port, an IPv6 address in brackets."""
+    """host:port, an IPv6 address in brackets; a socket file is its own address."""
+    if socket_path(host) is not None:
+        return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def socket_path(host: str) -> Path | None:
+    """The socket file that `unix:PATH` (or unix:///PATH) names; None where host is of a network."""
+    scheme, _, path = host.partition(":")
+    return Path(path.removeprefix("//")) if scheme == "unix" else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import uuid
 from collections.abc import Callable
 
@@ -13,13 +11,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.engine.api import EngineClient
-from pageturner.service.errors import ConfigError
 from pageturner.service.metrics import Metrics
 from pageturner.service.rpc.admin import AdminServicer
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.health import HealthServicer
 from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import Lifecycle
+from pageturner.service.rpc.listening import Listener, listen
 from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.reflection import enable_reflection
@@ -69,9 +67,10 @@ class Server:
         self._new_request_id = new_request_id
         self._lifecycle = Lifecycle()
         self._server: grpc.aio.Server | None = None
+        self._listener: Listener | None = None
 
     async def start(self) -> int:
-        """Listen; the port in force. Raises ConfigError when the address cannot be had."""
+        """Listen; the port in force, or 0 for a socket file. Raises ConfigError if an address is taken."""
         assert self._server is None, "a server starts once"
         server = grpc.aio.server(
             interceptors=[
@@ -85,15 +84,11 @@ class Server:
             options=self._options.channel_arguments(),
         )
         self._register(server)
-        try:
-            port = server.add_insecure_port(self._options.address)
-        except RuntimeError as error:
-            check_address(self._options)  # gRPC says only that it could not bind
-            raise ConfigError("server.port", f"cannot listen on {self._options.address}") from error
+        self._listener = listen(server, self._options)
         await server.start()
         self._server = server
-        self._logger.info("listening", host=self._options.host, port=port)
-        return port
+        self._logger.info("listening", host=self._options.host, port=self._listener.port)
+        return self._listener.port
 
     def attach(self, engine: EngineClient) -> None:
         """Serve this engine from now on."""
@@ -115,6 +110,8 @@ class Server:
         if self._server is not None:
             # Every request has ended, or was told to: what remains is to send that. Then gRPC cancels.
             await self._server.stop(self._options.abort_seconds)
+        if self._listener is not None:
+            self._listener.remove_socket_file()
 
     async def wait_for_termination(self) -> None:
         assert self._server is not None, "the server was started"
@@ -134,20 +131,3 @@ class Server:
         )
         health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         enable_reflection((*sorted(OWN_SERVICES), health), server)
-
-
-def check_address(options: ServerOptions) -> None:
-    """Raise ConfigError, with the system's reason, if nobody could listen there now."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As gRPC does: connections of an earlier server that linger do not hold the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        reason = f"cannot listen on {options.address}: {error.strerror or error}"
-        if error.errno == errno.EADDRINUSE:
-            reason = f"{options.address} is in use: another server listens there"
-        raise ConfigError("server.port", reason) from error

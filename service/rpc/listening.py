@@ -1,0 +1,119 @@
+"""Where the server listens: on every address of its host's name, or on a socket file.
+
+gRPC is content with one address of several, and takes a socket file from the server that listens there.
+Here all of them are had, or the server does not start.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from pageturner.service.errors import ConfigError
+from pageturner.service.rpc.options import ServerOptions, format_address, socket_path
+
+Resolve = Callable[..., list[tuple[Any, ...]]]
+"""As `socket.getaddrinfo`."""
+
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""The machine has no such address, as ::1 where IPv6 is switched off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """port: 0 for a socket file. socket_file: with its inode."""
+
+    port: int
+    socket_file: tuple[Path, int] | None = None
+
+    def remove_socket_file(self) -> None:
+        """To be called when the server has stopped. Leaves a file alone that another server put there."""
+        if self.socket_file is None:
+            return
+        path, inode = self.socket_file
+        try:
+            if path.lstat().st_ino == inode:
+                path.unlink()
+        except FileNotFoundError:
+            pass  # gRPC has removed it
+
+
+def listen(
+    server: grpc.aio.Server, options: ServerOptions, resolve: Resolve = socket.getaddrinfo
+) -> Listener:
+    """Bind the server's addresses. Raises ConfigError, with the system's reason, where one cannot be had."""
+    path = socket_path(options.host)
+    if path is not None:
+        _free_socket_file(path)
+        _bind(server, options.address)
+        return Listener(0, (path, path.lstat().st_ino))
+    hosts = _available(options, resolve)
+    if len(hosts) == 1:
+        return Listener(_bind(server, options.address))
+    port = options.port
+    for host in hosts:
+        port = _bind(server, format_address(host, port))
+    return Listener(port)
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:  # gRPC gives no reason; what was tried before leaves only a race
+        raise ConfigError("server.port", f"cannot listen on {address}: another server was faster") from error
+
+
+def _available(options: ServerOptions, resolve: Resolve) -> list[str]:
+    """The numeric addresses of the host that this machine has; all of them are free."""
+    hosts: list[str] = []
+    absent: OSError | None = None
+    try:
+        found = resolve(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    # As gRPC does: connections of an earlier server that linger do not hold the port.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent = error
+            else:
+                hosts.append(address[0])
+        if absent is not None and not hosts:
+            raise absent
+    except OSError as error:
+        reason = f"cannot listen on {options.address}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            reason = f"{options.address} is in use: another server listens there"
+        raise ConfigError("server.port", reason) from error
+    return hosts
+
+
+def _free_socket_file(path: Path) -> None:
+    """Remove the socket file of a server that is gone. Raises ConfigError where one listens, or none can."""
+    key, reason = "server.host", f"cannot listen on unix:{path}"
+    try:
+        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(key, f"{reason}: the file is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+                raise ConfigError(key, f"unix:{path} is in use: another server listens there")
+            except ConnectionRefusedError:
+                path.unlink()
+            except FileNotFoundError:
+                pass
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.bind(str(path))
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(key, f"{reason}: {error.strerror or error}") from error
