@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A case and what each contender made of it; skipped: why nobody was asked."""
+    """A case and what each contender made of it; skipped: why no contender was run."""
 
     case: Case
     timings: tuple[Timing, ...]

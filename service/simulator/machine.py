@@ -20,7 +20,7 @@ _SHIPPED = "machines"
 class SimulatedMachine:
     """What a simulation runs on.
 
-    derivation: how the figures were found, for who reads the file. block_bytes: of one KV block over all
+    derivation: how the figures were found, in words. block_bytes: of one KV block over all
     layers. measured: what policies are told of it, where that has ceased to be true (a link grown busy);
     else step_time itself. request_seconds: from a client's send to the queue and from a token to its
     reader, together.
