@@ -11,7 +11,6 @@ from support.fake_engine import FakeEngine
 from support.serving import new_server, serving
 
 from pageturner.loadtest.channel import channel_options as loadtest_options
-from pageturner.loadtest.channel import proxy_hint as loadtest_hint
 from pageturner.service.client import Client, SyncClient
 from pageturner.service.client.targets import CHANNEL_OPTIONS, PROXY_VARIABLES, parse_target
 from pageturner.service.core.clock import ManualClock
@@ -222,5 +221,3 @@ def test_the_proxy_variable_is_the_first_that_grpc_reads() -> None:
     assert target.proxy_variable({"http_proxy": "x", "grpc_proxy": "y"}) == "grpc_proxy"
     assert target.proxy_variable({"http_proxy": ""}) == target.proxy_variable({}) == ""
     assert parse_target("localhost").proxy_variable({"http_proxy": "x"}) == ""
-    assert "http_proxy is set" in loadtest_hint("gpu-7:1", {"http_proxy": "x"})
-    assert loadtest_hint("localhost:1", {"http_proxy": "x"}) == loadtest_hint("gpu-7:1", {}) == ""
