@@ -51,7 +51,8 @@ _REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name not in _DERIV
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """A block that is not free. name: of its content, 0 if it is not published."""
+    """A block that is not free. name: of its content, 0 if it is not cached. parent: name of the block before
+    it in its chain, 0 for none."""
 
     block_id: int
     ref_count: int
@@ -61,6 +62,7 @@ class BlockState:
     fence: int
     is_pending: bool
     last_release: Release
+    parent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,7 @@ def _pool_state(pool: BlockPool, name_of: Callable[[bytes], int]) -> PoolState:
                 block.fence,
                 block.is_pending,
                 block.last_release,
+                0 if block.parent_hash is None else name_of(block.parent_hash),
             )
             for block in pool._blocks
             if block.block_id not in free
@@ -298,11 +301,14 @@ def _restore_pool(pool: BlockPool, recorded: PoolState) -> None:
     for part in recorded.blocks:
         block = pool._blocks[part.block_id]
         for field in fields(BlockState):
-            if field.name != "name":
+            if field.name not in ("name", "parent"):
                 setattr(block, field.name, getattr(part, field.name))
         if part.name:
             block.block_hash = digest_of(part.name)
             pool._block_of_hash[block.block_hash] = block.block_id
+            if part.parent:
+                block.parent_hash = digest_of(part.parent)
+                pool._children.setdefault(block.parent_hash, {})[block.block_hash] = None
         if block.is_pending:
             pool._pending.add(block.block_id)
     for score, order, block_id in recorded.evictable:

@@ -87,13 +87,35 @@ def _keep_mapping_of_evicted(original: Any) -> Any:
 
 
 def _twin_takes_over(original: Any) -> Any:
-    def cache_block(self: BlockPool, block_id: int, block_hash: bytes, depth: int) -> bool:
+    def cache_block(
+        self: BlockPool, block_id: int, block_hash: bytes, *, depth: int, parent: int | None
+    ) -> int:
         block = self._blocks[block_id]
         block.block_hash, block.depth = block_hash, depth
         self._block_of_hash[block_hash] = block_id
-        return True
+        return block_id
 
     return cache_block
+
+
+def _twin_is_kept(original: Any) -> Any:
+    def cache_full_blocks(self: BlockManager, sequence: Sequence) -> None:
+        if not self.caches_prefixes:
+            return
+        for index in range(sequence.num_cached_blocks, sequence.num_accepted_tokens // self.block_size):
+            parent = self.device.lookup(self.block_hash(sequence, index - 1)) if index else None
+            own, block_hash = self.table(sequence)[index], self.block_hash(sequence, index)
+            self.device.cache_block(own, block_hash, depth=index, parent=parent)
+            sequence.num_cached_blocks = index + 1
+
+    return cache_full_blocks
+
+
+def _chains_lose_their_heads(original: Any) -> Any:
+    def chain_end(self: BlockPool, block: Any) -> Any:
+        return block
+
+    return chain_end
 
 
 def _swap_ins_last(original: Any) -> Any:
@@ -243,6 +265,23 @@ PLANTED_BUGS = (
     PlantedBug("cached-when-scheduled", Committer, "_schedule", _cache_when_scheduled, "tokens|write"),
     PlantedBug("stale-map-entry", BlockPool, "_evict", _keep_mapping_of_evicted, "bijection"),
     PlantedBug("twin-takes-over", BlockPool, "cache_block", _twin_takes_over, "bijection"),
+    PlantedBug(
+        "twin-kept",
+        BlockManager,
+        "cache_full_blocks",
+        _twin_is_kept,
+        "chain",
+        (("prompt", (0,) * 6), ("salt", "")),
+    ),
+    PlantedBug(
+        "chain-evicted-from-its-head",
+        BlockPool,
+        "_chain_end",
+        _chains_lose_their_heads,
+        "chain",
+        ONE_LONG_PROMPT,
+        (("eviction", "lfu"),),
+    ),
     PlantedBug(
         "swap-in-after-copies", KvCache, "apply", _swap_ins_last, "tokens", CHOICES, SWAPS_UNDER_PRESSURE
     ),

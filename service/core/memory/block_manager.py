@@ -11,6 +11,7 @@ they ask for fits; an operation that does not fit raises OutOfBlocks and changes
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -119,6 +120,8 @@ class BlockManager:
             end = sequence.num_kv_tokens
         elif sequence.num_kv_tokens != first * self.block_size:
             return []
+        elif first and not self.device.is_cached(self._tables[sequence.seq_id][-1]):
+            return []  # what continues an uncached block is out of reach
         found = []
         for index in range(first, end // self.block_size):
             block_id = self.device.lookup(self.block_hash(sequence, index))
@@ -132,13 +135,33 @@ class BlockManager:
         return len(self.hits(request.computing[0])) * self.block_size
 
     def cache_full_blocks(self, sequence: Sequence) -> None:
-        """Cache each full block whose KV an ended step has made."""
+        """Cache each full block whose KV an ended step has made.
+
+        Where a block of the same content is cached already, the request shares that one and gives its own
+        back: what continues it is then cached behind a block that this request holds.
+        """
         if self._hasher is None:
             return
-        table = self._tables.get(sequence.seq_id, ())
+        table = self._tables.get(sequence.seq_id, [])
         for index in range(sequence.num_cached_blocks, sequence.num_accepted_tokens // self.block_size):
-            self.device.cache_block(table[index], self.block_hash(sequence, index), index)
+            own, parent = table[index], table[index - 1] if index else None
+            block_hash = self.block_hash(sequence, index)
+            cached = self.device.cache_block(own, block_hash, depth=index, parent=parent)
+            if cached is None:
+                return
+            if cached != own:
+                self._share_instead(sequence.request, index, own, cached)
             sequence.num_cached_blocks = index + 1
+
+    def _share_instead(self, request: Request, index: int, own: int, cached: int) -> None:
+        """Let all tables of the request that name its own block at `index` name its cached twin."""
+        release = Release(fence=request.last_step)
+        for sequence in request.unfinished:
+            table = self._tables.get(sequence.seq_id, [])
+            if index < len(table) and table[index] == own:
+                self.device.share(cached)
+                table[index] = cached
+                self.device.release(own, release)
 
     # --- growing ---------------------------------------------------------------------------
 
@@ -194,6 +217,7 @@ class BlockManager:
         for block_id in shared:
             self.device.share(block_id)
         self._tables[child.seq_id] = list(shared)
+        child.num_cached_blocks = min(parent.num_cached_blocks, num_tokens // self.block_size)
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
     # --- giving up -------------------------------------------------------------------------
@@ -294,6 +318,7 @@ class BlockManager:
                     self.device.share(block_id)
                 table.append(block_id)
             self._tables[sequence.seq_id] = table
+            sequence.num_cached_blocks = len(list(itertools.takewhile(hits.__contains__, host_table)))
         self.drop_host(request, release)
         return tuple(BlockCopy(host_block, device_of[host_block]) for host_block in missing)
 

@@ -7,6 +7,9 @@ Every block is in exactly one state:
     evictable  ref_count = 0 and cached: its hash finds it until it is overwritten
     free       ref_count = 0 and not cached
 
+Cached blocks form chains: each one names the hash of the block before it, and is cached only while that one
+is, or a lookup, which goes from the head, could not reach it. So chains are evicted from their ends.
+
 Only this class changes a reference count or the map of hashes. The free list is a stack: a block freed
 last is warm and is reused first. Evictable blocks wait in a heap, scored when they are released;
 an entry whose block was revived is recognised by its version and skipped.
@@ -51,6 +54,7 @@ class Block:
     block_id: int
     ref_count: int = 0
     block_hash: bytes | None = None
+    parent_hash: bytes | None = None
     depth: int = 0
     num_hits: int = 0
     fence: int = 0
@@ -67,6 +71,7 @@ class BlockState:
     block_id: int
     ref_count: int
     block_hash: bytes | None
+    parent_hash: bytes | None
     depth: int
     num_hits: int
     fence: int
@@ -127,6 +132,9 @@ class BlockPool:
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free = list(range(num_blocks - 1, -1, -1))
         self._block_of_hash: dict[bytes, int] = {}
+        self._children: dict[
+            bytes, dict[bytes, None]
+        ] = {}  # of a cached hash, the cached ones that continue it
         self._heap: list[tuple[float, int, int, int]] = []  # score, order, block id, version
         self._release_order = 0
         self._num_evictable = 0
@@ -244,27 +252,47 @@ class BlockPool:
 
     # --- the cache -------------------------------------------------------------------------
 
-    def cache_block(self, block_id: int, block_hash: bytes, depth: int) -> bool:
-        """Let `block_hash` find this full block. A hash has one block: a later twin stays uncached."""
+    def cache_block(self, block_id: int, block_hash: bytes, *, depth: int, parent: int | None) -> int | None:
+        """Let `block_hash` find this full block. Returns the block that it finds from now on.
+
+        A hash has one block: of a later twin, the one cached before is returned and should be shared in its
+        place. None, and nothing is done, if the block before it (parent; None for the first of a chain) is
+        not cached, or if this block is cached under another hash.
+        """
         block = self._blocks[block_id]
         assert block.ref_count > 0, f"block {block_id} is cached while no table names it"
-        if block_hash in self._block_of_hash or block.block_hash is not None:
-            return False
-        block.block_hash = block_hash
-        block.depth = depth
+        if block.block_hash is not None:
+            return block_id if block.block_hash == block_hash else None
+        parent_hash = None if parent is None else self._blocks[parent].block_hash
+        if parent is not None and parent_hash is None:
+            return None
+        cached = self._block_of_hash.get(block_hash)
+        if cached is not None:
+            return cached
+        block.block_hash, block.parent_hash, block.depth = block_hash, parent_hash, depth
         self._block_of_hash[block_hash] = block_id
-        return True
+        if parent_hash is not None:
+            self._children.setdefault(parent_hash, {})[block_hash] = None
+        return block_id
 
     def uncache_block(self, block_id: int) -> None:
-        """Forget its hash, before the block is written or because its content is not to be trusted."""
-        block = self._blocks[block_id]
-        if block.block_hash is None:
-            return
-        del self._block_of_hash[block.block_hash]
-        block.block_hash = None
-        if block.ref_count == 0 and not block.is_pending:
-            self._leave_heap(block)
-            self._free.append(block_id)
+        """Forget its hash, before the block is written or because its content is not to be trusted.
+
+        What continues it is not to be found either, and is uncached as well.
+        """
+        chain = [self._blocks[block_id]]
+        for block in chain:
+            if block.block_hash is not None:
+                chain += [
+                    self._blocks[self._block_of_hash[h]] for h in self._children.get(block.block_hash, ())
+                ]
+        for block in reversed(chain):
+            if block.block_hash is None:
+                continue
+            self._forget_hash(block)
+            if block.in_heap:
+                self._leave_heap(block)
+                self._free.append(block.block_id)
 
     def rescore(self) -> None:
         """Another policy scores: ask it about every evictable block, as it was when it was released.
@@ -304,6 +332,8 @@ class BlockPool:
                 setattr(block, name, getattr(part, name))
             if block.block_hash is not None:
                 self._block_of_hash[block.block_hash] = block.block_id
+            if block.block_hash is not None and block.parent_hash is not None:
+                self._children.setdefault(block.parent_hash, {})[block.block_hash] = None
             if block.is_pending:
                 self._pending.add(block.block_id)
         for score, order, block_id in state.evictable:
@@ -339,17 +369,33 @@ class BlockPool:
         self._num_evictable -= 1
 
     def _evict(self) -> int:
-        while True:
-            entry = heapq.heappop(self._heap)
-            if self._is_current(entry):
-                block = self._blocks[entry[2]]
-                # The mapping goes before the block changes hands: no hash may find foreign KV.
-                assert block.block_hash is not None
-                del self._block_of_hash[block.block_hash]
-                block.block_hash = None
-                self._leave_heap(block)
-                self.num_evictions += 1
-                return block.block_id
+        """The block of the smallest score, or else the end of a chain that continues it."""
+        while not self._is_current(self._heap[0]):
+            heapq.heappop(self._heap)
+        block = self._chain_end(self._blocks[self._heap[0][2]])
+        # The mapping goes before the block changes hands: no hash may find foreign KV.
+        self._forget_hash(block)
+        self._leave_heap(block)
+        self.num_evictions += 1
+        return block.block_id
+
+    def _chain_end(self, block: Block) -> Block:
+        """The block, if nothing cached continues it, else the end of the continuation released first."""
+        while block.block_hash is not None and (children := self._children.get(block.block_hash)):
+            blocks = [self._blocks[self._block_of_hash[block_hash]] for block_hash in children]
+            block = min(blocks, key=lambda b: (b.last_release.now, b.block_id))
+        assert block.in_heap, f"chain: block {block.block_id} is in use and the one before it is evictable"
+        return block
+
+    def _forget_hash(self, block: Block) -> None:
+        assert block.block_hash is not None, f"block {block.block_id} is not cached"
+        del self._block_of_hash[block.block_hash]
+        if block.parent_hash is not None:
+            siblings = self._children[block.parent_hash]
+            del siblings[block.block_hash]
+            if not siblings:
+                del self._children[block.parent_hash]
+        block.block_hash = block.parent_hash = None
 
     # --- proof -----------------------------------------------------------------------------
 
@@ -380,7 +426,15 @@ class BlockPool:
                 assert self._block_of_hash.get(block.block_hash) == block.block_id, (
                     f"bijection: the hash of block {block.block_id} finds another block"
                 )
+            if block.parent_hash is not None:
+                parent = self._block_of_hash.get(block.parent_hash)
+                assert parent is not None, f"chain: the block before block {block.block_id} is not cached"
+                assert not block.ref_count or self._blocks[parent].ref_count, (
+                    f"chain: block {block.block_id} is referenced and the one before it is not"
+                )
         hashed = sum(block.block_hash is not None for block in self._blocks)
         assert hashed == len(self._block_of_hash), "bijection: the map names a block that is not cached"
+        num_children = sum(map(len, self._children.values()))
+        assert num_children == sum(b.parent_hash is not None for b in self._blocks), "chain: miscounted"
         assert self._num_evictable == sum(b.in_heap for b in self._blocks), "evictable: miscounted"
         assert self._pending == {b.block_id for b in self._blocks if b.is_pending}, "pending: miscounted"

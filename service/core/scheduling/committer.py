@@ -215,7 +215,6 @@ class Committer:
                 self._manager.fork(lead, child, request.num_prompt_tokens)
                 child.num_computed_tokens = request.num_prompt_tokens
                 child.num_kv_tokens = request.num_prompt_tokens
-                child.num_cached_blocks = request.num_prompt_tokens // self._manager.block_size
                 child.last_step = step_id
         request.is_forked = True
         return tuple(self._sample(sequence) for sequence in request.unfinished) if samples_now else ()

@@ -189,17 +189,62 @@ def test_partial_blocks_are_reused_before_cached_ones() -> None:
     assert manager.device.allocate(1) == [partial]
 
 
-def test_a_twin_stays_uncached_and_is_freed_outright() -> None:
+def test_a_full_block_whose_content_is_cached_already_is_given_back_for_the_cached_one() -> None:
     manager = make_manager(4, 4)
     first, twin = (make_request(manager, 4).sequences[0] for _ in range(2))
     twin.seq_id = 77
     fill(manager, first, 4)
     fill(manager, twin, 4)
+    assert manager.table(twin) == manager.table(first)
     assert manager.device.is_cached(manager.table(first)[0])
-    assert not manager.device.is_cached(manager.table(twin)[0])
-    manager.free(twin, NOW)
     assert (manager.device.num_free, manager.device.num_evictable) == (3, 0)
+    manager.free(twin, NOW)
+    manager.free(first, NOW)
+    assert (manager.device.num_free, manager.device.num_evictable) == (3, 1)
     manager.check_integrity()
+
+
+@pytest.mark.fault("A")
+def test_what_continues_a_cached_chain_is_cached_behind_blocks_of_its_own_table() -> None:
+    """Evicted while the longer sequence lives, the shorter one's blocks once left a hole in its chain."""
+    manager = make_manager(8, 4)
+    shorter, longer = (make_request(manager, 20).sequences[0] for _ in range(2))
+    longer.seq_id = 77
+    fill(manager, shorter, 8)
+    fill(manager, longer, 20)
+    manager.free(shorter, Release(now=1.0))
+    for block in manager.device.allocate(manager.device.num_available):
+        manager.device.release(block, NOW)
+    manager.check_integrity()
+    found = [manager.device.lookup(manager.block_hash(longer, index)) for index in range(5)]
+    assert tuple(found) == manager.table(longer)
+
+
+@pytest.mark.fault("A")
+def test_a_chain_is_evicted_from_its_end_whatever_the_scores() -> None:
+    pool = BlockPool(4, 4, score=lambda view: view.depth)
+    blocks = pool.allocate(4)
+    for depth, block in enumerate(blocks):
+        pool.cache_block(block, bytes([depth]), depth=depth, parent=blocks[depth - 1] if depth else None)
+    for block in blocks:
+        pool.release(block, NOW)
+    for depth in (3, 2, 1, 0):
+        assert pool.allocate(1) == [blocks[depth]]
+        assert [pool.lookup(bytes([d])) for d in range(depth)] == blocks[:depth]
+
+
+@pytest.mark.fault("A")
+def test_a_block_that_is_uncached_takes_what_continues_it_out_of_the_cache() -> None:
+    pool = BlockPool(4, 4)
+    blocks = pool.allocate(3)
+    for depth, block in enumerate(blocks):
+        pool.cache_block(block, bytes([depth]), depth=depth, parent=blocks[depth - 1] if depth else None)
+    pool.release(blocks[2], NOW)
+    pool.uncache_block(blocks[1])
+    assert [pool.is_cached(block) for block in blocks] == [True, False, False]
+    assert (pool.num_free, pool.num_evictable) == (2, 0)
+    assert pool.cache_block(blocks[1], bytes([9]), depth=2, parent=blocks[1]) is None
+    pool.check_integrity({blocks[0]: 1, blocks[1]: 1})
 
 
 def test_a_block_of_an_unfinished_step_is_pending_until_it_ends() -> None:
@@ -233,7 +278,7 @@ def test_the_smallest_score_is_evicted_first_and_a_revived_block_is_not() -> Non
 
     pool = BlockPool(3, 4, score)
     for block in pool.allocate(3):
-        pool.cache_block(block, bytes([block]), 0)
+        pool.cache_block(block, bytes([block]), depth=0, parent=None)
         pool.release(block, NOW)
     pool.share(1)
     assert pool.allocate(1) == [2]
