@@ -27,7 +27,8 @@ class SchedulerOptions:
     max_bypasses: how many admissions may overtake one waiting request before admissions hold for it.
     max_preemptions: after this many a request is no victim except for the guarded request.
     max_skips: how many waiting requests one step may look past.
-    starvation_seconds: a request that waited longer is the next guarded request.
+    starvation_seconds: a request that waited longer is the next guarded request. Until it has waited so long,
+        or been preempted max_preemptions times, it gives way to a more urgent head of the queue.
     resort_interval_seconds: how often a queue key that changes with time is computed anew.
     max_step_failures: a request named in more failed steps than this fails.
     max_policy_faults: after so many bad answers a policy is quarantined: the axis's default decides.

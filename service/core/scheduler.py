@@ -230,12 +230,11 @@ class Scheduler:
         self._keep_suspects()
         self._renew_orders()
         self._queue_order.refresh(self.state.waiting, now)
-        guarded = choose_guarded(self.state, self._guarded)
-        is_new, self._guarded = guarded is not self._guarded, guarded
-        plan = self._planner.plan(guarded)
+        plan = self._planner.plan(choose_guarded(self.state, self._guarded))
+        is_new, self._guarded = plan.guarded is not self._guarded, plan.guarded
         if self.state.decisions is not None:
-            if is_new and guarded is not None:
-                self.state.decisions.append(guard_note(self.state, guarded))
+            if is_new and plan.guarded is not None:
+                self.state.decisions.append(guard_note(self.state, plan.guarded))
             self.state.decisions += plan.notes
         output = self._committer.commit(plan, self._next_step_id)
         if output:

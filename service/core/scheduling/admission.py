@@ -12,6 +12,7 @@ from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.ledger import virtual
 from pageturner.service.core.scheduling.plan import PlannedAdmission, Shortage
+from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
 
@@ -134,7 +135,9 @@ class AdmissionPlanner:
             self._least_priority = min(
                 (other.priority for other in others if other is not self._guarded), default=float("inf")
             )
-        return request.priority > self._least_priority
+        if request.priority > self._least_priority:
+            return True
+        return gives_way(self._state, self._guarded, request)
 
     def _book(self, request: Request, is_privileged: bool) -> None:
         """Raises _Refused; the caller then undoes what was booked."""

@@ -57,6 +57,7 @@ class Attempt:
             tuple(self.budget.chunks),
             tuple(self._bypassed),
             self.budget.planned_producing,
+            self._guarded,
             () if self._notes is None else self._all_notes(self._notes),
         )
 

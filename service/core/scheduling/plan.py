@@ -63,6 +63,7 @@ class Plan:
 
     bypassed: requests that were looked past. producing: hashes that the chunks of this step, and of
     the last, are making; waiting requests may wait for them. notes: what was decided, if anybody records.
+    guarded: the request that no policy could hold back.
     """
 
     preemptions: tuple[Preemption, ...]
@@ -70,4 +71,5 @@ class Plan:
     chunks: tuple[Chunk, ...]
     bypassed: tuple[Request, ...]
     producing: dict[bytes, Request]
+    guarded: Request | None
     notes: tuple[Decision, ...] = ()

@@ -17,6 +17,7 @@ from pageturner.service.core.scheduling.attempt import Attempt, book_preemption
 from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.plan import Plan, Preemption, Shortage
+from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
@@ -35,14 +36,18 @@ class Planner:
                 if constraints.await_pending:
                     return outcome  # the victims' blocks are needed, only not in this step
                 return self._spare_needless(outcome, guarded, constraints)
-            self._resolve(outcome, attempt, guarded, constraints)
+            if not self._resolve(outcome, attempt, guarded, constraints):
+                guarded, constraints = outcome.claimant, Constraints()
 
     # --- who yields ------------------------------------------------------------------------
 
     def _resolve(
         self, shortage: Shortage, attempt: Attempt, guarded: Request | None, constraints: Constraints
-    ) -> None:
-        """Settle one more request, so that the next attempt gets further."""
+    ) -> bool:
+        """Settle one more request, so that the next attempt gets further.
+
+        False if that takes the guarantee: the claimant, whom the others can't help, is the guarded request.
+        """
         claimant = shortage.claimant
         is_running = claimant.status is RequestStatus.RUNNING
         chosen: list[Request] | None = None
@@ -59,16 +64,19 @@ class Planner:
             order = holders + self._ranked(candidates, claimant)
             chosen = self._minimal_victims(order, shortage, attempt, constraints)
         if chosen is None:
+            if not covered_by_pending and gives_way(self._state, guarded, claimant):
+                return False
             (constraints.stalled if is_running else constraints.blocked).add(claimant.order)
             if self._state.decisions is not None:
                 self._note_left_out(shortage, attempt, constraints, covered_by_pending)
-            return
+            return True
         if not is_running:
             constraints.claimants.add(claimant.order)
         for victim in chosen:
             constraints.preemptions[victim.order] = self._how(victim, shortage, constraints)
             if self._state.decisions is not None:
                 self._note_preemption(constraints.preemptions[victim.order], shortage, order, constraints)
+        return True
 
     # --- for whoever records ---------------------------------------------------------------
 

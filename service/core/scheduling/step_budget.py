@@ -85,13 +85,14 @@ class StepBudget:
     def allowance(self, request: Request, remaining: int) -> int:
         """Tokens of budget this request may use now; the guarded request is owed one.
 
-        The batch policy has counted the decodes of running requests among its decode tokens; one that
-        starts with a single token left, fresh from the host, may take it from either share.
+        The batch policy has counted the decodes of running requests among its decode tokens. One that starts
+        with a single token left, fresh from the host, was not, and takes from their share only where no
+        other is left.
         """
-        if remaining == 1:
+        if remaining == 1 and request.status is RequestStatus.RUNNING:
             allowed = self.decode_left
-            if request.status is not RequestStatus.RUNNING:
-                allowed = allowed or self.prefill_left
+        elif remaining == 1:
+            allowed = self.prefill_left or self.decode_left
         elif self._chunk_tokens is None:
             allowed = self.prefill_left
         else:
@@ -157,7 +158,7 @@ class StepBudget:
             ledger.take(needed)
         if shared is not None:
             ledger.drop((shared,), in_flight=False)
-        self._spend(remaining, num_tokens)
+        self._spend(request, remaining, num_tokens)
         self.chunks.append(Chunk(sequence, num_tokens, is_last=num_tokens == remaining))
         if remaining > 1:
             end = start + num_tokens
@@ -167,9 +168,10 @@ class StepBudget:
             self.producing.update(made)
         return 0
 
-    def _spend(self, remaining: int, num_tokens: int) -> None:
+    def _spend(self, request: Request, remaining: int, num_tokens: int) -> None:
         self.total_left -= num_tokens
-        if remaining == 1 and self.decode_left > 0:
+        decodes = remaining == 1 and (request.status is RequestStatus.RUNNING or not self.prefill_left)
+        if decodes and self.decode_left > 0:
             self.decode_left -= num_tokens
         else:
             self.prefill_left = max(0, self.prefill_left - num_tokens)

@@ -479,3 +479,76 @@ def test_a_cached_prompt_may_start_later() -> None:
     h.run_to_end()
     h.check_finished()
     assert h.error_of(in_time) is None
+
+
+# --- the guarded request and priorities -------------------------------------------------------
+
+URGENT = 100
+
+
+@pytest.mark.fault("B")
+@pytest.mark.parametrize(("n", "slots"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("queue", ["priority", "fcfs"])
+def test_an_urgent_request_takes_slots_and_guarantee_from_a_less_urgent_one(
+    n: int, slots: int, queue: str
+) -> None:
+    h = harness(queue=queue, num_blocks=16, options={"max_num_seqs": slots})
+    low = h.submit((0,) * 4, max_tokens=12, n=n)
+    h.step()
+    h.step()
+    urgent = h.submit((1,) * 4, max_tokens=4, n=n, priority=URGENT)
+    assert urgent in scheduled_ids(h.step())
+    assert h.scheduler.guarded_id == urgent
+    while h.records[urgent].end is None:
+        assert low not in scheduled_ids(h.step())
+    h.run_to_end()
+    h.check_finished()
+
+
+@pytest.mark.fault("B")
+@pytest.mark.parametrize("reclaim", ["always-recompute", "always-swap"])
+def test_an_urgent_request_takes_blocks_from_the_guarded_one(reclaim: str) -> None:
+    h = harness(num_blocks=6, queue="priority", reclaim=reclaim, num_host_blocks=8)
+    low = h.submit((0,) * 12, max_tokens=12)
+    for _ in range(6):
+        h.step()
+    assert h.scheduler.guarded_id == low
+    urgent = h.submit((1,) * 12, max_tokens=8, priority=URGENT)
+    h.step()
+    assert urgent in scheduled_ids(h.step())
+    h.run_to_end()
+    h.check_finished()
+
+
+@pytest.mark.fault("B")
+def test_a_stream_of_urgent_requests_holds_a_waiting_one_up_until_the_starvation_bound() -> None:
+    h = harness(queue="priority", options={"max_num_seqs": 1, "starvation_seconds": 10.0})
+    low = h.submit((0,) * 4, max_tokens=8)
+    h.step()
+    while h.records[low].end is None:
+        assert h.num_steps < 30, "the less urgent one starves"
+        h.submit((1,) * 2, max_tokens=1, priority=URGENT)
+        h.step()
+    assert h.num_steps > 10
+
+
+@pytest.mark.fault("B")
+def test_a_guarded_request_yields_to_urgent_ones_no_more_often_than_max_preemptions() -> None:
+    limits = {"max_num_seqs": 1, "max_preemptions": 3}
+    h = harness(queue="priority", reclaim="always-recompute", options=limits)
+    low = h.submit((0,) * 4, max_tokens=20)
+    while h.records[low].end is None:
+        assert h.num_steps < 60, "the less urgent one starves"
+        if low in scheduled_ids(h.step()):
+            h.submit((1,) * 2, max_tokens=1, priority=URGENT)
+    assert h.scheduler.stats().num_recompute_preemptions_total == 3
+
+
+@pytest.mark.fault("B")
+def test_an_equally_urgent_request_leaves_the_guarantee_where_it_is() -> None:
+    h = harness(queue="shortest-job-first", options={"max_num_seqs": 1})
+    first = h.submit((0,) * 4, max_tokens=8, priority=5)
+    h.step()
+    h.submit((1,) * 2, max_tokens=1, priority=5)
+    assert scheduled_ids(h.step()) == [first]
+    assert h.scheduler.guarded_id == first

@@ -235,7 +235,8 @@ def check_a_key_that_was_fixed_is_asked_for_again() -> None:
 def check_cached_blocks_are_scored_anew() -> None:
     for sign in (1, -1):
         live = harness(registry.create_set({"eviction": "lru"}), num_blocks=8)
-        live.submit((0, 1, 2, 0, 1, 2, 0, 0), max_tokens=1)
+        for letter in range(4):  # chains of one block each: a longer one is evicted from its end
+            live.submit((letter, letter), max_tokens=1)
         live.run_to_end()
         device = live.scheduler.manager.device
         cached = [b for b in range(8) if device.is_cached(b)]
@@ -540,7 +541,7 @@ def test_a_shadow_is_asked_compared_and_not_obeyed() -> None:
     def run(shadows: dict[str, object]) -> tuple[CoreHarness, list[object]]:
         live = harness(
             registry.create_set({"reclaim": "always-recompute", "admission": "first-chunk"}),
-            num_blocks=10,
+            num_blocks=8,
         )
         swap(live, shadows)
         for _ in range(6):
