@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         last_word(" ".join(filter(None, ("pageturner", name))) + f": {error}")
         return EXIT_USER_ERROR
+    arguments.command_line = shlex.join(["pageturner", *words])
     for number in signals.ending_signals():
         signal.signal(number, _leave)
     try:

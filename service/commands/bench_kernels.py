@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     scale: Scale
     gpu = None if arguments.device == "cpu" else find_gpu(wanted=arguments.device == "cuda")
     if gpu is None:
-        document, lines, panels = _on_paper(chosen, arguments.gpu)
+        document, lines, panels = _on_paper(chosen, arguments.gpu, arguments.command_line)
         label, scale = f"us on one {arguments.gpu} at best, on paper", "log"
     else:
-        document, lines, panels = _measured(chosen, gpu)
+        document, lines, panels = _measured(chosen, gpu, arguments.command_line)
         label, scale = "fraction of what the machine can do", "linear"
     write(json.dumps(document, indent=2) if arguments.json else "\n".join(lines))
     if arguments.output is not None:
@@ -148,12 +146,12 @@ Found = tuple[dict[str, Any], "list[str]", "dict[str, Series]"]
 """The document, the lines of text, and the panels of a plot."""
 
 
-def _measured(chosen: Sequence[Case], gpu: GpuAtHand) -> Found:
+def _measured(chosen: Sequence[Case], gpu: GpuAtHand, command: str) -> Found:
     from pageturner.service.bench.kernel_plot import measured_panels
     from pageturner.service.bench.kernel_report import Origin
 
     found = measure(chosen, gpu)
-    origin = Origin(gpu.name, gpu.driver, _versions(), *_when())
+    origin = Origin(gpu.name, gpu.driver, _versions(), _now(), command)
     return (
         {"origin": asdict(origin), "measured": True} | found.document(),
         [f"{gpu.name}, {gpu.driver}", *found.lines()],
@@ -182,14 +180,14 @@ def measure(chosen: Sequence[Case], gpu: GpuAtHand) -> Measured:
     return Measured(machine, results, verdicts(results, machine, gpu.capability), stopped)
 
 
-def _on_paper(chosen: Sequence[Case], name: str) -> Found:
+def _on_paper(chosen: Sequence[Case], name: str, command: str) -> Found:
     from pageturner.kernels.errors import CompilerUnavailable
     from pageturner.service.bench import kernels
     from pageturner.service.bench.kernel_plot import paper_panels
     from pageturner.service.bench.kernel_report import Origin
 
     found = estimate_cases(chosen, name)
-    origin = Origin(platform.processor() or platform.machine(), "none", _versions(), *_when())
+    origin = Origin(platform.processor() or platform.machine(), "none", _versions(), _now(), command)
     document = {"origin": asdict(origin)} | found.document()
     lines = [*found.lines(), "", "MEASURED on this machine's CPU:"]
     try:
@@ -227,10 +225,8 @@ def _versions() -> dict[str, str]:
     return {"pageturner": __version__, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
 
 
-def _when() -> Iterator[str]:
-    """The date, and the command."""
-    yield datetime.now(UTC).isoformat(timespec="seconds")
-    yield shlex.join(["pageturner", *sys.argv[1:]])
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _check_files(output: Path | None, plot: Path | None) -> None:
