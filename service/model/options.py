@@ -25,8 +25,8 @@ class ModelOptions:
     be used, and by torch's operations where the CUDA kernels cannot be had.
     debug_kernels: CUDA kernels check every block id and slot they are given; slower.
     cuda_graphs: decode steps of up to so many sequences are replayed as CUDA graphs; 0: none.
-    dtype: `auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16; `float16` is
-    for GPUs.
+    dtype: `auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16, or all in
+    float32 on a CPU that has no bfloat16 instructions; `float16` is for GPUs.
     deterministic: a row's logits have the same bits whatever it is batched with.
     forward: `auto` takes the lean decoder where it knows the architecture, `transformers` otherwise.
     num_threads: of torch; None leaves torch's choice.

@@ -25,6 +25,7 @@ from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.build import build_model
 from pageturner.service.model.causal_model import CausalModel
+from pageturner.service.model.cpu_features import fit_dtype, read_cpuinfo
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
@@ -77,8 +78,11 @@ def load_model(
         torch.set_num_threads(config.model.num_threads)
     if backend is None:
         backend = choose_backend(config, cache_dir, logger)
-    artifacts = load_artifacts(config.model, cache_dir)
-    model, ops = _place_weights(artifacts, config.model, config.cache.block_size, backend)
+    options, note = fit_dtype(config.model, backend.device, read_cpuinfo())
+    if note is not None:
+        logger.warning("dtype", reason=note)
+    artifacts = load_artifacts(options, cache_dir)
+    model, ops = _place_weights(artifacts, options, config.cache.block_size, backend)
     layout = KvLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
