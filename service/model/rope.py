@@ -48,8 +48,7 @@ class Rope:
 def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, default_theta: float) -> Rope:
     """The rope of a config.json, in its present form (rope_parameters) or its older one (rope_theta,
     rope_scaling). Raises ModelError for a variant that this decoder does not compute."""
-    # As transformers reads it: the older key wins where both are there, and its dict is taken whole.
-    parameters: dict[str, Any] = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    parameters = _parameters(config)
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise ModelError("rope_parameters differ between kinds of layers")
     theta = float(_either(parameters, config, "rope_theta") or default_theta)
@@ -61,7 +60,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, defa
     parameters["original_max_position_embeddings"] = (
         _either(config, parameters, "original_max_position_embeddings") or max_position
     )
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = _kind(parameters)
     # The reference computes theta ** (2 i / head_dim) in float32; one ulp there is a visible angle at 8,192.
     powers = theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim)
     scale = 1.0
@@ -79,7 +78,32 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, defa
             frequencies, scale = _yarn(powers, theta, parameters, max_position)
         case _:
             raise ModelError(f"rope_type {kind!r} is not computed by this decoder")
-    return Rope(tuple(frequencies.tolist()), scale, max_position)
+    return Rope(tuple(frequencies.tolist()), scale, longest_sequence(config, max_position))
+
+
+def longest_sequence(config: Mapping[str, Any], max_position: int) -> int:
+    """Positions that a config.json offers: `max_position` (its max_position_embeddings), or with a rope that
+    is stretched `factor` times the trained length.
+
+    Model cards have one add YaRN and leave max_position_embeddings as it was trained. Dynamic NTK is not
+    counted: beyond the trained length its frequencies depend on each sequence's own.
+    """
+    parameters = _parameters(config)
+    factor = parameters.get("factor")
+    is_stretched = _kind(parameters) in ("linear", "yarn") and isinstance(factor, int | float)
+    if not is_stretched or not math.isfinite(factor) or isinstance(factor, bool):
+        return max_position
+    trained = _either(config, parameters, "original_max_position_embeddings") or max_position
+    return max(max_position, int(factor * trained))
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As transformers reads it: the older key wins where both are there, and its dict is taken whole."""
+    return dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+
+
+def _kind(parameters: Mapping[str, Any]) -> Any:
+    return parameters.get("rope_type") or parameters.get("type") or "default"
 
 
 def _llama3(frequencies: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:

@@ -7,7 +7,8 @@ attention, and that is ours. Whether it works for a model is found out before it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,10 @@ from pageturner.service.model.probe import (
     plain_logits,
     probe_prompts,
 )
+from pageturner.service.model.rope import longest_sequence
 from pageturner.service.model.transformers_attention import PagedStep, attention_by
+
+_NAMED_WEIGHTS = 5
 
 
 class TransformersModel:
@@ -53,7 +57,7 @@ class TransformersModel:
         self.num_layers = len(shapes.layers)
         self.num_heads, self.num_kv_heads = shapes.num_heads, shapes.num_kv_heads
         self.head_dim = shapes.head_dim
-        self.vocab_size: int = model.config.get_text_config().vocab_size
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.max_position = _longest_sequence(model, max_position)
         self.num_parameters: int = model.num_parameters()
         self.dtype: torch.dtype = model.dtype
@@ -105,7 +109,10 @@ class _PackedLinear(nn.Module):
 
 def _longest_sequence(model: PreTrainedModel, wanted: int | None) -> int:
     """The smaller of what is wanted and what the configuration names; ModelError if there is neither."""
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    config = model.config.get_text_config()
+    own = getattr(config, "max_position_embeddings", None)
+    if own is not None:
+        own = longest_sequence(config.to_dict(), own)
     bounds = [bound for bound in (own, wanted) if bound is not None]
     if not bounds:
         raise ModelError(f"{model.config.model_type}: names no longest sequence; set model.max_position")
@@ -128,8 +135,9 @@ def load_transformers_model(
     # A server's log is no place for a progress bar. (transformers leaves the function untyped.)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model, told = AutoModelForCausalLM.from_pretrained(
             artifacts.folder,
+            output_loading_info=True,
             dtype=getattr(torch, artifacts.dtype),
             attn_implementation="eager",
             local_files_only=True,
@@ -139,8 +147,17 @@ def load_transformers_model(
     except Exception as error:  # a config.json may hold anything, and transformers compute with it
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"transformers cannot read {artifacts.name}: {reason}") from error
+    _check_weights(artifacts.name, told)
     nn.Module.to(model, device)
     return checked_model(model, choose_ops, max_position=max_position, deterministic=deterministic)
+
+
+def _check_weights(name: str, told: Mapping[str, Any]) -> None:
+    """Raise ModelError for weights that the files lack: transformers fills them with random numbers."""
+    lacking = sorted(map(str, told["missing_keys"]))
+    if lacking:
+        more = f" and {len(lacking) - _NAMED_WEIGHTS} more" if len(lacking) > _NAMED_WEIGHTS else ""
+        raise ModelError(f"{name}: the weights lack {', '.join(lacking[:_NAMED_WEIGHTS])}{more}")
 
 
 def checked_model(
@@ -160,6 +177,9 @@ def checked_model(
     paged = TransformersModel(model, shapes, ops, max_position=max_position)
     prompts = probe_prompts(paged.vocab_size, paged.max_position)
     expected = plain_logits(model, prompts)
+    if (width := expected[0].shape[-1]) != paged.vocab_size:
+        reason = f"{width} logits a row for {paged.vocab_size} embeddings"
+        raise ModelError(f"{paged.model_type}: {reason}, so that a sampled token might have none")
     paged.pack_linears(deterministic=deterministic)
     check_paged_model(paged, prompts, expected, deterministic=deterministic)
     return paged

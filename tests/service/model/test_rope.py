@@ -97,3 +97,24 @@ def test_theta_falls_back_to_the_family() -> None:
 def test_what_one_table_cannot_hold_is_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ModelError):
         parse_rope({"rope_parameters": parameters}, 8, 32, 10_000.0)
+
+
+@pytest.mark.fault("19")
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}, 32_768),
+        ({"rope_type": "yarn", "factor": 4.0}, 32_768),
+        ({"type": "linear", "factor": 2.0}, 16_384),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 8192),
+        ({"type": "dynamic", "factor": 2.0}, 8192),
+        ({"rope_type": "default"}, 8192),
+    ],
+)
+def test_a_stretched_rope_offers_factor_times_the_trained_length(
+    scaling: dict[str, Any], positions: int
+) -> None:
+    rope = parse_rope({"rope_scaling": scaling, "rope_theta": 1e5}, 64, 8192, 1e4)
+    assert rope.max_position == positions
+    cos, _ = rope.table(positions)
+    assert cos.shape == (positions, 64)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.ops import BACKENDS
 from support.paged_sessions import PagedSession
 from support.random_models import FAMILIES, VOCAB_SIZE, save, tiny_model
+from transformers import LlamaForSequenceClassification
 
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
@@ -193,6 +195,45 @@ def test_a_saved_model_is_loaded_and_served(family: str, tmp_path: Path) -> None
     assert model.max_position == 100
     session = PagedSession(model, model.ops)
     assert_near(session.finish(session.add(tokens_of(1)), 30), plain_logits(family, 1)[[29, 44]])
+
+
+@pytest.mark.fault("21")
+def test_a_checkpoint_that_lacks_weights_is_refused_by_their_names(tmp_path: Path) -> None:
+    _, hf_model = tiny_model("llama", 0)
+    folder = save(hf_model, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    lost = ["model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.q_proj.weight"]
+    save_file(
+        {name: tensor for name, tensor in weights.items() if name not in lost},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    artifacts = read_folder("test", "holed", folder, ModelOptions(source="test"))
+    with pytest.raises(ModelError, match=f"holed: the weights lack {', '.join(lost)}"):
+        load_transformers_model(artifacts, lambda _: TorchOps())
+
+
+@pytest.mark.fault("21")
+def test_a_checkpoint_of_another_head_is_refused_for_the_head_it_lacks(tmp_path: Path) -> None:
+    config, _ = tiny_model("llama", 0)
+    config.num_labels, config.tie_word_embeddings = 2, False
+    folder = save(LlamaForSequenceClassification(config), tmp_path)
+    artifacts = read_folder("test", "judge", folder, ModelOptions(source="test"))
+    with pytest.raises(ModelError, match=r"the weights lack lm_head\.weight"):
+        load_transformers_model(artifacts, lambda _: TorchOps())
+
+
+@pytest.mark.fault("19")
+def test_a_stretched_rope_is_served_beyond_max_position_embeddings(tmp_path: Path) -> None:
+    _, hf_model = tiny_model("llama", 0)
+    folder = save(hf_model, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    trained = config["max_position_embeddings"]
+    config["rope_parameters"] = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+    config["rope_parameters"]["original_max_position_embeddings"] = trained
+    (folder / "config.json").write_text(json.dumps(config))
+    artifacts = read_folder("test", "long", folder, ModelOptions(source="test"))
+    assert load_transformers_model(artifacts, lambda _: TorchOps()).max_position == 4 * trained
 
 
 @pytest.mark.parametrize("nonsense", [{"sliding_window": 2.5}, {"query_pre_attn_scalar": 0}])
