@@ -89,12 +89,10 @@ def longest_sequence(config: Mapping[str, Any], max_position: int) -> int:
     counted: beyond the trained length its frequencies depend on each sequence's own.
     """
     parameters = _parameters(config)
-    factor = parameters.get("factor")
-    is_stretched = _kind(parameters) in ("linear", "yarn") and isinstance(factor, int | float)
-    if not is_stretched or not math.isfinite(factor) or isinstance(factor, bool):
+    if _kind(parameters) not in ("linear", "yarn") or parameters.get("factor") is None:
         return max_position
     trained = _either(config, parameters, "original_max_position_embeddings") or max_position
-    return max(max_position, int(factor * trained))
+    return max(max_position, int(_number(parameters, "factor") * trained))
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:

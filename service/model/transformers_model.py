@@ -57,7 +57,10 @@ class TransformersModel:
         self.num_layers = len(shapes.layers)
         self.num_heads, self.num_kv_heads = shapes.num_heads, shapes.num_kv_heads
         self.head_dim = shapes.head_dim
-        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        embeddings = model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Module)
+        # What is looked up, whatever the configuration says.
+        self.vocab_size = int(embeddings.get_parameter("weight").shape[0])
         self.max_position = _longest_sequence(model, max_position)
         self.num_parameters: int = model.num_parameters()
         self.dtype: torch.dtype = model.dtype
@@ -135,7 +138,8 @@ def load_transformers_model(
     # A server's log is no place for a progress bar. (transformers leaves the function untyped.)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        # A pair because of output_loading_info, which transformers' annotations leave out.
+        read: Any = AutoModelForCausalLM.from_pretrained(
             artifacts.folder,
             output_loading_info=True,
             dtype=getattr(torch, artifacts.dtype),
@@ -147,7 +151,8 @@ def load_transformers_model(
     except Exception as error:  # a config.json may hold anything, and transformers compute with it
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"transformers cannot read {artifacts.name}: {reason}") from error
-    _check_weights(artifacts.name, told)
+    model: PreTrainedModel = read[0]
+    _check_weights(artifacts.name, read[1])
     nn.Module.to(model, device)
     return checked_model(model, choose_ops, max_position=max_position, deterministic=deterministic)
 
