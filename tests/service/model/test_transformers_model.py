@@ -217,7 +217,8 @@ def test_a_checkpoint_that_lacks_weights_is_refused_by_their_names(tmp_path: Pat
 def test_a_checkpoint_of_another_head_is_refused_for_the_head_it_lacks(tmp_path: Path) -> None:
     config, _ = tiny_model("llama", 0)
     config.num_labels, config.tie_word_embeddings = 2, False
-    folder = save(LlamaForSequenceClassification(config), tmp_path)
+    judge = LlamaForSequenceClassification(config)  # type: ignore[no-untyped-call]  # transformers is half typed
+    folder = save(judge, tmp_path)
     artifacts = read_folder("test", "judge", folder, ModelOptions(source="test"))
     with pytest.raises(ModelError, match=r"the weights lack lm_head\.weight"):
         load_transformers_model(artifacts, lambda _: TorchOps())
