@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from pageturner.loadtest.channel import channel_options
+from pageturner.loadtest.channel import channel_options, proxy_hint
 from pageturner.loadtest.errors import ServerError
 from pageturner.v1 import (
     admin_pb2,
@@ -59,8 +59,9 @@ async def connect(target: Target) -> AsyncIterator[grpc.aio.Channel]:
         try:
             await asyncio.wait_for(channel.channel_ready(), target.connect_seconds)
         except TimeoutError:
+            hint = proxy_hint(target.address)
             raise ServerError(
-                f"no server answers at {target.address} within {target.connect_seconds:g} s"
+                f"no server answers at {target.address} within {target.connect_seconds:g} s{hint}"
             ) from None
         yield channel
 

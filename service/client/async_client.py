@@ -33,7 +33,7 @@ from pageturner.service.engine.api import (
     ServerInfo,
     StreamEvent,
 )
-from pageturner.service.errors import DeadlineExceeded, Draining
+from pageturner.service.errors import DeadlineExceeded, Draining, Loading
 from pageturner.service.rpc.status import UnknownStatus
 
 RETRY_SECONDS = 0.2
@@ -184,7 +184,7 @@ class Client:
                             return
             except DeadlineExceeded as error:
                 raise never_ready(self._target, timeout_seconds) from error
-            except (UnknownStatus, Draining) as error:
+            except (UnknownStatus, Draining, Loading) as error:
                 if not is_away(error):
                     raise
             await asyncio.sleep(RETRY_SECONDS)

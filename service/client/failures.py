@@ -9,7 +9,7 @@ from typing import cast
 import grpc
 
 from pageturner.service.client.targets import Target
-from pageturner.service.errors import DeadlineExceeded, Draining, PageturnerError
+from pageturner.service.errors import DeadlineExceeded, Draining, Loading, PageturnerError
 from pageturner.service.rpc.status import UnknownStatus, from_status
 
 _STATUS_KEY = "grpc-status-details-bin"
@@ -37,8 +37,8 @@ def _meant(error: grpc.RpcError, target: Target) -> PageturnerError:
 
 
 def is_away(error: PageturnerError) -> bool:
-    """Whether the server cannot be reached, or is about to go; another may take its place."""
-    return isinstance(error, Draining) or (
+    """Whether the server cannot be reached now, is starting or about to go: waiting may help."""
+    return isinstance(error, Draining | Loading) or (
         isinstance(error, UnknownStatus) and error.code == grpc.StatusCode.UNAVAILABLE.name
     )
 

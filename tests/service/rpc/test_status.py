@@ -29,6 +29,7 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.ModelNotFound("gpt", "smollm2"),
     errors.DuplicateRequest("r1"),
     errors.QueueFull("64 requests wait", 2.5),
+    errors.Loading("the model is still loading"),
     errors.Draining("shutting down"),
     errors.EngineDead("Traceback (most recent call last)"),
     errors.RequestAborted("aborted by id"),
