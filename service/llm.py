@@ -129,7 +129,7 @@ class LLM:
         requests = []
         for position, prompt in enumerate(prompts):
             try:
-                requests.append(_to_request(to_prompt(prompt), options))
+                requests.append(_to_request(self._engine, to_prompt(prompt), options))
             except Exception as error:
                 error.add_note(f"prompts[{position}]")
                 raise
@@ -139,7 +139,7 @@ class LLM:
 
     def chat(self, messages: Iterable[Turn], **options: Unpack[Options]) -> Completion:
         """The answer to one conversation, through the model's chat template."""
-        return self._thread.run(_answer(self._engine, _to_request(to_chat(messages), options)))
+        return self._thread.run(_answer(self._engine, _to_request(self._engine, to_chat(messages), options)))
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[StreamEvent, None, None]:
         """The answer as it comes, to a prompt or a conversation: AcceptedEvent; TokenEvents and a
@@ -147,11 +147,11 @@ class LLM:
 
         Leaving it aborts the request. A reader may take its time: what is generated meanwhile is kept.
         """
-        return self._follow(_to_request(to_prompt(prompt), options))
+        return self._follow(_to_request(self._engine, to_prompt(prompt), options))
 
     def tokenize(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids that a prompt becomes, a conversation through the model's chat template."""
-        plain = convert.to_prompt(to_prompt(prompt))
+        plain = convert.to_prompt(to_prompt(prompt), self._engine.limits.tokenization)
 
         async def tokenize() -> tuple[int, ...]:
             try:
@@ -327,9 +327,11 @@ def _build(loaded: LoadedConfig, logger: FilteringBoundLogger) -> AsyncEngine:
         ).result()
 
 
-def _to_request(prompt: generation_pb2.Prompt, options: Options) -> GenerationRequest:
+def _to_request(engine: AsyncEngine, prompt: generation_pb2.Prompt, options: Options) -> GenerationRequest:
     message, timeout_seconds = to_request(generation_pb2.GenerateRequest, prompt, options)
-    return convert.to_generation_request(message, message.request_id, timeout_seconds)
+    return convert.to_generation_request(
+        message, message.request_id, timeout_seconds, engine.limits.generation
+    )
 
 
 def _warnings_on_standard_error() -> FilteringBoundLogger:

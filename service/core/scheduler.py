@@ -51,7 +51,7 @@ from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.deadlines import Deadlines
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
-from pageturner.service.core.scheduling.intake import checked_max_tokens
+from pageturner.service.core.scheduling.intake import check_queue, checked_max_tokens
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
@@ -62,7 +62,7 @@ from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.stats import scheduler_stats
 from pageturner.service.core.scheduling.suspects import Suspects
 from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
-from pageturner.service.errors import DuplicateRequest, PageturnerError, QueueFull, StepFailed
+from pageturner.service.errors import DuplicateRequest, PageturnerError, StepFailed
 from pageturner.service.policy_host.host import AxisReport, PolicyHost, PolicyReport
 
 
@@ -138,11 +138,8 @@ class Scheduler:
         max_tokens = checked_max_tokens(
             new, self._options, self.manager.device.num_blocks, self.manager.block_size
         )
-        if len(waiting) >= self._options.max_waiting:
-            raise QueueFull(f"{len(waiting)} requests are waiting already", retry_after_seconds=1.0)
-        num_queued = waiting.num_prompt_tokens + len(new.prompt_token_ids)
-        if len(waiting) and num_queued > self._options.max_queued_tokens:
-            raise QueueFull(f"{num_queued} prompt tokens would be waiting", retry_after_seconds=1.0)
+        num_prompt_tokens = len(new.prompt_token_ids)
+        check_queue(self._options, len(waiting), waiting.num_prompt_tokens, num_prompt_tokens)
         seq_ids = range(self._next_seq_id, self._next_seq_id + new.params.n)
         self._start_text(seq_ids, new)
         root = self.manager.root_hash(adapter=new.adapter, salt=new.cache_salt)
@@ -309,6 +306,10 @@ class Scheduler:
         self.manager.host.complete(output.step_id)
 
     # --- figures and proof -----------------------------------------------------------------
+
+    def num_requests(self) -> tuple[int, int]:
+        """Those that wait and those that run; costs nothing, so that a change can be noticed."""
+        return len(self.state.waiting), len(self.state.running)
 
     def stats(self) -> SchedulerStats:
         """Gauges of this moment, and totals since start."""

@@ -19,8 +19,12 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.sampling_params import SamplingParams
-from pageturner.service.errors import PageturnerError
+from pageturner.service.engine.prompt_limits import InputLimits
+from pageturner.service.errors import InvalidArgument, PageturnerError
 from pageturner.service.policy_host.shadow import Disagreement
+
+MAX_NAME_CHARACTERS = 256
+"""Of an id, a model's name, a tenant or a salt: they travel in logs and metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,12 @@ class GenerationRequest:
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     deadline_seconds: float | None = None
+
+    def check_names(self) -> None:
+        """Raises InvalidArgument for an id, a model's name, a tenant or a salt that is too long."""
+        for name in ("request_id", "model", "tenant", "cache_salt"):
+            if len(getattr(self, name)) > MAX_NAME_CHARACTERS:
+                raise InvalidArgument(name, f"longer than {MAX_NAME_CHARACTERS} characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +236,11 @@ class EngineClient(Protocol):
 
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth: ...
 
+    @property
+    def limits(self) -> InputLimits:
+        """What prompts may be at most; for refusing one before it is copied."""
+        ...
+
     async def submit(self, request: GenerationRequest) -> RequestStream:
         """Check, tokenize and queue; returns once accepted. Raises what refuses it (InvalidArgument,
         ModelNotFound, DuplicateRequest, QueueFull, Loading, Draining, EngineDead). A caller that is
@@ -258,7 +273,9 @@ class EngineClient(Protocol):
         `submit` raises of an engine that does not serve; nothing is changed then."""
         ...
 
-    def load(self) -> SchedulerStats: ...
+    def load(self) -> SchedulerStats:
+        """The figures of this moment: a request that was accepted counts, one that has ended does not."""
+        ...
 
     async def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, as a file. Raises NotRecorded."""

@@ -10,7 +10,9 @@ from random import Random
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.core.scheduling.intake import check_queue
 from pageturner.service.engine.api import (
     AbortOutcome,
     EngineHealth,
@@ -35,11 +37,12 @@ from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.pending_changes import PendingChanges
 from pageturner.service.engine.policy_changes import describe
+from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.tokenizer import Tokenizer
-from pageturner.service.errors import NotRecorded, PageturnerError, RequestAborted
+from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
 from pageturner.service.flight.flight_dumps import FlightDumps
 
 
@@ -48,7 +51,7 @@ class AsyncEngine:
 
     Everything here runs on the event loop that called `start`; the engine is touched by its thread
     alone, save for its counters. random: draws the seeds and ids that clients leave open.
-    max_n: bound on parallel samples of one request. flight: None if nothing is recorded.
+    scheduler_options: those that the engine's scheduler obeys. flight: None if nothing is recorded.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class AsyncEngine:
         *,
         model: ModelInfo,
         server_info: ServerInfo,
-        max_n: int,
+        scheduler_options: SchedulerOptions,
         options: EngineOptions,
         clock: Clock,
         random: Random,
@@ -74,8 +77,14 @@ class AsyncEngine:
         self._logger = logger
         self._started_at = clock.now()
         self._health = Health()
+        self._scheduler_options = scheduler_options
+        self._stats = engine.stats
+        longest = None if tokenizer is None else tokenizer.max_token_chars
+        self._limits = InputLimits.of_model(model.max_model_len, longest)
         self._prompts = PromptReader(tokenizer, model, options.inline_prompt_characters)
-        self._inputs = InputProcessor(self._prompts, model, max_n, random)
+        self._inputs = InputProcessor(
+            self._prompts, model, self._limits.generation, scheduler_options.max_n, random
+        )
         self._live = LiveRequests(options, clock, logger, self._send)
         self._changes = PendingChanges(self._health, logger, self._send)
         self._has_ended = asyncio.Event()
@@ -91,7 +100,7 @@ class AsyncEngine:
         self._thread = StepThread(
             self._engine,
             self._clock,
-            on_outputs=lambda outputs: _call_soon(loop, partial(self._deliver, outputs)),
+            on_outputs=lambda outputs, stats: _call_soon(loop, partial(self._deliver, outputs, stats)),
             on_end=lambda fault: _call_soon(loop, partial(self._on_thread_end, fault)),
         )
         self._thread.start()
@@ -110,6 +119,7 @@ class AsyncEngine:
         if self.health is not EngineHealth.DRAINING:
             self._logger.info("draining", num_requests=len(self._live))
         self._set_health(EngineHealth.DRAINING)
+        self._prompts.fail_waiting(Draining("the server is shutting down and takes no new requests"))
         if not await _is_set_within(self._live.is_read, grace_seconds) and len(self._live):
             self._logger.warning("drain_aborts", num_requests=len(self._live))
             self._live.abort_all()
@@ -149,11 +159,18 @@ class AsyncEngine:
 
     # Requests
 
+    @property
+    def limits(self) -> InputLimits:
+        return self._limits
+
     async def submit(self, request: GenerationRequest) -> BufferedStream:
         arrival_time = self._clock.now()
         self._health.refuse_unless_serving()
-        self._inputs.check(request)
+        num_tokens = self._inputs.check(request)
         self._live.refuse_duplicate(request.request_id)
+        # As the scheduler will, but before the work of reading the prompt, and without waiting for a step.
+        load = self.load()
+        check_queue(self._scheduler_options, load.num_waiting, load.num_queued_prompt_tokens, num_tokens)
         token_ids = await self._inputs.encode(request.prompt)
         # Encoding may have taken a while.
         self._health.refuse_unless_serving()
@@ -164,10 +181,12 @@ class AsyncEngine:
         return self._live.abort(request_id, error or RequestAborted("aborted by its id"))
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
+        return await self._prompts.encode(
+            prompt, self._limits.tokenization, add_special_tokens=add_special_tokens
+        )
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        return await self._prompts.decode(token_ids)
+        return await self._prompts.decode(token_ids, self._limits.tokenization)
 
     # What runs here
 
@@ -184,7 +203,14 @@ class AsyncEngine:
         return await self._changes.carry_out(change)
 
     def load(self) -> SchedulerStats:
-        return self._engine.stats
+        num_pending, num_tokens = self._live.pending
+        if not num_pending:
+            return self._stats
+        return replace(
+            self._stats,
+            num_waiting=self._stats.num_waiting + num_pending,
+            num_queued_prompt_tokens=self._stats.num_queued_prompt_tokens + num_tokens,
+        )
 
     async def flight_record(self) -> bytes:
         if self._flight is None:
@@ -197,8 +223,9 @@ class AsyncEngine:
         assert self._thread is not None
         self._thread.send(command)
 
-    def _deliver(self, outputs: tuple[EngineOutput, ...]) -> None:
-        """All that one step put out."""
+    def _deliver(self, outputs: tuple[EngineOutput, ...], stats: SchedulerStats) -> None:
+        """What the thread put out, and the figures of that moment: both at once, so that they agree."""
+        self._stats = stats
         for output in outputs:
             if isinstance(output, PoliciesChanged | PolicyChangeRefused):
                 self._changes.deliver(output)

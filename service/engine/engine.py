@@ -46,7 +46,8 @@ EMPTY_SCHEDULE_PAUSE = 0.002
 """Seconds between two schedules of which the first planned nothing though there was work: no spinning."""
 
 STATS_INTERVAL = 0.25
-"""Seconds between two readings of the scheduler's figures while it works: they cost time a block."""
+"""Seconds between two readings of the scheduler's figures while no request comes, starts or ends: they cost
+time in proportion to the requests."""
 
 
 class StepScheduler(Protocol):
@@ -58,6 +59,7 @@ class StepScheduler(Protocol):
     def pause_request(self, request_id: str) -> None: ...
     def resume_request(self, request_id: str) -> None: ...
     def has_work(self) -> bool: ...
+    def num_requests(self) -> tuple[int, int]: ...
     def schedule(self, now: float) -> SchedulerOutput: ...
     def update(
         self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...], now: float
@@ -145,6 +147,8 @@ class Engine:
         self._num_failures = 0
         self._num_empty_schedules = 0
         self._next_stats = 0.0
+        self._num_requests = scheduler.num_requests()
+        self._planned: SchedulerOutput | None = None
 
     def adopt_thread(self) -> None:
         """The caller's thread is the one that will compute."""
@@ -157,7 +161,9 @@ class Engine:
             case Submit(request):
                 return (self._submit(request),)
             case Abort(request_id, error):
-                return self._settle(self._scheduler.abort_request(request_id, error))
+                events = self._scheduler.abort_request(request_id, error)
+                self._settle(events)
+                return events
             case Pause(request_id, until) if request_id in self._deadlines:
                 self._paused_until[request_id] = until
                 self._scheduler.pause_request(request_id)
@@ -169,10 +175,30 @@ class Engine:
 
     def step(self) -> tuple[Event, ...]:
         """Advance everything that can advance by one forward of the model."""
-        expired = self._expire()
-        output = self._scheduler.schedule(self._clock.now())
+        return self.begin_step() + self.finish_step()
+
+    def begin_step(self) -> tuple[Event, ...]:
+        """Plan the next step. Returns the ends of requests whose time is up; `stats` holds what waits and
+        what runs until `finish_step`."""
+        events = self._expire()
+        self._planned = self._scheduler.schedule(self._clock.now())
+        if not self._planned:
+            events += self._notice_standstill()
+        self._settle(events)
+        self._refresh()
+        return events
+
+    def finish_step(self) -> tuple[Event, ...]:
+        """Compute what was planned, if anything was."""
+        output, self._planned = self._planned, None
         if not output:
-            return self._settle(expired + self._notice_standstill())
+            return ()
+        events = self._compute(output)
+        self._settle(events)
+        self._refresh()
+        return events
+
+    def _compute(self, output: SchedulerOutput) -> tuple[Event, ...]:
         try:
             sampled: tuple[SampledSequence, ...] = ()
             self._kv_cache.apply(output.block_copies)
@@ -180,10 +206,10 @@ class Engine:
                 logits = self._runner.forward(output)
                 sampled = self._sampler.sample(logits, output)
         except Exception as error:
-            return self._settle(expired + self._recover(output, error))
+            return self._recover(output, error)
         events = self._scheduler.update(output, sampled, self._clock.now())
         self._num_failures = self._num_empty_schedules = 0
-        return self._settle(expired + events)
+        return events
 
     def seconds_to_next_step(self) -> float | None:
         """How long the loop may wait for commands: 0 while there is work, None for as long as it takes."""
@@ -268,7 +294,7 @@ class Engine:
             raise EngineDead(f"the device can't go on: {fault}") from error
 
     def _notice_standstill(self) -> tuple[Event, ...]:
-        """Work that nobody advances would hang for ever behind a healthy face: give up the oldest."""
+        """Requests that no schedule advances would wait for ever, health SERVING: end the oldest."""
         if not self._scheduler.has_work():
             self._num_empty_schedules = 0
             return ()
@@ -283,17 +309,23 @@ class Engine:
         self.metrics.gave_up()
         return self._scheduler.abort_request(oldest, StepFailed("the scheduler could not advance it"))
 
-    def _settle(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
+    def _settle(self, events: tuple[Event, ...]) -> None:
         """Forget the requests that ended, and count."""
         for event in events:
             if isinstance(event, FinishedEvent):
                 self._deadlines.pop(event.request_id, None)
                 self._paused_until.pop(event.request_id, None)
         self._report_quarantined()
-        now = self._clock.now()
-        self.metrics.observe(events, now)
-        # The last step before a rest is read in any case, so that a resting engine shows its true load.
-        if now >= self._next_stats or not self._scheduler.has_work():
+        self.metrics.observe(events, self._clock.now())
+
+    def _refresh(self) -> None:
+        """Read the figures anew where requests came, started or ended, before a rest, and now and then."""
+        now, num_requests = self._clock.now(), self._scheduler.num_requests()
+        if (
+            num_requests != self._num_requests
+            or now >= self._next_stats
+            or (not self._planned and not self._scheduler.has_work())
+        ):
             self.stats, self.policies = self._scheduler.stats(), self._scheduler.policy_report()
+            self._num_requests = num_requests
             self._next_stats = now + STATS_INTERVAL
-        return events

@@ -7,30 +7,32 @@ from random import Random
 
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt
+from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, ModelNotFound
 
-MAX_REQUEST_ID_CHARACTERS = 256
-
 
 class InputProcessor:
-    """max_n: bound on parallel samples of one request. random: draws the seeds and ids that are left open."""
+    """limits: of prompts that are to be answered. max_n: bound on parallel samples of one request. random:
+    draws the seeds and ids that are left open."""
 
-    def __init__(self, prompts: PromptReader, model: ModelInfo, max_n: int, random: Random) -> None:
+    def __init__(
+        self, prompts: PromptReader, model: ModelInfo, limits: PromptLimits, max_n: int, random: Random
+    ) -> None:
         self._prompts = prompts
         self._model = model
+        self._limits = limits
         self._max_n = max_n
         self._random = random
 
-    def check(self, request: GenerationRequest) -> None:
-        """All that can be said before the prompt is read.
+    def check(self, request: GenerationRequest) -> int:
+        """Refuse what can be refused before the prompt is read. Returns the fewest tokens it can become.
 
         Raises ModelNotFound, InvalidArgument or DeadlineExceeded.
         """
+        request.check_names()
         if request.model and request.model != self._model.name:
             raise ModelNotFound(request.model, self._model.name)
-        if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
-            raise InvalidArgument("request_id", f"longer than {MAX_REQUEST_ID_CHARACTERS} characters")
         request.params.check(self._model.vocab_size, self._max_n)
         if request.params.stop and not self._prompts.has_text:
             raise InvalidArgument("stop", f"{self._model.name!r} has no tokenizer, hence no text to stop at")
@@ -39,15 +41,12 @@ class InputProcessor:
                 raise InvalidArgument("deadline", f"{request.deadline_seconds} s is not a time")
             if request.deadline_seconds <= 0:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
+        return self._prompts.check_size(request.prompt, self._limits)
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's tokens. Raises InvalidArgument, also where they leave no room for an answer."""
-        token_ids = await self._prompts.encode(prompt)
-        if len(token_ids) >= self._model.max_model_len:
-            limit = self._model.max_model_len - 1
-            raise InvalidArgument(
-                "prompt", f"{len(token_ids)} tokens; at most {limit} leave room for an answer"
-            )
+        token_ids = await self._prompts.encode(prompt, self._limits)
+        self._limits.check_tokens(len(token_ids), "prompt")
         return token_ids
 
     def complete(

@@ -31,6 +31,7 @@ ENDED_TEXT = "the server is shutting down; this request was not done in time"
 class _Live:
     """A request between its acceptance by `submit` and its terminal event."""
 
+    num_prompt_tokens: int
     stream: BufferedStream
     accepted: asyncio.Future[None]
     logger: FilteringBoundLogger
@@ -65,11 +66,17 @@ class LiveRequests:
         self.is_empty = asyncio.Event()
         self.is_empty.set()
         self._num_unread = 0
+        self._num_pending = self._num_pending_tokens = 0
         self.is_read = asyncio.Event()
         self.is_read.set()
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """Requests on their way to the scheduler, and their prompt tokens."""
+        return self._num_pending, self._num_pending_tokens
 
     # To the thread
 
@@ -79,7 +86,7 @@ class LiveRequests:
 
     async def submit(self, request: NewRequest) -> BufferedStream:
         """Its stream, once the scheduler has taken it. Raises what it was refused with."""
-        live = self._enlist(request.request_id)
+        live = self._enlist(request)
         self._send(Submit(request))
         try:
             await live.accepted
@@ -107,7 +114,8 @@ class LiveRequests:
         for request_id in self._live:
             self._send(Abort(request_id, Draining(ENDED_TEXT)))
 
-    def _enlist(self, request_id: str) -> _Live:
+    def _enlist(self, request: NewRequest) -> _Live:
+        request_id, num_tokens = request.request_id, len(request.prompt_token_ids)
         timeout = self._options.slow_consumer_timeout_seconds
         stream = BufferedStream(
             request_id,
@@ -118,9 +126,11 @@ class LiveRequests:
             on_close=self._close,
         )
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        live = _Live(stream, accepted, self._logger.bind(request_id=request_id))
+        live = _Live(num_tokens, stream, accepted, self._logger.bind(request_id=request_id))
         self._live[request_id] = live
         self._num_unread += 1
+        self._num_pending += 1
+        self._num_pending_tokens += num_tokens
         self.is_empty.clear()
         self.is_read.clear()
         return live
@@ -140,6 +150,9 @@ class LiveRequests:
         live = self._live.get(output.request_id)
         if live is None:
             return
+        if isinstance(output, SubmitRefused | AcceptedEvent):
+            self._num_pending -= 1
+            self._num_pending_tokens -= live.num_prompt_tokens
         if isinstance(output, SubmitRefused):
             self._forget(output.request_id)
             live.logger.info("refused", reason=str(output.error))
@@ -160,6 +173,7 @@ class LiveRequests:
         for live in self._live.values():
             live.refuse(EngineDead(reason))
         self._live.clear()
+        self._num_pending = self._num_pending_tokens = 0
         self.is_empty.set()
 
     def _forget(self, request_id: str) -> None:

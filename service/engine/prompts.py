@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeGuard, TypeVar
+from typing import TypeVar, cast
 
 from pageturner.service.engine.api import ChatMessage, ChatPrompt, ModelInfo, Prompt, TextPrompt
+from pageturner.service.engine.prompt_limits import MAX_PROMPT_CHARACTERS, PromptLimits
 from pageturner.service.engine.tokenizer import Tokenizer
-from pageturner.service.errors import InvalidArgument
+from pageturner.service.engine.work_queue import WorkQueue
+from pageturner.service.errors import InvalidArgument, PageturnerError
 
 MAX_LONG_PROMPTS = 2
-"""Long prompts read at once: each may be of megabytes, and takes a hundred times its size meanwhile."""
+"""Long prompts read at once."""
+
+PIECE_CHARACTERS = 1 << 14
+"""A longer text is counted in pieces first, since reading one takes up to a thousand bytes a character."""
+
+PIECE_MARGIN = 32
+"""Tokens that a cut in the midst of a word may add to the count of a piece."""
 
 _T = TypeVar("_T")
 
@@ -20,71 +26,112 @@ _T = TypeVar("_T")
 class PromptReader:
     """One model's way from prompt to ids. tokenizer: None for a model of token ids.
 
-    inline_characters: longer prompts are read in a worker thread, so that they hold up nobody, and wait
-    for one another.
+    inline_characters: longer prompts are read in threads beside the event loop, smaller ones first.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, model: ModelInfo, inline_characters: int) -> None:
         self._tokenizer = tokenizer
         self._model = model
         self._inline_characters = inline_characters
-        self._workers = ThreadPoolExecutor(MAX_LONG_PROMPTS, thread_name_prefix="pageturner-prompts")
+        self._queue = WorkQueue(
+            "pageturner-prompts", num_threads=MAX_LONG_PROMPTS, max_waiting=MAX_PROMPT_CHARACTERS
+        )
 
     @property
     def has_text(self) -> bool:
         return self._tokenizer is not None
 
-    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Raises InvalidArgument for an empty prompt, an id out of range, or text the model cannot take."""
-        if isinstance(prompt, str):
-            prompt = TextPrompt(prompt)
+    def check_size(self, prompt: Prompt, limits: PromptLimits) -> int:
+        """The fewest tokens that the prompt can become, by its counts alone. Raises InvalidArgument if they
+        pass the limits, naming the field."""
+        prompt = _with_choices(prompt)
         if isinstance(prompt, TextPrompt):
-            return self._known(await self._encode_text(prompt, add_special_tokens), "prompt.text")
-        if _is_chat(prompt):
-            prompt = ChatPrompt(prompt)
+            limits.check_characters(len(prompt.text), "prompt.text")
+            return self._fewest_tokens(len(prompt.text))
         if isinstance(prompt, ChatPrompt):
-            return self._known(await self._encode_chat(prompt), "prompt.chat")
-        if len(prompt) > self._inline_characters:
-            return await self._beside(lambda: self._checked(prompt, "prompt.token_ids"))
-        return self._checked(prompt, "prompt.token_ids")
+            limits.check_messages(len(prompt.messages), "prompt.chat")
+            num_characters = sum(len(turn.role) + len(turn.content) for turn in prompt.messages)
+            limits.check_characters(num_characters, "prompt.chat")
+            return self._fewest_tokens(num_characters)
+        limits.check_tokens(len(prompt), "prompt")
+        return len(prompt)
 
-    async def _encode_text(self, prompt: TextPrompt, add_special_tokens: bool) -> tuple[int, ...]:
+    async def encode(
+        self, prompt: Prompt, limits: PromptLimits, *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Raises InvalidArgument for a prompt that is empty or passes the limits, an id out of range, or text
+        that the model cannot take; QueueFull if too much text waits to be read."""
+        self.check_size(prompt, limits)
+        prompt = _with_choices(prompt)
+        if isinstance(prompt, TextPrompt):
+            return self._known(await self._encode_text(prompt, limits, add_special_tokens), "prompt.text")
+        if isinstance(prompt, ChatPrompt):
+            return self._known(await self._encode_chat(prompt, limits), "prompt.chat")
+        token_ids = prompt
+        return await self._run(len(token_ids), lambda: self._checked(token_ids, "prompt.token_ids"))
+
+    async def decode(self, token_ids: Sequence[int], limits: PromptLimits) -> str:
+        tokenizer = self._require_tokenizer("token_ids")
+        limits.check_tokens(len(token_ids), "token_ids")
+        return await self._run(
+            len(token_ids),
+            lambda: tokenizer.decode(self._checked(token_ids, "token_ids", may_be_empty=True)),
+        )
+
+    def fail_waiting(self, error: PageturnerError) -> None:
+        """End the wait of the prompts that are not being read yet."""
+        self._queue.fail_waiting(error)
+
+    async def _encode_text(
+        self, prompt: TextPrompt, limits: PromptLimits, add_special_tokens: bool
+    ) -> tuple[int, ...]:
         if not prompt.text:
             raise InvalidArgument("prompt.text", "empty")
         tokenizer = self._require_tokenizer("prompt.text")
 
         def encode() -> tuple[int, ...]:
+            self._count_pieces(tokenizer, prompt.text, limits, "prompt.text")
             return tokenizer.encode(
                 prompt.text, add_special_tokens=add_special_tokens, parse_special=prompt.parse_special
             )
 
-        is_long = len(prompt.text) > self._inline_characters
-        token_ids = await self._beside(encode) if is_long else encode()
+        token_ids = await self._run(len(prompt.text), encode)
         if not token_ids:
             raise InvalidArgument("prompt.text", "no token comes of it")
         return token_ids
 
-    async def _encode_chat(self, prompt: ChatPrompt) -> tuple[int, ...]:
+    async def _encode_chat(self, prompt: ChatPrompt, limits: PromptLimits) -> tuple[int, ...]:
         tokenizer = self._require_tokenizer("prompt.chat")
 
         def encode() -> tuple[int, ...]:
+            contents = "\n".join(message.content for message in prompt.messages)
+            self._count_pieces(tokenizer, contents, limits, "prompt.chat")
             return tokenizer.encode_chat(
                 prompt.messages, prompt.template_variables, continue_final=prompt.continue_final_message
             )
 
         size = sum(len(turn.role) + len(turn.content) + 1 for turn in prompt.messages)
-        return await self._beside(encode) if size > self._inline_characters else encode()
+        return await self._run(size, encode)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        tokenizer = self._require_tokenizer("token_ids")
+    async def _run(self, size: int, work: Callable[[], _T]) -> _T:
+        return work() if size <= self._inline_characters else await self._queue.run(size, work)
 
-        def decode() -> str:
-            return tokenizer.decode(self._checked(token_ids, "token_ids", may_be_empty=True))
+    def _count_pieces(self, tokenizer: Tokenizer, text: str, limits: PromptLimits, field: str) -> None:
+        """Refuse a long text that has too many tokens before it is read whole."""
+        if len(text) <= PIECE_CHARACTERS:
+            return
+        count = 0
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
+            count += max(0, len(tokenizer.encode(piece, add_special_tokens=False)) - PIECE_MARGIN)
+            if count > limits.max_tokens:
+                end = start + len(piece)
+                reason = f"more than {count} tokens in the first {end} of {len(text)} characters; at most "
+                raise InvalidArgument(field, f"{reason}{limits.max_tokens} {limits.reason}")
 
-        return await self._beside(decode) if len(token_ids) > self._inline_characters else decode()
-
-    async def _beside(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+    def _fewest_tokens(self, num_characters: int) -> int:
+        longest = self._tokenizer.max_token_chars if self._tokenizer is not None else None
+        return 1 if longest is None else max(1, num_characters // longest)
 
     def _known(self, token_ids: tuple[int, ...], field: str) -> tuple[int, ...]:
         """The ids of a text, if the model has an embedding for each: a tokenizer may know more tokens."""
@@ -115,5 +162,12 @@ class PromptReader:
         return self._tokenizer
 
 
-def _is_chat(prompt: Prompt) -> TypeGuard[tuple[ChatMessage, ...]]:
-    return isinstance(prompt, tuple) and bool(prompt) and isinstance(prompt[0], ChatMessage)
+def _with_choices(prompt: Prompt) -> TextPrompt | ChatPrompt | tuple[int, ...]:
+    """The prompt in the form that has a place for every choice."""
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if isinstance(prompt, TextPrompt | ChatPrompt):
+        return prompt
+    if prompt and isinstance(prompt[0], ChatMessage):
+        return ChatPrompt(prompt)
+    return cast(tuple[int, ...], prompt)

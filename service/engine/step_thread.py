@@ -1,4 +1,4 @@
-"""The thread that owns the engine: commands in by a queue, the outputs of a step out in one call."""
+"""The thread that owns the engine: commands in by a queue, outputs and figures out by a call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.commands import Command, EngineOutput, Shutdown
 from pageturner.service.engine.engine import Engine
 
@@ -17,8 +18,10 @@ LONGEST_WAIT = 3600.0
 class StepThread:
     """Runs `Engine.step` whenever there is work, and sleeps on its queue when there is none.
 
-    on_outputs: called in this thread with all that one step put out. on_end: called once, last, with
-    what ended the loop: None for a Shutdown, else the fault.
+    on_outputs: called in this thread twice a step at most, with what was put out and the figures at that
+    moment: when the step is planned (requests taken, refused or timed out: their answers do not wait for the
+    forward), and at its end. on_end: called once, last, with what ended the loop: None for a Shutdown, else
+    the fault.
     """
 
     def __init__(
@@ -26,7 +29,7 @@ class StepThread:
         engine: Engine,
         clock: Clock,
         *,
-        on_outputs: Callable[[tuple[EngineOutput, ...]], None],
+        on_outputs: Callable[[tuple[EngineOutput, ...], SchedulerStats], None],
         on_end: Callable[[BaseException | None], None],
     ) -> None:
         self._engine = engine
@@ -38,6 +41,7 @@ class StepThread:
         self._thread = threading.Thread(target=self._run, name="pageturner-engine", daemon=True)
         self._busy_since: float | None = None
         self._last_progress = clock.now()
+        self._stats = engine.stats
 
     @property
     def busy_since(self) -> float | None:
@@ -76,14 +80,20 @@ class StepThread:
         outputs: list[EngineOutput] = []
         for command in commands:
             if isinstance(command, Shutdown):
-                self._on_outputs(tuple(outputs))
+                self._on_outputs(tuple(outputs), self._engine.stats)
                 return False
             outputs += self._engine.apply(command)
-        outputs += self._engine.step()
+        outputs += self._engine.begin_step()
+        self._put_out(outputs)
+        outputs = [*self._engine.finish_step()]
         self._busy_since, self._last_progress = None, self._clock.now()
-        if outputs:
-            self._on_outputs(tuple(outputs))
+        self._put_out(outputs)
         return True
+
+    def _put_out(self, outputs: list[EngineOutput]) -> None:
+        if outputs or self._engine.stats is not self._stats:
+            self._stats = self._engine.stats
+            self._on_outputs(tuple(outputs), self._stats)
 
     def _receive(self, wait: float | None) -> list[Command]:
         """All commands that wait; if there are none, the first to come within `wait` seconds."""

@@ -146,6 +146,9 @@ class RecordedScheduler:
     def has_work(self) -> bool:
         return self._scheduler.has_work()
 
+    def num_requests(self) -> tuple[int, int]:
+        return self._scheduler.num_requests()
+
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 

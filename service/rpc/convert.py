@@ -40,11 +40,9 @@ from pageturner.service.engine.api import (
     StreamEvent,
     TextPrompt,
 )
+from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.errors import InvalidArgument
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
-
-MAX_NAME_LENGTH = 256
-"""Characters of an id, a model's name, a tenant or a salt: they travel in logs and metadata."""
 
 MAX_TEMPLATE_VARIABLES = 64
 MAX_TEMPLATE_CHARACTERS = 1 << 16
@@ -70,13 +68,11 @@ def to_generation_request(
     request: generation_pb2.GenerateRequest | generation_pb2.GenerateStreamRequest,
     request_id: str,
     deadline_seconds: float | None,
+    limits: PromptLimits,
 ) -> GenerationRequest:
     """Raises InvalidArgument with the field's path in the request."""
-    for name in ("request_id", "model", "tenant", "cache_salt"):
-        if len(getattr(request, name)) > MAX_NAME_LENGTH:
-            raise InvalidArgument(name, f"longer than {MAX_NAME_LENGTH} characters")
     return GenerationRequest(
-        prompt=to_prompt(request.prompt),
+        prompt=to_prompt(request.prompt, limits),
         params=to_sampling_params(request.sampling),
         request_id=request_id,
         model=request.model,
@@ -88,27 +84,32 @@ def to_generation_request(
     )
 
 
-def to_prompt(prompt: generation_pb2.Prompt) -> Prompt:
+def to_prompt(prompt: generation_pb2.Prompt, limits: PromptLimits) -> Prompt:
+    """Raises InvalidArgument with the field's path, for a prompt that passes the limits before it is copied:
+    a message may hold millions of ids or turns, and copying those stops the event loop for seconds."""
     match prompt.WhichOneof("input"):
         case "text":
             if not prompt.text:
                 raise InvalidArgument("prompt.text", "is empty")
+            limits.check_characters(len(prompt.text), "prompt.text")
             if prompt.HasField("parse_special"):
                 return TextPrompt(prompt.text, prompt.parse_special)
             return prompt.text
         case "token_ids":
             if not prompt.token_ids.ids:
                 raise InvalidArgument("prompt.token_ids.ids", "is empty")
+            limits.check_tokens(len(prompt.token_ids.ids), "prompt.token_ids.ids")
             return tuple(prompt.token_ids.ids)
         case "chat":
-            return to_chat(prompt.chat)
+            return to_chat(prompt.chat, limits)
         case _:
             raise InvalidArgument("prompt", "none of text, token_ids and chat is given")
 
 
-def to_chat(chat: generation_pb2.Chat) -> tuple[ChatMessage, ...] | ChatPrompt:
+def to_chat(chat: generation_pb2.Chat, limits: PromptLimits) -> tuple[ChatMessage, ...] | ChatPrompt:
     if not chat.messages:
         raise InvalidArgument("prompt.chat.messages", "is empty")
+    limits.check_messages(len(chat.messages), "prompt.chat.messages")
     for position, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidArgument(f"prompt.chat.messages[{position}].role", "is empty")

@@ -10,6 +10,7 @@ import structlog
 
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
 from pageturner.service.engine.api import (
+    MAX_NAME_CHARACTERS,
     AcceptedEvent,
     GenerationRequest,
 )
@@ -103,11 +104,12 @@ class GenerationServicer(GenerationServiceServicer):
     async def Tokenize(
         self, request: pb.TokenizeRequest, context: Context[pb.TokenizeRequest, pb.TokenizeResponse]
     ) -> pb.TokenizeResponse:
-        find_model(self._lifecycle.engine, request.model)
+        engine = self._lifecycle.engine
+        find_model(engine, request.model)
         add_special_tokens = request.add_special_tokens or not request.HasField("add_special_tokens")
-        prompt = convert.to_prompt(request.prompt)
+        prompt = convert.to_prompt(request.prompt, engine.limits.tokenization)
         try:
-            token_ids = await self._lifecycle.engine.tokenize(prompt, add_special_tokens=add_special_tokens)
+            token_ids = await engine.tokenize(prompt, add_special_tokens=add_special_tokens)
         except InvalidArgument as error:
             raise convert.to_wire_path(error, prompt) from error
         return pb.TokenizeResponse(token_ids=token_ids)
@@ -115,15 +117,18 @@ class GenerationServicer(GenerationServiceServicer):
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Context[pb.DetokenizeRequest, pb.DetokenizeResponse]
     ) -> pb.DetokenizeResponse:
-        find_model(self._lifecycle.engine, request.model)
-        return pb.DetokenizeResponse(text=await self._lifecycle.engine.detokenize(tuple(request.token_ids)))
+        engine = self._lifecycle.engine
+        find_model(engine, request.model)
+        engine.limits.tokenization.check_tokens(len(request.token_ids), "token_ids")
+        return pb.DetokenizeResponse(text=await engine.detokenize(tuple(request.token_ids)))
 
     def _generation(
         self, request: pb.GenerateRequest | pb.GenerateStreamRequest, deadline_seconds: float | None
     ) -> GenerationRequest:
+        limits = self._lifecycle.engine.limits.generation
         request_id = request.request_id or self._new_request_id()
-        structlog.contextvars.bind_contextvars(request_id=request_id[: convert.MAX_NAME_LENGTH])
-        generation = convert.to_generation_request(request, request_id, deadline_seconds)
+        structlog.contextvars.bind_contextvars(request_id=request_id[:MAX_NAME_CHARACTERS])
+        generation = convert.to_generation_request(request, request_id, deadline_seconds, limits)
         if self._options.log_prompts:
             self._logger.info("prompt", request_id=request_id, prompt=generation.prompt)
         return generation

@@ -81,7 +81,7 @@ def build_engine(
         model.tokenizer,
         model=describe_model(model, config.model),
         server_info=_describe_server(config, model, start_seconds=clock.now() - started_at),
-        max_n=model.limits.max_n,
+        scheduler_options=model.limits,
         options=config.engine,
         clock=clock,
         random=SystemRandom(),

@@ -41,6 +41,7 @@ from pageturner.service.engine.api import (
     StreamEvent,
     TextPrompt,
 )
+from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
 from pageturner.service.errors import (
     Draining,
     DuplicateRequest,
@@ -61,6 +62,8 @@ DEFAULT_MAX_TOKENS = 4
 DRAWN_SEED = 1234
 ENDED_TEXT = "the server is shutting down; this request was not done in time"
 
+
+UNLIMITED = PromptLimits(1 << 30, 1 << 30, 1 << 30)
 
 POLICIES = PoliciesInfo(
     3,
@@ -193,6 +196,7 @@ class FakeEngine:
 
     def __init__(self, script: Script = echo) -> None:
         self.script = script
+        self.input_limits = InputLimits(UNLIMITED, UNLIMITED)
         self.refusal: Exception | None = None
         self.hold_submits = False
         self.abort_hops = 0
@@ -245,6 +249,10 @@ class FakeEngine:
             await self._health_changed.wait()
         return self._health
 
+    @property
+    def limits(self) -> InputLimits:
+        return self.input_limits
+
     async def submit(self, request: GenerationRequest) -> FakeStream:
         if self._health is not EngineHealth.SERVING:
             raise Draining("the engine takes no new requests")
@@ -252,6 +260,7 @@ class FakeEngine:
         self.mark(f"submitting {request.request_id}")
         if self.refusal is not None:
             raise self.refusal
+        request.check_names()
         if request.model not in ("", self.models()[0].name):
             raise ModelNotFound(request.model, self.models()[0].name)
         if request.request_id in self.live:

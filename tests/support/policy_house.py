@@ -86,7 +86,7 @@ async def policy_house(max_policy_faults: int = 100) -> AsyncIterator[PolicyHous
         tokenizer,
         model=MODEL,
         server_info=SERVER,
-        max_n=4,
+        scheduler_options=options,
         options=OPTIONS,
         clock=clock,
         random=Random(0),

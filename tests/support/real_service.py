@@ -89,9 +89,8 @@ def make_engine(
 ) -> Engine:
     """options: SchedulerOptions by name."""
     model = model or PagedModel(num_blocks, num_host_blocks, block_size)
-    bounds = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 16} | options
     scheduler = scheduler_class(
-        SchedulerOptions(**bounds),
+        scheduler_options(**options),
         CacheOptions(num_blocks, block_size, num_host_blocks),
         policies or registry.default_policies(),
         TextOutput(TOKENIZER),
@@ -108,6 +107,12 @@ def make_engine(
         metrics=Metrics(),
         logger=recording_logger()[0],
     )
+
+
+def scheduler_options(**options: Any) -> SchedulerOptions:
+    """Small bounds, but for the options that are given."""
+    bounds = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 16, "max_n": 8}
+    return SchedulerOptions(**(bounds | options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,7 @@ async def real_service(
         TOKENIZER,
         model=info,
         server_info=ServerInfo("1", 0.5, 0.0, block_size, num_blocks, 0, 1, 8, 16, "fake", Rates(), {}),
-        max_n=8,
+        scheduler_options=scheduler_options(max_model_len=max_model_len, **options),
         options=engine_options,
         clock=clock,
         random=Random(0),

@@ -169,6 +169,9 @@ class ScriptedScheduler:
         self.suspects = names
         return ()
 
+    def num_requests(self) -> tuple[int, int]:
+        return 0, len(self.entries)
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             num_running=len(self.entries),

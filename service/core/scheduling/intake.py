@@ -5,7 +5,16 @@ from __future__ import annotations
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduling import views
-from pageturner.service.errors import InvalidArgument
+from pageturner.service.errors import InvalidArgument, QueueFull
+
+
+def check_queue(options: SchedulerOptions, num_waiting: int, num_queued_tokens: int, num_tokens: int) -> None:
+    """Raise QueueFull unless a prompt of num_tokens may join num_waiting requests with num_queued_tokens."""
+    if num_waiting >= options.max_waiting:
+        raise QueueFull(f"{num_waiting} requests are waiting already", retry_after_seconds=1.0)
+    num_queued = num_queued_tokens + num_tokens
+    if num_waiting and num_queued > options.max_queued_tokens:
+        raise QueueFull(f"{num_queued} prompt tokens would be waiting", retry_after_seconds=1.0)
 
 
 def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: int, block_size: int) -> int:

@@ -20,6 +20,7 @@ from support.tiny_tokenizers import byte_level_bpe
 from pageturner.policies.interfaces import AXES
 from pageturner.policies.views import Rates
 from pageturner.service.core.clock import ManualClock
+from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import (
@@ -139,7 +140,7 @@ async def serving(
         Tokenizer(byte_level_bpe()) if has_tokenizer else None,
         model=MODEL,
         server_info=SERVER,
-        max_n=4,
+        scheduler_options=SchedulerOptions(max_n=4),
         options=options,
         clock=clock,
         random=Random(0),
@@ -549,7 +550,7 @@ async def test_before_its_start_the_engine_refuses() -> None:
             None,
             model=MODEL,
             server_info=SERVER,
-            max_n=1,
+            scheduler_options=SchedulerOptions(max_n=1),
             options=OPTIONS,
             clock=bench.clock,
             random=Random(0),

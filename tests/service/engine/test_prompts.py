@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 import tokenizers
@@ -11,10 +12,12 @@ from support.tiny_tokenizers import byte_level_bpe
 
 from pageturner.service.engine.api import ChatMessage, ModelInfo, Prompt
 from pageturner.service.engine.chat_template import ChatTemplate
-from pageturner.service.engine.prompts import MAX_LONG_PROMPTS, PromptReader
+from pageturner.service.engine.prompt_limits import PromptLimits
+from pageturner.service.engine.prompts import MAX_LONG_PROMPTS, PIECE_CHARACTERS, PromptReader
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import InvalidArgument
 
+LIMITS = PromptLimits(max_tokens=1 << 16, max_characters=1 << 20, max_messages=64)
 MODEL = ModelInfo("tiny", "", "", "", "float32", True, 500, 64, 1, 1, 1, 1, (), False)
 
 
@@ -46,7 +49,7 @@ async def test_few_long_prompts_are_read_at_once() -> None:
     tokenizer = Counting(byte_level_bpe())
     reader = PromptReader(tokenizer, MODEL, inline_characters=10)
     texts = [f"The quick brown fox {i} " * 200 for i in range(12)]
-    read = await asyncio.gather(*map(reader.encode, texts))
+    read = await asyncio.gather(*(reader.encode(text, LIMITS) for text in texts))
     assert [tokenizer.decode(token_ids) for token_ids in read] == texts
     assert tokenizer.most == MAX_LONG_PROMPTS
 
@@ -71,9 +74,84 @@ async def test_a_prompt_with_a_token_beyond_the_embeddings_is_refused(
     tokenizer = Tokenizer(backend, chat_template=ChatTemplate("<tool>{{ messages[0].content }}"))
     reader = PromptReader(tokenizer, model, inline_characters)
     with pytest.raises(InvalidArgument, match=str(rows)) as caught:
-        await reader.encode(prompt)
+        await reader.encode(prompt, LIMITS)
     assert caught.value.field == field
     # What a message says is text, so that it cannot hold such a token.
     harmless = Tokenizer(backend, chat_template=ChatTemplate("{{ messages[0].content }}"))
-    chat = await PromptReader(harmless, model, inline_characters).encode((ChatMessage("user", "<tool>"),))
+    reading = PromptReader(harmless, model, inline_characters).encode(
+        (ChatMessage("user", "<tool>"),), LIMITS
+    )
+    chat = await reading
     assert max(chat) < rows
+
+
+class Noting(Tokenizer):
+    """Notes the length of every text that is encoded."""
+
+    def __init__(self) -> None:
+        super().__init__(byte_level_bpe(), chat_template=ChatTemplate("{{ messages[0].content }}"))
+        self.lengths: list[int] = []
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> tuple[int, ...]:
+        self.lengths.append(len(text))
+        return super().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+
+
+@pytest.mark.fault("F", "O")
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ("1 " * 500_000, "prompt.text"),
+        ((ChatMessage("user", "1 " * 500_000),), "prompt.chat"),
+        ((ChatMessage("user", ""),) * 100, "prompt.chat"),
+        (range(1_000_000), "prompt"),
+    ],
+    ids=["text", "chat", "turns", "ids"],
+)
+async def test_a_prompt_that_is_too_large_is_refused_before_it_is_read(prompt: Any, field: str) -> None:
+    tokenizer = Noting()
+    reader = PromptReader(tokenizer, MODEL, inline_characters=10)
+    with pytest.raises(InvalidArgument) as caught:
+        await reader.encode(prompt, PromptLimits.of_tokens(63, tokenizer.max_token_chars))
+    assert caught.value.field == field
+    assert tokenizer.lengths == []
+
+
+@pytest.mark.fault("F", "O")
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_long_text_with_too_many_tokens_is_refused_after_its_first_piece(is_chat: bool) -> None:
+    """Where tokens may be long, a bound in characters says little, and reading costs a kilobyte a token."""
+    tokenizer = Noting()
+    reader = PromptReader(tokenizer, MODEL, inline_characters=10)
+    text = "1 " * 500_000
+    prompt: Prompt = (ChatMessage("user", text),) if is_chat else text
+    with pytest.raises(
+        InvalidArgument, match=f"in the first {PIECE_CHARACTERS} of 1000000 characters"
+    ) as caught:
+        await reader.encode(prompt, PromptLimits(63, 1 << 20, 63))
+    assert caught.value.field == ("prompt.chat" if is_chat else "prompt.text")
+    assert tokenizer.lengths == [PIECE_CHARACTERS]
+
+
+async def test_a_long_text_that_fits_is_read_as_a_whole() -> None:
+    tokenizer = Tokenizer(byte_level_bpe())
+    text = "The quick brown fox jumps over the lazy dog. " * 2000
+    read = await PromptReader(tokenizer, MODEL, 10).encode(text, LIMITS)
+    assert read == tokenizer.encode(text)
+
+
+def test_limits_name_field_and_bound() -> None:
+    limits = PromptLimits.of_tokens(63, 10)
+    assert limits == PromptLimits(63, 630, 63)
+    limits.check_characters(630, "prompt.text")
+    with pytest.raises(InvalidArgument, match=r"prompt\.text: 631 characters are more than 63 tokens"):
+        limits.check_characters(631, "prompt.text")
+    with pytest.raises(InvalidArgument, match="64 messages; at most 63"):
+        limits.check_messages(64, "prompt.chat")
+    with pytest.raises(InvalidArgument, match="64 tokens; at most 63"):
+        limits.check_tokens(64, "prompt")
+    unbounded = PromptLimits.of_tokens(63, None)
+    with pytest.raises(InvalidArgument, match=f"at most {unbounded.max_characters}"):
+        unbounded.check_characters(unbounded.max_characters + 1, "prompt.text")

@@ -209,7 +209,7 @@ async def test_64_streams_and_a_storm_of_cancellations(seed: int) -> None:
         TOKENIZER,
         model=MODEL,
         server_info=SERVER,
-        max_n=4,
+        scheduler_options=SchedulerOptions(max_n=4),
         options=OPTIONS,
         clock=house.clock,
         random=random,

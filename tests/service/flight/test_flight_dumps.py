@@ -133,7 +133,7 @@ def async_engine(house: House, flight: FlightDumps | None) -> AsyncEngine:
         None,
         model=MODEL,
         server_info=SERVER,
-        max_n=4,
+        scheduler_options=SchedulerOptions(max_n=4),
         options=EngineOptions(),
         clock=MonotonicClock(),
         random=Random(0),

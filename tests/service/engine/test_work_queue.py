@@ -1,0 +1,189 @@
+"""Work beside the event loop: its bounds, its order, and that its caller may leave at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from pageturner.service.engine.work_queue import WorkQueue
+from pageturner.service.errors import Draining, QueueFull
+
+
+def make(num_threads: int = 1, max_waiting: int = 1000) -> WorkQueue:
+    return WorkQueue("work", num_threads=num_threads, max_waiting=max_waiting)
+
+
+class Work:
+    """Notes which piece ran, in order; the first one holds its thread until `go` is set."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.go = threading.Event()
+
+    def hold(self) -> None:
+        assert self.go.wait(10)
+
+    def note(self, name: str) -> Callable[[], None]:
+        return lambda: self.ran.append(name)
+
+
+async def turn() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.fault("O")
+async def test_small_work_does_not_wait_behind_large_work() -> None:
+    queue, work = make(), Work()
+    tasks = [asyncio.create_task(queue.run(100, work.hold))]
+    await turn()
+    for size in (300, 200, 10, 20):
+        tasks.append(asyncio.create_task(queue.run(size, work.note(str(size)))))
+    await turn()
+    work.go.set()
+    await asyncio.gather(*tasks)
+    assert work.ran == ["10", "20", "200", "300"]
+
+
+@pytest.mark.fault("O")
+async def test_large_work_is_overtaken_by_about_its_own_size_at_most() -> None:
+    queue, work = make(max_waiting=10_000), Work()
+    tasks = [asyncio.create_task(queue.run(1, work.hold))]
+    await turn()
+    tasks.append(asyncio.create_task(queue.run(50, work.note("large"))))
+    await turn()
+
+    async def keep_coming(number: int) -> None:
+        await queue.run(10, work.note("small"))
+        if number:
+            await keep_coming(number - 1)
+
+    tasks += [asyncio.create_task(keep_coming(30)) for _ in range(2)]
+    await turn()
+    work.go.set()
+    await asyncio.gather(*tasks)
+    assert work.ran.index("large") <= 5
+
+
+async def test_no_more_runs_at_once_than_there_are_threads() -> None:
+    queue, lock, counts = make(num_threads=2, max_waiting=10_000), threading.Lock(), [0, 0]
+
+    def count() -> None:
+        with lock:
+            counts[0] += 1
+            counts[1] = max(counts)
+        with lock:
+            counts[0] -= 1
+
+    await asyncio.gather(*(queue.run(7, count) for _ in range(50)))
+    assert counts[1] <= 2
+
+
+@pytest.mark.fault("O")
+async def test_more_than_may_wait_is_refused_and_one_of_any_size_may() -> None:
+    queue, work = make(max_waiting=100), Work()
+    tasks = [asyncio.create_task(queue.run(5000, work.hold))]
+    await turn()
+    tasks.append(asyncio.create_task(queue.run(5000, work.note("large"))))
+    await turn()
+    with pytest.raises(QueueFull, match="5000 characters of prompts wait"):
+        await queue.run(1, work.note("refused"))
+    work.go.set()
+    await asyncio.gather(*tasks)
+    await queue.run(1, work.note("after"))
+    assert work.ran == ["large", "after"]
+
+
+@pytest.mark.fault("O")
+async def test_work_whose_caller_leaves_before_its_turn_is_dropped() -> None:
+    queue, work = make(max_waiting=60), Work()
+    running = asyncio.create_task(queue.run(100, work.hold))
+    await turn()
+    waiting = asyncio.create_task(queue.run(60, work.note("dropped")))
+    await turn()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    last = asyncio.create_task(queue.run(60, work.note("last")))
+    await turn()
+    work.go.set()
+    await asyncio.gather(running, last)
+    assert work.ran == ["last"]
+
+
+async def test_work_whose_caller_leaves_while_it_runs_keeps_its_thread_until_its_end() -> None:
+    queue, work = make(), Work()
+    running = asyncio.create_task(queue.run(1, work.hold))
+    await turn()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    after = asyncio.create_task(queue.run(1, work.note("after")))
+    await turn()
+    assert work.ran == []
+    work.go.set()
+    await after
+    assert work.ran == ["after"]
+
+
+async def test_a_caller_that_leaves_as_its_turn_comes_gives_it_back() -> None:
+    queue, work = make(), Work()
+    running = asyncio.create_task(queue.run(1, work.hold))
+    await turn()
+    leaving = asyncio.create_task(queue.run(1, work.note("dropped")))
+    await turn()
+    queue._free_thread()  # its turn comes, and before it hears of that, it leaves
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await queue.run(1, work.note("after"))
+    work.go.set()
+    await running
+    assert work.ran == ["after"]
+
+
+async def test_an_error_of_the_work_is_its_callers() -> None:
+    queue = make()
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await queue.run(1, fail)
+    assert await queue.run(1, lambda: 7) == 7
+
+
+@pytest.mark.fault("O")
+async def test_a_shutdown_ends_the_wait_of_what_has_not_begun() -> None:
+    queue, work = make(), Work()
+    running = asyncio.create_task(queue.run(1, work.hold))
+    await turn()
+    waiting = asyncio.create_task(queue.run(1, work.note("never")))
+    await turn()
+    queue.fail_waiting(Draining("shutting down"))
+    with pytest.raises(Draining):
+        await waiting
+    work.go.set()
+    await running
+    assert work.ran == []
+
+
+@pytest.mark.fault("O")
+def test_the_process_ends_without_waiting_for_work_that_runs() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "from pageturner.service.engine.work_queue import WorkQueue\n"
+        "async def main():\n"
+        "    queue, begun = WorkQueue('work', num_threads=1, max_waiting=1), threading.Event()\n"
+        "    task = asyncio.create_task(queue.run(1, lambda: (begun.set(), threading.Event().wait())))\n"
+        "    await asyncio.to_thread(begun.wait)\n"
+        "    task.cancel()\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
