@@ -65,10 +65,12 @@ def compare_policies(
     arguments: Sequence[str],
     say: Callable[[str], None],
 ) -> tuple[Comparison, ...]:
-    """arguments: further flags of every server, such as --dtype. Raises PageturnerError if one fails."""
+    """arguments: further flags of every server, such as --dtype. say: told of each server, of which there is
+    one more than policies. Raises PageturnerError if one fails."""
     num_ample = workload.num_requests * (2 + (workload.prompt_tokens + workload.output_tokens) // 16)
     with running_server([*arguments, f"--num-blocks={num_ample}"]) as server:
         expected, _ = asyncio.run(_answers(server.target, workload))
+    say(f"an ample pool: {len(expected)} streams")
     results = []
     for reclaim in reclaims:
         flags = [*arguments, f"--num-blocks={num_blocks}", f"--reclaim-policy={reclaim}"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -58,6 +58,11 @@ class NullText:
 
     def finish(self, seq_id: int) -> str:
         return ""
+
+
+def num_measurements(batch_sizes: Sequence[int]) -> int:
+    """How many costs `measure_scheduler` yields."""
+    return 2 * len(WAITING_FOR_EACH) * len(batch_sizes)
 
 
 def measure_scheduler(batch_sizes: tuple[int, ...] = BATCH_SIZES) -> Iterator[StepCost]:

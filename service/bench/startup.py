@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pageturner.service.client.server_process import running_server
@@ -21,11 +21,14 @@ class StartupResult:
         return statistics.median(self.seconds)
 
 
-def measure_startup(runs: int, arguments: Sequence[str] = ()) -> StartupResult:
-    """Start a server once for the caches, then `runs` times, one after the other."""
+def measure_startup(
+    runs: int, arguments: Sequence[str] = (), on_start: Callable[[str], None] = lambda _: None
+) -> StartupResult:
+    """Start a server once for the caches, then `runs` times, one after the other; on_start: told of each."""
 
     def once() -> float:
         with running_server(arguments) as server:
+            on_start(f"SERVING after {server.ready_seconds:.2f} s")
             return server.ready_seconds
 
     first = once()

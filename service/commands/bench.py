@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 
 from pageturner.service.commands import bench_kernels
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
+from pageturner.service.errors import ConfigError
 
 HELP = "measure start-up, throughput, preemption, kernels, the scheduler or the simulator"
 EXAMPLE = "pageturner bench throughput --concurrency 16 --json"
@@ -104,10 +106,20 @@ def run(arguments: argparse.Namespace) -> int:
     return measured
 
 
+def _check_counts(arguments: argparse.Namespace, *names: str) -> None:
+    """Raises ConfigError for the first that is below 1."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is below 1")
+
+
 def _startup(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.startup import measure_startup
 
-    result = measure_startup(arguments.runs, config_arguments(arguments))
+    _check_counts(arguments, "runs")
+    with progress(arguments.runs + 1) as advance:
+        result = measure_startup(arguments.runs, config_arguments(arguments), lambda text: advance(text, 1))
     if arguments.json:
         write(json.dumps({**dataclasses.asdict(result), "median_seconds": result.median_seconds}, indent=2))
         return 0
@@ -121,15 +133,18 @@ def _throughput(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.throughput import ThroughputLoad, measure_throughput
     from pageturner.service.commands.flags import load_from
 
+    _check_counts(arguments, "concurrency", "prompt_tokens", "output_tokens", "rounds")
     workload = ThroughputLoad(arguments.concurrency, arguments.prompt_tokens, arguments.output_tokens)
-    result = measure_throughput(
-        workload,
-        arguments.rounds,
-        load_from(arguments).config.model,
-        cache_directory(),
-        config_arguments(arguments),
-        note,
-    )
+    model = load_from(arguments).config.model
+    with progress(arguments.rounds) as advance:
+        result = measure_throughput(
+            workload,
+            arguments.rounds,
+            model,
+            cache_directory(),
+            config_arguments(arguments),
+            lambda text: advance(text, 1),
+        )
     if arguments.json:
         write(json.dumps({**dataclasses.asdict(result), **result.medians()}, indent=2))
         return 0
@@ -145,11 +160,21 @@ def _throughput(arguments: argparse.Namespace) -> int:
 def _preemption(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.preemption import TOLERANCE, PreemptionLoad, compare_policies
 
+    _check_counts(arguments, "requests", "prompt_tokens", "output_tokens", "tiny_blocks")
+    if not 0 <= arguments.temperature < math.inf:
+        raise ConfigError("--temperature", f"{arguments.temperature} is not a number from 0")
     workload = PreemptionLoad(
         arguments.requests, arguments.prompt_tokens, arguments.output_tokens, arguments.temperature
     )
     reclaims = ("always-swap", "always-recompute", "cost-model")
-    results = compare_policies(workload, reclaims, arguments.tiny_blocks, config_arguments(arguments), note)
+    with progress(1 + len(reclaims)) as advance:
+        results = compare_policies(
+            workload,
+            reclaims,
+            arguments.tiny_blocks,
+            config_arguments(arguments),
+            lambda text: advance(text, 1),
+        )
     if arguments.json:
         write(json.dumps([dataclasses.asdict(result) for result in results], indent=2))
         return 0
@@ -199,9 +224,10 @@ def _fidelity(arguments: argparse.Namespace) -> int:
 
 
 def _simulator(arguments: argparse.Namespace) -> int:
-    from pageturner.service.bench.simulator import measure_simulator
+    from pageturner.service.bench.simulator import MIXES, measure_simulator
 
-    results = measure_simulator()
+    with progress(len(MIXES)) as advance:
+        results = measure_simulator(lambda name: advance(f"simulated {name}", 1))
     if arguments.json:
         rows = [{**dataclasses.asdict(r), "tokens_per_second": r.tokens_per_second} for r in results]
         write(json.dumps(rows, indent=2))
@@ -216,15 +242,19 @@ def _simulator(arguments: argparse.Namespace) -> int:
 
 def _scheduler(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.block_operations import measure_block_operations, measure_long_queue
-    from pageturner.service.bench.scheduler import BATCH_SIZES, measure_scheduler
+    from pageturner.service.bench.scheduler import BATCH_SIZES, measure_scheduler, num_measurements
 
     sizes = tuple(size for size in BATCH_SIZES if size <= arguments.most)
-    costs = []
-    for cost in measure_scheduler(sizes):
-        costs.append(cost)
-        note(
-            f"{cost.num_running} running, {cost.num_waiting} waiting: {cost.step_microseconds:.0f} us a step"
+    if not sizes:
+        raise ConfigError(
+            "--most", f"{arguments.most} is below {min(BATCH_SIZES)}, the fewest that are measured"
         )
+    costs = []
+    with progress(num_measurements(sizes)) as advance:
+        for cost in measure_scheduler(sizes):
+            costs.append(cost)
+            what = f"{cost.num_running} running, {cost.num_waiting} waiting"
+            advance(f"{what}: {cost.step_microseconds:.0f} us a step", 1)
     operations = measure_block_operations() + measure_long_queue()
     if arguments.json:
         figures = {

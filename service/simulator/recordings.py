@@ -84,13 +84,11 @@ def fit_machine(path: Path, on_bytes: OnBytes = ignore_bytes) -> MachineFit:
     notes, warnings = list(recorded.notes), []
     try:
         block_bytes = int(header["block_bytes"])
-        model = fit(steps)
+        # Swaps are rare and short beside a step: fitted, they would cost what noise makes of them.
         measured = _measured_prices(header, block_bytes)
-        unfitted = {name: price for name, price in measured.items() if getattr(model, name) == 0}
-        if unfitted:
-            # A copy takes time; a fit that says 0 could not tell it from noise, or saw none.
-            model = fit(steps, known=unfitted)
-            notes.append(f"{_words(unfitted)}: as the engine measured when it started; the steps do not tell")
+        model = fit(steps, known=measured)
+        if measured:
+            notes.append(f"{_words(measured)}: as the engine measured when it started")
         machine = SimulatedMachine(
             name=str(header["name"]),
             derivation=(f"Fitted to {len(steps)} steps of a recording.", *notes),

@@ -286,7 +286,7 @@ def swapping(folder: Path, **header: object) -> Path:
 
 
 @pytest.mark.fault("L")
-def test_swaps_that_the_steps_do_not_price_cost_what_the_engine_measured(tmp_path: Path) -> None:
+def test_swaps_cost_what_the_engine_measured(tmp_path: Path) -> None:
     rates = {"swap_out_bytes_per_second": 1e6, "swap_in_bytes_per_second": 2e6}
     found = fit_machine(swapping(tmp_path, rates=rates))
     assert found.machine.step_time.a_swap_out == pytest.approx(1024 / 1e6)
