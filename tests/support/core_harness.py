@@ -59,6 +59,7 @@ class Record:
     new: NewRequest
     stop: Stop
     outputs: dict[int, list[int]] = field(default_factory=dict)
+    token_times: dict[int, list[float]] = field(default_factory=dict)
     finished_choices: set[int] = field(default_factory=set)
     end: FinishedEvent | None = None
 
@@ -221,6 +222,7 @@ class CoreHarness:
                         "terminal: a token after its choice ended"
                     )
                     record.outputs.setdefault(event.index, []).extend(t.token_id for t in event.tokens)
+                    record.token_times.setdefault(event.index, []).extend(self.now for _ in event.tokens)
                 case ChoiceFinishedEvent():
                     assert event.index not in record.finished_choices, "terminal: a choice ended twice"
                     record.finished_choices.add(event.index)

@@ -95,7 +95,11 @@ class Attempt:
         batch = BatchView(
             self._state.options.max_num_batched_tokens, lacking.count(1), prefills, len(self._state.waiting)
         )
-        self.budget.split_budget(self._state.policy_host.batch_split(batch))
+        split = self._state.policy_host.batch_split(batch)
+        self.budget.split_budget(split)
+        if 0 < split.decode_tokens < batch.num_decode_tokens:
+            # Not everybody gets a token in this step: turns are taken, by the guarded request too.
+            work.sort(key=lambda item: item[0].last_step)
 
     def _continue_all(self, work: list[tuple[Sequence, int]]) -> Shortage | None:
         budget = self.budget
