@@ -17,11 +17,14 @@ class ServerOptions:
     max_request_bytes, max_response_bytes: of one message.
     keepalive_seconds, keepalive_timeout_seconds: how often a silent client is pinged, and how long its
     answer may take before its calls are cancelled. min_ping_interval_seconds: clients that ping more
-    often are disconnected. drain_seconds: how long a shutdown waits for what runs; abort_seconds: how
-    long for the aborted rest. min_watch_seconds, max_watch_seconds: bounds on WatchLoad's
-    interval. max_abort_ids: ids in one Abort. log_prompts: prompts appear in the log; they are private, so
-    off. allow_policy_imports: clients may set policies as "module:Class", which imports that module here;
-    names of built-ins and of installed entry points do without.
+    often are disconnected. max_connection_idle_seconds: a connection without a call is closed after so long,
+    so that forgotten ones don't use up the process's file descriptors; a client connects anew by itself.
+    handshake_timeout_seconds: so long may a connection take to speak HTTP/2.
+    drain_seconds: how long a shutdown waits for what runs; abort_seconds: how long for the aborted rest.
+    min_watch_seconds, max_watch_seconds: bounds on WatchLoad's interval. max_abort_ids: ids in one Abort.
+    log_prompts: prompts appear in the log; they are private, so off. allow_policy_imports: clients may set
+    policies as "module:Class", which imports that module here; names of built-ins and of installed entry
+    points do without.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +34,8 @@ class ServerOptions:
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 10.0
     min_ping_interval_seconds: float = 10.0
+    max_connection_idle_seconds: float = 300.0
+    handshake_timeout_seconds: float = 20.0
     drain_seconds: float = 30.0
     abort_seconds: float = 2.0
     min_watch_seconds: float = 0.1
@@ -53,6 +58,8 @@ class ServerOptions:
             "keepalive_seconds",
             "keepalive_timeout_seconds",
             "min_ping_interval_seconds",
+            "max_connection_idle_seconds",
+            "handshake_timeout_seconds",
         ):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"server.{name}", f"{getattr(self, name)} is not in (0, 86400)")
@@ -84,6 +91,8 @@ class ServerOptions:
                 "grpc.http2.min_ping_interval_without_data_ms",
                 round(self.min_ping_interval_seconds * 1000),
             ),
+            ("grpc.max_connection_idle_ms", round(self.max_connection_idle_seconds * 1000)),
+            ("grpc.server_handshake_timeout_ms", round(self.handshake_timeout_seconds * 1000)),
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from support.fake_engine import FakeEngine, accepted
+from support.fake_engine import PAUSE, FakeEngine, accepted, finished
 from support.serving import new_server, serving
 
 from pageturner.service.client import Client, Sampling
@@ -110,6 +110,31 @@ async def test_sglang_19986_pings_within_the_bound_are_answered(bound: float, al
             await asyncio.sleep(0.005)
         writer.close()
     assert (answered == 8) == allowed
+
+
+@pytest.mark.fault("R")
+def test_idle_connections_are_closed_after_minutes_by_default() -> None:
+    arguments = dict(ServerOptions().channel_arguments())
+    assert arguments["grpc.max_connection_idle_ms"] == 300_000
+    assert arguments["grpc.server_handshake_timeout_ms"] == 20_000
+
+
+@pytest.mark.fault("R")
+@pytest.mark.parametrize("preface", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], ids=["silent", "no_call"])
+async def test_a_connection_without_a_call_is_closed(preface: bytes) -> None:
+    """Its descriptor is free for another client. A call in progress keeps its connection."""
+    engine = FakeEngine(lambda request, ids: [accepted(request, ids), PAUSE, finished(request, len(ids), 0)])
+    async with serving(engine, max_connection_idle_seconds=0.2, handshake_timeout_seconds=0.2) as served:
+        call = asyncio.create_task(served.client.generate("x", request_id="r"))
+        await engine.reached("paused r")
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(preface and preface + _frame(_SETTINGS, b""))
+        async with asyncio.timeout(60):
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+        engine.resume("r")
+        assert (await call).request_id == "r"
 
 
 _SETTINGS, _PING, _GOAWAY = 4, 6, 7
