@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.commands import signals
-from pageturner.service.commands.output import write
+from pageturner.service.commands.output import note, write
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.records import FlightRecord
@@ -52,12 +52,15 @@ def fetch(target: str) -> bytes:
 
 
 def read(path: Path) -> FlightRecord:
-    """Raises PageturnerError for a file that is not there or no flight record."""
+    """Raises PageturnerError for a file that is not there or no flight record; says so if it was cut."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise PageturnerError(f"cannot read {path}: {error.strerror}") from error
     try:
-        return flight_file.load(content)
+        record = flight_file.load(content)
     except flight_file.NotAFlightRecord as error:
         raise PageturnerError(f"{path}: {error}") from error
+    if record.lost:
+        note(f"{path}: {record.lost}")
+    return record

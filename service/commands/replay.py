@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pageturner.service.commands.flight import read
 from pageturner.service.commands.output import write
-from pageturner.service.flight.plain import to_plain
+from pageturner.service.flight.flight_file import to_plain
 from pageturner.service.flight.records import FlightRecord, Scheduled, unpack_rows
 from pageturner.service.flight.replay import Difference, replay
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from pageturner.service.client.server_process import ready_line
 from pageturner.service.commands import signals
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from pageturner.service.engine.async_engine import AsyncEngine
+    from pageturner.service.flight.recording import LineFile
     from pageturner.service.metrics import Metrics
 
 HELP = "run the service"
@@ -49,16 +50,23 @@ def run(arguments: argparse.Namespace) -> int:
         return asyncio.run(_serve(partial(load_from, arguments), clock, started_at, recording))
 
 
-def _recording(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
-    """The file, written line by line; opened before the model loads, so that a bad path is known at once."""
+def _recording(path: Path | None) -> contextlib.AbstractContextManager[LineFile | None]:
+    """The file of --record; opened before the model loads, so that a bad path is known at once."""
+    if path is None:
+        return contextlib.nullcontext()
+    import structlog
+
+    from pageturner.service.flight.recording import LineFile
+
     try:
-        return contextlib.nullcontext() if path is None else path.open("w", encoding="utf-8", buffering=1)
+        file = path.open("w", encoding="utf-8")
     except OSError as error:
         raise ConfigError("--record", f"{path}: {error.strerror}") from error
+    return contextlib.closing(LineFile(file, structlog.get_logger()))
 
 
 async def _serve(
-    load: Callable[[], LoadedConfig], clock: MonotonicClock, started_at: float, recording: TextIO | None
+    load: Callable[[], LoadedConfig], clock: MonotonicClock, started_at: float, recording: LineFile | None
 ) -> int:
     import structlog
 
@@ -110,6 +118,8 @@ async def _serve(
         await server.stop()
         if engine is not None:
             await engine.aclose()
+        if recording is not None:
+            recording.close()
     return 0
 
 
@@ -119,7 +129,7 @@ async def _load(
     started_at: float,
     logger: FilteringBoundLogger,
     metrics: Metrics,
-    recording: TextIO | None,
+    recording: LineFile | None,
 ) -> AsyncEngine:
     def build() -> AsyncEngine:
         from pageturner.service.startup.wiring import build_service  # torch comes with it

@@ -43,7 +43,7 @@ from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
-from pageturner.service.flight.flight_dumps import FlightDumps
+from pageturner.service.flight.dumps import FlightDumps
 
 
 class AsyncEngine:
@@ -215,7 +215,7 @@ class AsyncEngine:
     async def flight_record(self) -> bytes:
         if self._flight is None:
             raise NotRecorded("the flight recorder is off: engine.flight_recorder_steps is 0")
-        return await asyncio.to_thread(self._flight.content, "asked for")
+        return await self._flight.content()
 
     # To the thread and from it
 

@@ -1,5 +1,5 @@
-"""The flight recorder: what a scheduler was told and decided, kept, written, replayed and explained.
+"""What a scheduler was told and decided: recorded, written, read, replayed and explained.
 
-It owns the record and takes snapshots of the core, which never imports it. No record holds a
-prompt or an answer.
+It listens to the core (`core.listener`) and takes snapshots of it; the core never imports it. The engine
+asks it for dumps, the command line reads its files. No record holds a prompt or an answer.
 """

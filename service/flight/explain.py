@@ -22,8 +22,7 @@ from pageturner.service.core.decisions import (
 )
 from pageturner.service.core.request import RequestStatus
 from pageturner.service.errors import PageturnerError
-from pageturner.service.flight.checkpoint import RequestState
-from pageturner.service.flight.records import Added, Entry, FlightRecord, Paused, Scheduled
+from pageturner.service.flight.records import Added, Entry, FlightRecord, Paused, RequestState, Scheduled
 
 
 class NotInRecord(PageturnerError):
@@ -48,21 +47,21 @@ def explain(record: FlightRecord, request_id: str) -> tuple[Line, ...]:
     first, told = 0, _told_at_start(record, request_id)
     for index, entry in enumerate(record.entries):
         if isinstance(entry, Added) and entry.request.request_id == request_id:
-            first, told = index, _Story(request_id, entry.request.arrival_time)
+            first, told = index, _RequestHistory(request_id, entry.request.arrival_time)
     if told is None:
-        told = _Story(request_id, _first_mention(record, request_id))
+        told = _RequestHistory(request_id, _first_mention(record, request_id))
     for entry in record.entries[first:]:
         told.take(entry)
     return tuple(told.lines)
 
 
-def _told_at_start(record: FlightRecord, request_id: str) -> _Story | None:
+def _told_at_start(record: FlightRecord, request_id: str) -> _RequestHistory | None:
     checkpoint = None if record.start is None else record.start.checkpoint
     for state in () if checkpoint is None else checkpoint.requests:
         if state.request.request_id == request_id and checkpoint is not None:
-            story = _Story(request_id, state.request.arrival_time)
-            story.begin(state, checkpoint.now)
-            return story
+            history = _RequestHistory(request_id, state.request.arrival_time)
+            history.begin(state, checkpoint.scheduler.now)
+            return history
     return None
 
 
@@ -78,7 +77,7 @@ def _named(decision: Decision) -> tuple[str, ...]:
     return tuple(getattr(decision, field, "") for field in ("request_id", "claimant", "by", "producer"))
 
 
-class _Story:
+class _RequestHistory:
     """lines: so far."""
 
     def __init__(self, request_id: str, arrival: float) -> None:

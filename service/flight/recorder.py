@@ -1,77 +1,311 @@
-"""The flight recorder: keeps the last of what the scheduler was told and what it decided.
-
-A ring cannot be replayed from any place, so it is made of stretches that each begin with a checkpoint of the
-whole state; a full ring loses its oldest stretch. Only if no checkpoint could be taken does it lose single
-entries, and the record then says that its beginning is lost.
-"""
+"""The flight recorder: listens to a scheduler, and keeps the last of what it was told and decided."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import cast
 
-from pageturner.service.flight.records import Entry, FlightRecord, FlightStart, Setting
-
-ENTRIES_A_STEP = 2
-"""A step is two entries, decided and taken; what comes between counts as well."""
-
-STRETCHES = 4
-"""A ring is cut into so many parts, and forgets them one by one."""
-
-
-@dataclass(slots=True)
-class _Stretch:
-    start: FlightStart | None
-    entries: list[Entry] = field(default_factory=list)
+from pageturner.policies import registry
+from pageturner.policies.interfaces import AXES, PolicySet
+from pageturner.policies.spec import PolicySpec
+from pageturner.service.core.decisions import ChoiceEnded, Decision, Ended, PolicyFault, PolicyReplaced
+from pageturner.service.core.listener import (
+    AbortRequest,
+    AddRequest,
+    Call,
+    Expire,
+    FailStep,
+    Outcome,
+    PauseRequest,
+    ResumeRequest,
+    Schedule,
+    SetPolicies,
+    Update,
+)
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    SchedulerOutput,
+    TokenEvent,
+)
+from pageturner.service.core.request import NewRequest, Sequence
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.errors import PageturnerError, TextFailed
+from pageturner.service.flight.block_names import name_of, names_of, names_of_prompt
+from pageturner.service.flight.checkpoint import take_checkpoint
+from pageturner.service.flight.flight_file import Malformed, to_plain
+from pageturner.service.flight.records import (
+    Aborted,
+    Added,
+    Entry,
+    Expired,
+    Failed,
+    FlightRecord,
+    FlightStart,
+    Paused,
+    PoliciesSet,
+    PolicySpecs,
+    RecordedRequest,
+    RowResult,
+    Scheduled,
+    Setting,
+    Updated,
+    error_name,
+    pack_rows,
+)
+from pageturner.service.flight.ring import EntryRing
+from pageturner.service.policy_host.host import PolicyHost
 
 
 class FlightRecorder:
-    """Keeps the entries of about `num_steps` steps: at most ENTRIES_A_STEP times as many, of any kind.
+    """Listens to `scheduler` from now on: a `core.listener.SchedulerListener`.
 
-    A step of 64 sequences takes 1.3 kB, in all the rest hardly more than its decisions.
-
-    One thread adds; `record` may be called from any other.
+    start: where a replay begins; by default the scheduler as it was made, with its policies. num_steps: about
+    as many are kept. The scheduler's thread writes; `record` may be called from any other.
     """
 
-    def __init__(self, setting: Setting, start: FlightStart | None, num_steps: int) -> None:
-        self.setting = setting
-        self._max_entries = max(STRETCHES, num_steps * ENTRIES_A_STEP)
-        self._stretches = [_Stretch(start)]
-        self._num_entries = 0
-        self._num_dropped = 0
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Whether the present stretch is long enough, or has lost its beginning."""
-        current = self._stretches[-1]
-        return current.start is None or len(current.entries) >= self._max_entries // STRETCHES
-
-    def begin(self, start: FlightStart) -> None:
-        """A new stretch: a replay can begin here."""
-        self._stretches = [*self._stretches, _Stretch(start)]
-
-    def add(self, entry: Entry) -> None:
-        self._stretches[-1].entries.append(entry)
-        self._num_entries += 1
-        if self._num_entries <= self._max_entries:
-            return
-        oldest = self._stretches[0]
-        num_lost = len(oldest.entries)
-        if len(self._stretches) > 1:
-            self._stretches = self._stretches[1:]
-        else:
-            num_lost = num_lost // STRETCHES + 1
-            self._stretches = [_Stretch(None, oldest.entries[num_lost:])]
-        self._num_entries -= num_lost
-        self._num_dropped += num_lost
+    def __init__(
+        self, scheduler: Scheduler, setting: Setting, num_steps: int, start: FlightStart | None = None
+    ) -> None:
+        self._scheduler = scheduler
+        self._state = scheduler.state
+        self._manager = scheduler.manager
+        self._policy_host = scheduler.policy_host
+        self._setting = setting
+        self._num_steps = num_steps
+        self._start = start or FlightStart(policy_specs(scheduler.policy_host.policies))
+        self._ring = EntryRing(setting, self._start, num_steps)
+        self._standing = _PolicyStanding(scheduler.policy_host)
+        # Set where the clock moved and no request ended: noted only if a call reads it before the next step.
+        self._unnoted_now: float | None = None
+        self._new_specs: PolicySpecs = {}
+        # For each sample of the step that is being taken: its sequence if it lives, and its tokens before.
+        self._samples: list[tuple[Sequence | None, int]] = []
+        scheduler.add_listener(self)
 
     def __len__(self) -> int:
         """Entries so far, dropped ones included."""
-        return self._num_dropped + self._num_entries
+        return len(self._ring)
 
     def record(self, reason: str) -> FlightRecord:
         """What is kept at this moment."""
-        stretches, num_dropped = self._stretches, self._num_dropped
-        entries: list[Entry] = []
-        for stretch in stretches:
-            entries += stretch.entries[:]
-        return FlightRecord(reason, self.setting, stretches[0].start, num_dropped, tuple(entries))
+        return self._ring.record(reason)
+
+    def forget(self) -> None:
+        """Keep nothing of what was, as a replay does that compares one call at a time."""
+        self._ring = EntryRing(self._setting, self._start, self._num_steps)
+
+    # --- as a listener ---------------------------------------------------------------------
+
+    def before(self, call: Call) -> None:
+        match call:
+            case AddRequest() | AbortRequest():
+                self._note_clock()
+            case Schedule():
+                if self._ring.wants_checkpoint:
+                    self._begin_stretch()
+            case SetPolicies(policies):
+                in_force = self._policy_host.policies
+                new = (axis for axis in AXES if getattr(policies, axis) is not getattr(in_force, axis))
+                self._new_specs = policy_specs(policies, tuple(new))
+            case Update(output):
+                sequences = self._state.sequences
+                self._samples = [
+                    (None, 0) if sequence is None else (sequence, len(sequence.tokens))
+                    for part in output.scheduled
+                    for row in part.samples
+                    for sequence in (sequences.get(row.seq_id),)
+                ]
+        if isinstance(call, (Schedule, Update, FailStep, SetPolicies)):
+            self._unnoted_now = None
+        self._standing = _PolicyStanding(self._policy_host)
+
+    def after(self, call: Call, outcome: Outcome) -> None:
+        events = outcome.answer if isinstance(outcome.answer, tuple) else ()
+        decisions = (*outcome.decisions, *_ends(events), *self._standing.changes())
+        entry = self._entry(call, outcome, events, decisions, error_name(outcome.error))
+        if entry is not None:
+            self._ring.add(entry)
+
+    def _entry(
+        self,
+        call: Call,
+        outcome: Outcome,
+        events: tuple[Event, ...],
+        decisions: tuple[Decision, ...],
+        raised: str,
+    ) -> Entry | None:
+        now = self._state.now
+        match call:
+            case AddRequest(new):
+                return self._added(new, outcome, decisions, raised)
+            case AbortRequest(request_id, error) if events or raised:
+                return Aborted(now, request_id, error_name(error), decisions, raised)
+            case Expire(now) if events or raised:
+                self._unnoted_now = None
+                return Expired(now, decisions, raised)
+            case Expire(now):
+                self._unnoted_now = now
+            case PauseRequest(request_id):
+                return Paused(now, request_id, is_paused=True, decisions=decisions, raised=raised)
+            case ResumeRequest(request_id):
+                return Paused(now, request_id, is_paused=False, decisions=decisions, raised=raised)
+            case SetPolicies(_, now):
+                return PoliciesSet(now, self._new_specs, decisions, raised)
+            case Schedule(now):
+                if raised:
+                    return Scheduled(now, 0, decisions=decisions, raised=raised)
+                output = cast(SchedulerOutput, outcome.answer)
+                step_id = output.step_id if output else 0
+                return Scheduled(now, step_id, pack_rows(output), output.block_copies, decisions)
+            case Update(output, _, now):
+                return Updated(now, output.step_id, self._results(call, events), decisions, raised)
+            case FailStep(output, error, now):
+                return Failed(now, output.step_id, error_name(error), decisions, raised)
+        return None
+
+    # --- what is noted ---------------------------------------------------------------------
+
+    def _note_clock(self) -> None:
+        if self._unnoted_now is not None:
+            self._ring.add(Expired(self._unnoted_now))
+            self._unnoted_now = None
+
+    def _begin_stretch(self) -> None:
+        checkpoint = take_checkpoint(self._scheduler)
+        if checkpoint is not None:
+            self._note_clock()
+            self._ring.begin(FlightStart(policy_specs(self._policy_host.policies), checkpoint))
+
+    def _added(
+        self, new: NewRequest, outcome: Outcome, decisions: tuple[Decision, ...], raised: str
+    ) -> Added:
+        now, hasher = self._state.now, self._manager.hasher
+        if isinstance(outcome.error, PageturnerError):
+            return Added(now, RecordedRequest.of(new, ()), refusal=raised, decisions=decisions)
+        if raised:
+            names = names_of_prompt(hasher, new, self._manager.block_size) if hasher is not None else ()
+            return Added(now, RecordedRequest.of(new, names), decisions=decisions, raised=raised)
+        sequence = self._state.requests[new.request_id].sequences[0]
+        names = names_of(self._manager, sequence, len(new.prompt_token_ids))
+        return Added(now, RecordedRequest.of(new, names), cast(int, outcome.answer), decisions=decisions)
+
+    def _results(self, call: Update, events: tuple[Event, ...]) -> tuple[RowResult, ...]:
+        """Those that are not the common one: a token taken, no block completed, no end."""
+        stopped, without_text = set(), set()
+        for event in events:
+            if isinstance(event, ChoiceFinishedEvent) and event.reason is FinishReason.STOP:
+                stopped.add((event.request_id, event.index))
+            elif isinstance(event, FinishedEvent) and isinstance(event.error, TextFailed):
+                without_text.add(event.request_id)
+        told = {
+            (event.request_id, event.index)
+            for event in (events if without_text else ())
+            if isinstance(event, TokenEvent)
+        }
+        has_common_end = not stopped and not without_text
+        block_size = self._manager.block_size
+        results = []
+        # A scheduler that raised may have been given other results than it asked for.
+        for row, ((sequence, num_before), result) in enumerate(
+            zip(self._samples, call.sampled, strict=False)
+        ):
+            num_now = num_before if sequence is None else len(sequence.tokens)
+            if has_common_end and num_now == num_before + 1 and num_now % block_size and result.error is None:
+                continue
+            names = tuple(self._name(sequence, end) for end in range(num_before + 1, num_now + 1))
+            noted = RowResult(row, names or (0,) * len(result.tokens), error=error_name(result.error))
+            if sequence is not None:
+                request_id, choice = (
+                    sequence.request.request_id,
+                    (sequence.request.request_id, sequence.index),
+                )
+                noted = replace(noted, is_stopped=choice in stopped)
+                if request_id in without_text and choice not in told:
+                    without_text.remove(request_id)  # the first one; the request has ended with it
+                    noted = replace(noted, has_no_text=True)
+            if noted != RowResult(row, (0,)):
+                results.append(noted)
+        self._samples = []
+        return tuple(results)
+
+    def _name(self, sequence: Sequence | None, num_tokens: int) -> int:
+        """The name of the block that its num_tokens-th token completes, or 0. An ended choice needs none."""
+        size = self._manager.block_size
+        if sequence is None or sequence.is_finished or num_tokens % size:
+            return 0
+        if not self._manager.caches_prefixes:
+            return 0
+        return name_of(self._manager.block_hash(sequence, num_tokens // size - 1))
+
+
+def _ends(events: tuple[Event, ...]) -> list[Decision]:
+    ends: list[Decision] = []
+    for event in events:
+        if isinstance(event, TokenEvent):
+            continue
+        if isinstance(event, ChoiceFinishedEvent):
+            ends.append(ChoiceEnded(event.request_id, event.index, event.reason.value))
+        elif isinstance(event, FinishedEvent):
+            usage, timings = event.usage, event.timings
+            ends.append(
+                Ended(
+                    event.request_id,
+                    error_name(event.error),
+                    usage.num_output_tokens,
+                    usage.num_cached_prompt_tokens,
+                    timings.queue_seconds,
+                    timings.num_swaps + timings.num_recomputes + timings.num_tail_reclaims,
+                )
+            )
+    return ends
+
+
+# --- policies ------------------------------------------------------------------------------
+
+
+def policy_specs(policies: PolicySet, axes: tuple[str, ...] = AXES) -> PolicySpecs:
+    """The names and options of these axes' policies; an option with no plain form as its repr."""
+    chosen = {axis: getattr(policies, axis) for axis in axes}
+    return {
+        axis: PolicySpec(
+            registry.name_of(policy),
+            {name: _plain_or_repr(value) for name, value in registry.options_of(policy).items()},
+        )
+        for axis, policy in chosen.items()
+    }
+
+
+def _plain_or_repr(value: object) -> object:
+    try:
+        return to_plain(value)
+    except Malformed:
+        return repr(value)
+
+
+class _PolicyStanding:
+    """The policies in force and the faults of each axis, at the moment this is made."""
+
+    __slots__ = ("_faults", "_names", "_policy_host")
+
+    def __init__(self, host: PolicyHost) -> None:
+        self._policy_host = host
+        self._names = host.names
+        self._faults = dict(host.faults)
+
+    def changes(self) -> tuple[Decision, ...]:
+        """Faults of policies since then, and those that another one replaced."""
+        host, names, faults = self._policy_host, self._names, self._faults
+        if host.names is names and host.faults == faults:
+            return ()
+        counts = ((axis, host.faults[axis] - faults.get(axis, 0)) for axis in AXES)
+        return (
+            *(PolicyFault(axis, names[axis], count) for axis, count in counts if count),
+            *(
+                PolicyReplaced(axis, names[axis], host.names[axis])
+                for axis in AXES
+                if names[axis] != host.names[axis]
+            ),
+        )

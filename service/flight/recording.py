@@ -1,14 +1,16 @@
 """A recording of what the service was asked and how long its steps took: numbers and labels, never text.
 
 One JSON object a line. The first describes the engine. A request is written when it ends, in the fields of
-Mooncake's traces and a few more; `hash_ids` are digests of its prompt's blocks under a key that dies
-with the process, so that they tell what prompts share and nothing of what they say. A step is its
-`StepWork` and its seconds. `pageturner simulate` replays the requests, `pageturner calibrate` fits the steps.
+Mooncake's traces and a few more; `hash_ids` are names of its prompt's blocks (`block_names`), which tell what
+prompts share and nothing of what they say. A step is its `StepWork` and its seconds. `pageturner simulate`
+replays the requests, `pageturner calibrate` fits the steps.
 """
 
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any, TextIO
@@ -17,15 +19,22 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies.views import Rates
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.listener import AddRequest, Call, Outcome, Schedule, Update
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
-from pageturner.service.core.outputs import Event, FinishedEvent, SampledSequence, SchedulerOutput
-from pageturner.service.core.request import NewRequest
+from pageturner.service.core.outputs import Event, FinishedEvent, SchedulerOutput
+from pageturner.service.core.request import Request
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.errors import PageturnerError
+from pageturner.service.flight.block_names import names_of, names_of_prompt
 from pageturner.service.flight.step_work import work_of
 
 VERSION = 1
+
+MAX_LINES_WAITING = 1 << 14
+"""Lines that wait for the file; a disk that takes them slower loses some, and delays no step."""
+
+CLOSE_SECONDS = 2.0
+"""How long the end of the process waits for the last lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,120 +60,148 @@ class RecordedEngine:
         }
 
 
-class Recorder:
-    """Writes to `file` until it fails, which is logged once and ends the recording, not the service.
+class LineFile:
+    """JSON lines to a file, from a thread of its own: whoever writes is never delayed, and never fails.
 
-    hash_key: secret, of this recording alone.
+    The first error of the file is logged and ends it; lines that come then, and those that find
+    MAX_LINES_WAITING before them, are dropped and counted (num_dropped).
+    """
+
+    def __init__(self, file: TextIO, logger: FilteringBoundLogger) -> None:
+        self.num_dropped = 0
+        self._file = file
+        self._logger = logger
+        self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_LINES_WAITING)
+        self._has_failed = False
+        self._writer = threading.Thread(target=self._write_all, name="recording", daemon=True)
+        self._writer.start()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Have it written soon. line: is not changed from now on."""
+        if self._has_failed:
+            self.num_dropped += 1
+            return
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, for CLOSE_SECONDS at most, and close the file. Closing twice is no error."""
+        if not self._writer.is_alive():
+            return
+        try:
+            self._lines.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            self.num_dropped += self._lines.qsize()
+        else:
+            self._writer.join(CLOSE_SECONDS)
+        if self.num_dropped:
+            self._logger.error("recording_incomplete", num_lines_dropped=self.num_dropped)
+
+    def flush(self) -> None:
+        """Return when all that was written before is in the file, or lost."""
+        self._lines.join()
+
+    def _write_all(self) -> None:
+        is_open = True
+        while is_open:
+            line = self._lines.get()
+            is_open = line is not None
+            try:
+                if line is None:
+                    self._file.close()
+                elif self._has_failed:
+                    self.num_dropped += 1
+                else:
+                    self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                    if self._lines.empty():
+                        self._file.flush()
+            except (OSError, ValueError) as error:  # ValueError: the file is closed
+                self._fail(error)
+            finally:
+                self._lines.task_done()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._logger.error("recording_ended", reason=str(error))
+
+
+class WorkloadRecorder:
+    """Listens to a scheduler just made: a `core.listener.SchedulerListener`.
+
+    hash_key: secret, for the names of blocks where the scheduler itself looks for no equal ones. clock: times
+    the steps.
     """
 
     def __init__(
-        self, file: TextIO, engine: RecordedEngine, hash_key: bytes, logger: FilteringBoundLogger
+        self, scheduler: Scheduler, file: LineFile, engine: RecordedEngine, hash_key: bytes, clock: Clock
     ) -> None:
+        self._scheduler = scheduler
         self._file = file
-        self._logger = logger
         self._hasher = PrefixHasher(hash_key)
-        self._block_size = engine.cache.block_size
-        self._live: dict[str, NewRequest] = {}
-        self._started_at: float | None = None
+        self._clock = clock
+        self._live: dict[str, Request] = {}
+        self._first_arrival: float | None = None
+        self._scheduled_at = 0.0
         self._running_since: float | None = None
-        self._is_failed = False
-        self._write(engine.header())
+        file.write(engine.header())
+        scheduler.add_listener(self)
 
-    def accepted(self, request: NewRequest) -> None:
-        self._live[request.request_id] = request
-        if self._started_at is None:
-            self._started_at = request.arrival_time
+    def before(self, call: Call) -> None:
+        if isinstance(call, Schedule):
+            self._scheduled_at = call.now
 
-    def ended(self, events: Iterable[Event]) -> None:
+    def after(self, call: Call, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            return
+        if isinstance(call, AddRequest):
+            self._live[call.new.request_id] = self._scheduler.state.requests[call.new.request_id]
+            if self._first_arrival is None:
+                self._first_arrival = call.new.arrival_time
+        if isinstance(outcome.answer, tuple):
+            self._ended(outcome.answer)
+        if isinstance(call, Update):
+            self._stepped(call.output)
+
+    def _ended(self, events: Iterable[Event]) -> None:
         """Write the requests that ended and had put out anything: what they asked for, and what came."""
         for event in events:
             if isinstance(event, FinishedEvent):
                 self._finished(event)
 
-    def stepped(self, output: SchedulerOutput, started_at: float, ended_at: float, *, goes_on: bool) -> None:
-        """A step succeeded. goes_on: there is more work, so that what lies before the next step counts
-        as its own: the loop's share, not a rest."""
-        since = started_at if self._running_since is None else self._running_since
-        self._running_since = ended_at if goes_on else None
-        self._write({"step": astuple(work_of(output)), "seconds": round(ended_at - since, 7)})
+    def _stepped(self, output: SchedulerOutput) -> None:
+        """A step succeeded. While there is more work, what lies before the next step counts as its own: it is
+        the loop's share, not a rest."""
+        since = self._scheduled_at if self._running_since is None else self._running_since
+        now = self._clock.now()
+        self._running_since = now if self._scheduler.has_work() else None
+        self._file.write({"step": astuple(work_of(output)), "seconds": round(now - since, 7)})
 
     def _finished(self, event: FinishedEvent) -> None:
         request = self._live.pop(event.request_id, None)
         if request is None or not event.usage.num_output_tokens:
             return
-        assert self._started_at is not None, "a request was accepted before it ended"
-        deadline = request.deadline
-        self._write(
+        assert self._first_arrival is not None, "a request was accepted before it ended"
+        new = request.new
+        self._file.write(
             {
-                "timestamp": round(1e3 * (request.arrival_time - self._started_at), 3),
-                "input_length": len(request.prompt_token_ids),
-                "output_length": max(1, event.usage.num_output_tokens // request.params.n),
+                "timestamp": round(1e3 * (new.arrival_time - self._first_arrival), 3),
+                "input_length": len(new.prompt_token_ids),
+                "output_length": max(1, event.usage.num_output_tokens // new.params.n),
                 "hash_ids": self._hash_ids(request),
-                "num_choices": request.params.n,
-                "max_tokens": request.params.max_tokens,
-                "tenant": request.tenant,
-                "priority": request.priority,
-                "deadline_seconds": None if deadline is None else deadline - request.arrival_time,
+                "num_choices": new.params.n,
+                "max_tokens": new.params.max_tokens,
+                "tenant": new.tenant,
+                "priority": new.priority,
+                "deadline_seconds": None if new.deadline is None else new.deadline - new.arrival_time,
                 "outcome": "ok" if event.error is None else type(event.error).__name__,
             }
         )
 
-    def _hash_ids(self, request: NewRequest) -> list[int]:
-        parent = self._hasher.root(adapter=request.adapter, salt=request.cache_salt)
-        hash_ids = []
-        tokens, size = request.prompt_token_ids, self._block_size
-        for start in range(0, len(tokens) - size + 1, size):
-            parent = self._hasher.extend(parent, tokens[start : start + size])
-            hash_ids.append(int.from_bytes(parent[:8], "big") >> 1)
-        return hash_ids
-
-    def _write(self, entry: Mapping[str, Any]) -> None:
-        if self._is_failed:
-            return
-        try:
-            self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")
-        except (OSError, ValueError) as error:  # ValueError: the file is closed
-            self._is_failed = True
-            self._logger.error("recording_ended", reason=str(error))
-
-
-class RecordingScheduler(Scheduler):
-    """A scheduler that tells a recorder what comes in and goes out; it decides as any other does.
-
-    Further arguments are those of `Scheduler`.
-    """
-
-    def __init__(self, *arguments: Any, recorder: Recorder, clock: Clock, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._recorder = recorder
-        self._clock = clock
-        self._scheduled_at = 0.0
-
-    def add_request(self, new: NewRequest) -> int:
-        max_tokens = super().add_request(new)
-        self._recorder.accepted(new)
-        return max_tokens
-
-    def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
-        return self._ended(super().abort_request(request_id, error))
-
-    def expire(self, now: float) -> tuple[Event, ...]:
-        return self._ended(super().expire(now))
-
-    def schedule(self, now: float) -> SchedulerOutput:
-        self._scheduled_at = now
-        return super().schedule(now)
-
-    def update(
-        self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...], now: float
-    ) -> tuple[Event, ...]:
-        events = self._ended(super().update(output, sampled, now))
-        self._recorder.stepped(output, self._scheduled_at, self._clock.now(), goes_on=self.has_work())
-        return events
-
-    def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
-        return self._ended(super().fail_step(output, error, now))
-
-    def _ended(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        self._recorder.ended(events)
-        return events
+    def _hash_ids(self, request: Request) -> tuple[int, ...]:
+        manager = self._scheduler.manager
+        if manager.caches_prefixes:
+            return names_of(manager, request.sequences[0], request.num_prompt_tokens)
+        return names_of_prompt(self._hasher, request.new, manager.block_size)

@@ -1,6 +1,6 @@
 """What a flight record holds: where it starts, then every call of the scheduler and what came of it.
 
-No prompt, no output, no token id: see `pseudonyms`. Request ids and tenants stand as they are.
+No prompt, no output, no token id: see `block_names`. Request ids and tenants stand as they are.
 Every entry says when (`now`: the scheduler's clock, which moves with its steps), what was decided, and
 in `raised` the type of what the scheduler raised instead of an answer, if it did.
 """
@@ -10,20 +10,27 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
-from pageturner.service.flight.checkpoint import Checkpoint
-from pageturner.service.flight.recorded_request import RecordedRequest
+from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
+from pageturner.service.errors import PageturnerError
+from pageturner.service.flight.block_names import stand_ins
 
 ROW_FIELDS = ("seq_id", "start", "num_tokens", "num_blocks", "last_block")
 _LOW = 0xFFFFFFFF
 """Enough of a sequence's number to tell it from any other in the record."""
 
+_HISTORY = 1.0
+"""A presence penalty, any but 0: what the sampler needs the history for is not recorded."""
+
+Scalar: TypeAlias = bool | int | float | str | None
 
 PolicySpecs: TypeAlias = Mapping[str, PolicySpec]
 """By axis."""
@@ -38,6 +45,105 @@ class Setting:
     cache: CacheOptions
     rates: Rates
     depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """All of a request that scheduling depends on, nothing of what it says.
+
+    block_names: of the full blocks of its prompt; none if it was refused. max_tokens: as asked for, None if
+    left open.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    block_names: tuple[int, ...]
+    arrival_time: float
+    max_tokens: int | None
+    n: int = 1
+    min_tokens: int = 0
+    needs_history: bool = False
+    priority: int = 0
+    tenant: str = ""
+    bypass_prefix_cache: bool = False
+    deadline: float | None = None
+
+    @classmethod
+    def of(cls, new: NewRequest, block_names: tuple[int, ...]) -> Self:
+        """What is kept of a request whose full blocks have these names."""
+        params = new.params
+        return cls(
+            new.request_id,
+            len(new.prompt_token_ids),
+            block_names,
+            new.arrival_time,
+            params.max_tokens,
+            params.n,
+            params.min_tokens,
+            params.needs_history,
+            new.priority,
+            new.tenant,
+            new.bypass_prefix_cache,
+            new.deadline,
+        )
+
+    def stand_in(self, block_size: int) -> NewRequest:
+        """The request for a replay: its blocks are equal where those of the original were."""
+        return NewRequest(
+            self.request_id,
+            stand_ins(self.num_prompt_tokens, self.block_names, block_size),
+            SamplingParams(
+                n=self.n,
+                max_tokens=self.max_tokens,
+                min_tokens=self.min_tokens,
+                presence_penalty=_HISTORY if self.needs_history else 0.0,
+            ),
+            seed=0,
+            arrival_time=self.arrival_time,
+            priority=self.priority,
+            tenant=self.tenant,
+            bypass_prefix_cache=self.bypass_prefix_cache,
+            deadline=self.deadline,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """block_names: of its full blocks, none once it is finished. Tables are empty where it holds none.
+
+    fields: the counters of `core.request.Sequence` by name.
+    """
+
+    seq_id: int
+    index: int
+    num_tokens: int
+    block_names: tuple[int, ...]
+    table: tuple[int, ...]
+    host_table: tuple[int, ...]
+    fields: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    """A live request.
+
+    num_preemptions_by_kind: by Reclaim value. fields: those of `core.request.Request` by name.
+    """
+
+    request: RecordedRequest
+    status: RequestStatus
+    queue_entry: QueueEntry
+    num_preemptions_by_kind: Mapping[str, int]
+    sequences: tuple[SequenceState, ...]
+    fields: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A scheduler between two steps. requests: in order of acceptance. Hashes are those of blocks' names."""
+
+    requests: tuple[RequestState, ...]
+    scheduler: SchedulerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +227,15 @@ class RowResult:
     """What the row-th sample of a step yielded, where that was not one token that went on.
 
     block_names: for each token accepted, the name of the block that it completed, or 0. is_stopped: the
-    last one ended its choice by a stop string or token.
+    last one ended its choice by a stop string or token. has_no_text: decoding it raised, which ended its
+    request.
     """
 
     row: int
     block_names: tuple[int, ...]
     is_stopped: bool = False
     error: str = ""
+    has_no_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +266,30 @@ Entry = Added | Aborted | Expired | Paused | PoliciesSet | Scheduled | Updated |
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
     """reason: why it was written. start: None if the entries reach back to no moment that a replay could
-    begin at. num_dropped: entries that came before and are gone."""
+    begin at. num_dropped: entries that came before and are gone. lost: what its file lacks at the end, in
+    words, if it was cut."""
 
     reason: str
     setting: Setting
     start: FlightStart | None
     num_dropped: int
     entries: tuple[Entry, ...]
+    lost: str = ""
+
+
+class RecordedError(PageturnerError):
+    """Stands, in a replay, for an error of which the record holds the name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def error_name(error: BaseException | None) -> str:
+    """How a record names an error: by its type; empty for none."""
+    if error is None:
+        return ""
+    return error.name if isinstance(error, RecordedError) else type(error).__name__
 
 
 def pack_rows(output: SchedulerOutput) -> bytes:

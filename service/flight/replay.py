@@ -1,6 +1,6 @@
 """Runs a flight record again, through the real scheduler, and compares every decision.
 
-The scheduler is told what it was told then, by the same clock; tokens are stand-ins (`pseudonyms`), the
+The scheduler is told what it was told then, by the same clock; tokens are stand-ins (`block_names`), the
 model's results and where a choice stopped are the recorded ones.
 """
 
@@ -16,11 +16,9 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TextDelta
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.errors import PageturnerError
+from pageturner.service.errors import PageturnerError, TextFailed
+from pageturner.service.flight.block_names import NameHasher
 from pageturner.service.flight.checkpoint import restore_checkpoint
-from pageturner.service.flight.pseudonyms import NameHasher
-from pageturner.service.flight.recorded_error import RecordedError
-from pageturner.service.flight.recorded_scheduler import RecordedScheduler
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.records import (
     Aborted,
@@ -33,6 +31,7 @@ from pageturner.service.flight.records import (
     Paused,
     PoliciesSet,
     PolicySpecs,
+    RecordedError,
     Scheduled,
     Updated,
 )
@@ -81,15 +80,24 @@ def replay(record: FlightRecord) -> Replay:
 
 
 class _Stops:
-    """A stop condition that stops where the recorded choice did, by whatever it was."""
+    """A stop condition that stops, and fails, where that of the recorded choice did.
+
+    num_left: tokens of the step until a choice stops, by sequence. without_text: sequences whose text fails
+    in this step. fails_to_start: of the request that is being added.
+    """
 
     def __init__(self) -> None:
         self.num_left: dict[int, int] = {}
+        self.without_text: set[int] = set()
+        self.fails_to_start = False
 
     def start(self, seq_id: int, request: NewRequest) -> None:
-        pass
+        if self.fails_to_start:
+            raise RecordedError("text")
 
     def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        if seq_id in self.without_text:
+            raise RecordedError("text")
         if seq_id not in self.num_left:
             return TextDelta("")
         self.num_left[seq_id] -= 1
@@ -117,9 +125,8 @@ class _Player:
         )
         if start.checkpoint is not None:
             restore_checkpoint(scheduler, start.checkpoint)
-        self._setting, self._start = setting, start
-        self._recorder = FlightRecorder(setting, start, 1)
-        self._scheduler = RecordedScheduler(scheduler, self._recorder, b"")
+        self._scheduler = scheduler
+        self._recorder = FlightRecorder(scheduler, setting, 1, start)
         self._policy_host = scheduler.policy_host
         self._in_flight: dict[int, SchedulerOutput] = {}
 
@@ -128,7 +135,7 @@ class _Player:
 
         A scheduler that raises has its exception in the entry, so that a fault is a decision like others.
         """
-        self._recorder = self._scheduler.recorder = FlightRecorder(self._setting, self._start, 1)
+        self._recorder.forget()
         try:
             self._call(entry)
         except Exception as error:
@@ -147,6 +154,7 @@ class _Player:
         scheduler = self._scheduler
         match entry:
             case Added():
+                self._stops.fails_to_start = entry.refusal == TextFailed.__name__
                 scheduler.add_request(entry.request.stand_in(self._block_size))
             case Aborted():
                 scheduler.abort_request(entry.request_id, RecordedError(entry.error))
@@ -174,6 +182,7 @@ class _Player:
         rows = [row for part in output.scheduled for row in part.samples]
         sampled = [SampledSequence(row.seq_id, row.epoch, (SampledToken(0),)) for row in rows]
         self._stops.num_left.clear()
+        self._stops.without_text.clear()
         for result in entry.results:
             if result.row >= len(rows):
                 continue
@@ -181,6 +190,8 @@ class _Player:
             tokens = tuple(map(SampledToken, result.block_names))
             error = RecordedError(result.error) if result.error else None
             sampled[result.row] = SampledSequence(row.seq_id, row.epoch, tokens, error)
+            if result.has_no_text:
+                self._stops.without_text.add(row.seq_id)
             if result.is_stopped:
                 self._stops.num_left[row.seq_id] = len(tokens)
         return tuple(sampled)

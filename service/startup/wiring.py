@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import SystemRandom
-from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
 
@@ -24,9 +21,9 @@ from pageturner.service.engine.api import ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.text_output import TextOutput
-from pageturner.service.flight.flight_dumps import FlightDumps
-from pageturner.service.flight.recorded_scheduler import RecordedScheduler, recorded_scheduler
-from pageturner.service.flight.recording import RecordedEngine, Recorder, RecordingScheduler
+from pageturner.service.flight.dumps import FlightDumps
+from pageturner.service.flight.recorder import FlightRecorder
+from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
 from pageturner.service.flight.records import Setting
 from pageturner.service.metrics import Metrics
 from pageturner.service.model.backend import Backend
@@ -40,11 +37,11 @@ def build_service(
     started_at: float,
     logger: FilteringBoundLogger,
     metrics: Metrics,
-    recording: TextIO | None = None,
+    recording: LineFile | None = None,
     backend: Backend | None = None,
 ) -> AsyncEngine:
     """Load the model and build its engine, not started. started_at: when the program began, on `clock`.
-    recording: the file of `serve --record`, if any. backend: where to compute, in place of what the
+    recording: where `serve --record` writes, if anywhere. backend: where to compute, in place of what the
     configuration chooses.
 
     Raises ConfigError or ModelError.
@@ -61,7 +58,7 @@ def build_engine(
     started_at: float,
     logger: FilteringBoundLogger,
     metrics: Metrics,
-    recording: TextIO | None = None,
+    recording: LineFile | None = None,
 ) -> AsyncEngine:
     """The engine of a loaded model, not started. The arguments are those of `build_service`."""
     scheduler, flight = build_scheduler(config, model, cache_dir, clock, logger, recording)
@@ -108,37 +105,34 @@ def build_scheduler(
     cache_dir: Path,
     clock: Clock,
     logger: FilteringBoundLogger,
-    recording: TextIO | None = None,
-) -> tuple[Scheduler | RecordedScheduler, FlightDumps | None]:
-    """The scheduler, recorded as configured, and the flight recorder if it is on."""
-    policies, shadows = config.policies.create(), config.policies.create_shadows()
-    make_scheduler: Callable[..., Scheduler] = Scheduler
-    if recording is not None:
-        described = RecordedEngine(
-            model.artifacts.name, model.cache, model.limits, model.block_bytes, model.rates
-        )
-        recorder = Recorder(recording, described, secrets.token_bytes(16), logger)
-        make_scheduler = partial(RecordingScheduler, recorder=recorder, clock=clock)
-    scheduler = make_scheduler(
+    recording: LineFile | None = None,
+) -> tuple[Scheduler, FlightDumps | None]:
+    """The scheduler, recorded as configured, and the dumps of the flight recorder if it is on."""
+    scheduler = Scheduler(
         model.limits,
         model.cache,
-        policies,
+        config.policies.create(),
         TextOutput(model.tokenizer),
         model.rates,
-        # A secret of this process: no client can craft a prompt whose hash equals another prompt's.
+        # A secret of this process: no client can craft a prompt whose hash equals another prompt's, and no
+        # reader of a record can find out what a block says.
         hash_key=secrets.token_bytes(16),
-        shadows=shadows,
+        shadows=config.policies.create_shadows(),
     )
+    if recording is not None:
+        engine = RecordedEngine(
+            model.artifacts.name, model.cache, model.limits, model.block_bytes, model.rates
+        )
+        WorkloadRecorder(scheduler, recording, engine, secrets.token_bytes(16), clock)
     if not config.engine.flight_recorder_steps:
         return scheduler, None
-    recorded = recorded_scheduler(
+    recorder = FlightRecorder(
         scheduler,
         Setting(__version__, model.limits, model.cache, model.rates, depth=0),
-        name_key=secrets.token_bytes(16),
-        num_steps=config.engine.flight_recorder_steps,
+        config.engine.flight_recorder_steps,
     )
     prefix = f"flight-{os.getpid()}-{secrets.token_hex(4)}"
-    return recorded, FlightDumps(recorded.recorder, cache_dir / "flight", prefix, logger)
+    return scheduler, FlightDumps(recorder.record, cache_dir / "flight", prefix, clock, logger)
 
 
 def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: float) -> ServerInfo:

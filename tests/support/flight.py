@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pageturner.policies.views import LoadView, RequestView, VictimView
-from pageturner.service.flight.policy_notes import policy_specs
-from pageturner.service.flight.recorded_scheduler import RecordedScheduler
 from pageturner.service.flight.recorder import FlightRecorder
-from pageturner.service.flight.records import FlightRecord, FlightStart, Setting
+from pageturner.service.flight.records import FlightRecord, Setting
 from support.core_harness import CoreHarness
-
-NAME_KEY = b"names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +19,17 @@ class ThrowingVictim:
         raise RuntimeError("on purpose")
 
 
-class OpenRecordedScheduler(RecordedScheduler):
-    """Lets a harness see the scheduler behind it as well."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
-
-
 def recorded(harness: CoreHarness, num_steps: int = 1 << 16) -> FlightRecorder:
-    """Record a harness from now on; it must be fresh."""
+    """Record a harness from now on."""
     scheduler = harness.scheduler
     device, host = scheduler.manager.device, scheduler.manager.host
-    setting = Setting(
-        "test",
-        harness.options,
-        harness.cache,
-        scheduler.state.rates,
-        harness.depth,
-    )
+    setting = Setting("test", harness.options, harness.cache, scheduler.state.rates, harness.depth)
     assert (device.num_blocks, host.num_blocks) == (harness.cache.num_blocks, harness.cache.num_host_blocks)
-    recorder = FlightRecorder(setting, FlightStart(policy_specs(scheduler.policy_host.policies)), num_steps)
-    harness.scheduler = OpenRecordedScheduler(scheduler, recorder, NAME_KEY)  # type: ignore[assignment]  # a test double
-    return recorder
+    return FlightRecorder(scheduler, setting, num_steps)
 
 
 def record_of(harness: CoreHarness) -> FlightRecord:
-    scheduler: Any = harness.scheduler
-    record: FlightRecord = scheduler.recorder.record("test")
-    return record
+    """What the recorder that began last has kept."""
+    recorder = harness.scheduler.listeners[-1]
+    assert isinstance(recorder, FlightRecorder)
+    return recorder.record("test")

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gzip
+import io
 import random
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.core_harness import CoreHarness
+from support.core_harness import CoreHarness, NoText
 from support.flight import record_of, recorded
 from support.scheduler_machine import requests, scheduler_options
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
-from pageturner.service.core.decisions import Admitted, PolicyFault, PolicyReplaced, Refused, Yielded
+from pageturner.service.cli import main
+from pageturner.service.core.decisions import Admitted, Ended, PolicyFault, PolicyReplaced, Refused, Yielded
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SampledSequence, SampledToken
-from pageturner.service.errors import InvalidArgument, QueueFull, RequestAborted
+from pageturner.service.errors import InvalidArgument, QueueFull, RequestAborted, TextFailed
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.flight_file import NotAFlightRecord
-from pageturner.service.flight.recorder import ENTRIES_A_STEP
 from pageturner.service.flight.records import (
     Aborted,
     Added,
@@ -33,6 +38,7 @@ from pageturner.service.flight.records import (
     Updated,
 )
 from pageturner.service.flight.replay import CannotReplay, replay
+from pageturner.service.flight.ring import ENTRIES_A_STEP
 
 AMPLE = 1 << 16
 
@@ -289,6 +295,34 @@ def test_a_fault_of_the_scheduler_is_recorded_and_comes_out_again() -> None:
     assert replay(record).difference is None
 
 
+@pytest.mark.fault("G")
+def test_faults_in_decoding_text_are_recorded_and_come_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = CoreHarness(registry.default_policies(), num_blocks=16, block_size=2)
+    recorded(harness)
+    faulty = {"append": {1}, "start": {3}}
+    for name in faulty:
+
+        def raising(seq_id: int, *arguments: Any, _name: str = name, **options: Any) -> Any:
+            if seq_id in faulty[_name]:
+                raise KeyError(seq_id)
+            return getattr(NoText, _name)(harness.text, seq_id, *arguments, **options)
+
+        monkeypatch.setattr(harness.text, name, raising)
+    harness.submit((0, 1, 2), max_tokens=4)
+    harness.submit((0, 1, 1), max_tokens=4, n=2)
+    with contextlib.suppress(TextFailed):
+        harness.submit((0, 2, 2), max_tokens=4)
+    for _ in range(8):
+        output = harness.scheduler.schedule(harness.now)
+        if output:
+            harness.scheduler.update(output, harness.model.run(output), harness.now)
+    record = flight_file.load(flight_file.dump(record_of(harness)))
+    ends = [d.error for entry in record.entries for d in entry.decisions if isinstance(d, Ended)]
+    assert sorted(ends) == ["", "TextFailed"]
+    assert [entry.refusal for entry in record.entries if isinstance(entry, Added)] == ["", "", "TextFailed"]
+    assert replay(record).difference is None
+
+
 def test_an_abort_by_id_is_recorded_with_its_reason_only() -> None:
     harness = CoreHarness(registry.default_policies(), num_blocks=8, block_size=2)
     recorded(harness)
@@ -319,3 +353,74 @@ def test_a_damaged_line_is_named() -> None:
     damaged = [*lines[:4], lines[4].replace('"now"', '"then"', 1), *lines[5:]]
     with pytest.raises(NotAFlightRecord, match="line 5"):
         flight_file.load("\n".join(damaged).encode())
+
+
+@pytest.mark.fault("11")
+def test_a_cut_file_is_read_up_to_its_last_whole_line_wherever_it_was_cut() -> None:
+    """Every byte of the packed file, and many of the plain one: the readable part, or one line of refusal."""
+    record = pressed(num_requests=3)
+    plain = ("\n".join(flight_file.lines(record)) + "\n").encode()
+    head_end = plain.index(b"\n")
+    refusals: set[str] = set()
+    for content, step in ((flight_file.dump(record), 1), (plain, 97)):
+        nums_read = []
+        for end in range(0, len(content), step):
+            try:
+                part = flight_file.load(content[:end])
+            except NotAFlightRecord as error:
+                refusals.add(str(error))
+                continue
+            assert part.entries == record.entries[: len(part.entries)]
+            if len(part.entries) < len(record.entries):
+                assert part.lost.startswith(
+                    f"the file was cut off: {len(part.entries)} of {len(record.entries)} "
+                )
+            nums_read.append(len(part.entries))
+        assert nums_read == sorted(nums_read)
+        assert nums_read, "what follows the first line can be read"
+    assert len(refusals) <= 4
+    assert not any("\n" in refusal for refusal in refusals)
+    assert flight_file.load(plain[: head_end + 1]).entries == ()
+    assert replace(flight_file.load(plain[: plain.index(b"\n", len(plain) // 2) + 9]), lost="") != record
+
+
+@functools.cache
+def pressed_file() -> bytes:
+    return flight_file.dump(pressed())
+
+
+@pytest.mark.fault("11")
+@settings(max_examples=40, deadline=None)
+@given(share=st.floats(0.0, 1.0), is_packed=st.booleans())
+def test_replay_and_explain_of_a_cut_file_are_the_readable_part_or_one_line(
+    share: float, is_packed: bool
+) -> None:
+    content = pressed_file() if is_packed else gzip.decompress(pressed_file())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cut.jsonl"
+        path.write_bytes(content[: int(share * len(content))])
+        for words in (["replay", str(path)], ["explain", "r0", "--file", str(path)]):
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = main(words)
+            assert err.getvalue().count("\n") <= 2  # a note that the file was cut, and an error
+            assert "Traceback" not in err.getvalue()
+            assert code in (0, 2)
+            assert bool(out.getvalue()) is (code == 0)
+
+
+@pytest.mark.fault("11")
+def test_blank_lines_of_a_flight_record_are_skipped() -> None:
+    record = pressed()
+    lines = list(flight_file.lines(record))
+    text = "\r\n".join((*lines[:3], "", *lines[3:], "", ""))
+    assert flight_file.load(text.encode()) == record
+
+
+@pytest.mark.parametrize(("name", "num_steps"), [("whole", 17), ("from_checkpoint", 6)])
+def test_a_file_of_version_1_is_read_and_replays(name: str, num_steps: int) -> None:
+    """Runs without pressure: where the scheduler decides otherwise since, a replay rightly says so."""
+    content = (Path(__file__).parent / "version_1" / f"{name}.jsonl.gz").read_bytes()
+    assert gzip.decompress(content).startswith(b'{"format":"pageturner flight record","version":1,')
+    result = replay(flight_file.load(content))
+    assert (result.num_steps, result.difference) == (num_steps, None)

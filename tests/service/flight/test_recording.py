@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import structlog
 from structlog.testing import capture_logs
 
@@ -16,8 +21,12 @@ from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import RequestAborted
-from pageturner.service.flight.recording import RecordedEngine, Recorder, RecordingScheduler
+from pageturner.service.flight import recording as recording_module
+from pageturner.service.flight.recorder import FlightRecorder
+from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
+from pageturner.service.flight.records import Setting
 from pageturner.service.simulator.simulation import NullStopCondition
 
 ENGINE = RecordedEngine(
@@ -28,19 +37,21 @@ ENGINE = RecordedEngine(
 class Recording:
     """A scheduler that records, on a clock of its own; a step takes a second, the loop a quarter more."""
 
-    def __init__(self, key: bytes = b"key", file: io.StringIO | None = None) -> None:
+    def __init__(
+        self, key: bytes = b"key", file: io.StringIO | None = None, *, caches_prefixes: bool = True
+    ) -> None:
         self.file = io.StringIO() if file is None else file
+        self.line_file = LineFile(self.file, structlog.get_logger())
         self.clock = ManualClock(100.0)
-        recorder = Recorder(self.file, ENGINE, key, structlog.get_logger())
-        self.scheduler = RecordingScheduler(
+        self.scheduler = Scheduler(
             ENGINE.scheduler,
-            ENGINE.cache,
+            replace(ENGINE.cache, enable_prefix_caching=caches_prefixes),
             registry.default_policies(),
             NullStopCondition(),
             Rates(),
-            recorder=recorder,
-            clock=self.clock,
+            hash_key=key,
         )
+        WorkloadRecorder(self.scheduler, self.line_file, ENGINE, key, self.clock)
 
     def add(self, name: str, *prompt: int, output_tokens: int = 2, **fields: Any) -> None:
         params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
@@ -56,6 +67,7 @@ class Recording:
         return output
 
     def lines(self, key: str) -> list[dict[str, Any]]:
+        self.line_file.flush()
         return [line for line in map(json.loads, self.file.getvalue().splitlines()) if key in line]
 
 
@@ -135,6 +147,41 @@ def test_prompts_that_may_not_share_do_not_seem_to() -> None:
     assert one["hash_ids"] != two["hash_ids"]
 
 
+@pytest.mark.parametrize("caches_prefixes", [True, False])
+def test_equal_prompts_have_equal_hash_ids_whether_or_not_prefixes_are_cached(caches_prefixes: bool) -> None:
+    recording = Recording(caches_prefixes=caches_prefixes)
+    for name, last in (("one", 8), ("two", 8), ("three", 9)):
+        recording.add(name, 1, 2, 3, 4, 5, 6, 7, last, output_tokens=1)
+    while recording.scheduler.has_work():
+        recording.step()
+    ids = {tuple(line["hash_ids"]) for line in recording.lines("input_length")}
+    assert len(ids) == 2
+    assert len({first for first, _ in ids}) == 1
+
+
+def test_a_block_is_hashed_once_for_the_scheduler_and_its_listeners() -> None:
+    recording = Recording()
+    setting = Setting("test", ENGINE.scheduler, ENGINE.cache, Rates(), depth=0)
+    FlightRecorder(recording.scheduler, setting, 256)
+    hasher = recording.scheduler.manager.hasher
+    assert hasher is not None
+    hashed: list[tuple[int, ...]] = []
+    extend = hasher.extend
+
+    def counted(parent: bytes, token_ids: Sequence[int]) -> bytes:
+        hashed.append(tuple(token_ids))
+        return extend(parent, token_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hasher, "extend", counted)
+        recording.add("one", *range(20), output_tokens=2)
+        recording.step()
+        recording.step()
+        (line,) = recording.lines("input_length")
+    assert len(line["hash_ids"]) == 5
+    assert len(hashed) == len(set(hashed)) == 5
+
+
 class FullDisk(io.StringIO):
     is_full = False
 
@@ -144,13 +191,61 @@ class FullDisk(io.StringIO):
         return super().write(text)
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
+@pytest.mark.fault("N")
+def test_a_full_disk_ends_the_recording_in_one_log_line_and_its_lines_are_counted() -> None:
     disk = FullDisk()
     recording = Recording(file=disk)
     recording.add("one", 1, 2, 3)
+    recording.line_file.flush()
     disk.is_full = True
     with capture_logs() as logs:
         recording.step()
+        recording.line_file.flush()
         recording.step()
+        recording.line_file.close()
     assert not recording.scheduler.has_work()
+    assert [log["event"] for log in logs] == ["recording_ended", "recording_incomplete"]
+    assert logs[1]["num_lines_dropped"] == 2  # a step and the request; the line that failed was logged
+
+
+@pytest.mark.fault("N")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_recording_to_dev_full_is_one_log_line_and_closes_without_an_error() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as file, capture_logs() as logs:
+        line_file = LineFile(file, structlog.get_logger())
+        line_file.write({"a": 1})
+        line_file.flush()
+        line_file.close()
+        line_file.close()
     assert [log["event"] for log in logs] == ["recording_ended"]
+
+
+class StuckDisk(io.StringIO):
+    """Takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.let_go.wait()
+        return super().write(text)
+
+
+@pytest.mark.fault("N")
+def test_a_disk_that_takes_nothing_delays_no_step_and_lines_beyond_the_bound_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recording_module, "MAX_LINES_WAITING", 3)
+    disk = StuckDisk()
+    with capture_logs() as logs:
+        recording = Recording(file=disk)
+        recording.add("one", 1, 2, 3, output_tokens=20)
+        for _ in range(20):
+            recording.step()
+        assert not recording.scheduler.has_work()
+        assert recording.line_file.num_dropped >= 16
+        disk.let_go.set()
+        recording.line_file.flush()
+        recording.line_file.close()
+    assert [log["event"] for log in logs] == ["recording_incomplete"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from random import Random
 
@@ -24,9 +25,9 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.errors import EngineDead, NotRecorded
 from pageturner.service.flight import flight_file
-from pageturner.service.flight.flight_dumps import MAX_DUMPS, FlightDumps
-from pageturner.service.flight.recorded_scheduler import RecordedScheduler, recorded_scheduler
-from pageturner.service.flight.records import Failed, FlightRecord, Setting
+from pageturner.service.flight.dumps import MAX_DUMPS, REST, FlightDumps
+from pageturner.service.flight.recorder import FlightRecorder
+from pageturner.service.flight.records import Expired, Failed, FlightRecord, Setting
 from pageturner.service.flight.replay import replay
 from pageturner.service.metrics import Metrics
 
@@ -34,19 +35,24 @@ OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tok
 CACHE = CacheOptions(num_blocks=16, block_size=4, num_host_blocks=4)
 
 
+SETTING = Setting("test", OPTIONS, CACHE, Rates(), depth=0)
+
+
 class House:
     """A recorded scheduler and the engine over it, with a scripted model."""
 
     def __init__(self, directory: Path, options: EngineOptions | None = None) -> None:
-        scheduler = Scheduler(OPTIONS, CACHE, registry.default_policies(), TextOutput(None), Rates())
-        setting = Setting("test", OPTIONS, CACHE, Rates(), depth=0)
-        self.scheduler: RecordedScheduler = recorded_scheduler(
-            scheduler, setting, name_key=b"names", num_steps=256
-        )
+        self.scheduler = Scheduler(OPTIONS, CACHE, registry.default_policies(), TextOutput(None), Rates())
         self.logger, self.entries = recording_logger()
-        self.dumps = FlightDumps(self.scheduler.recorder, directory, "flight-test", self.logger)
-        self.model = ScriptedModel()
         self.clock = ManualClock(1.0)
+        self.num_records = 0
+        self.is_begun = asyncio.Event()
+        self.rests: list[float] = []
+        self.recorder = FlightRecorder(self.scheduler, SETTING, 256)
+        self.dumps = FlightDumps(
+            self._record, directory, "flight-test", self.clock, self.logger, sleep=self._sleep
+        )
+        self.model = ScriptedModel()
         self.engine = Engine(
             self.scheduler,
             self.model,
@@ -58,6 +64,17 @@ class House:
             logger=self.logger,
             on_fault=self.dumps.on_fault,
         )
+
+    def _record(self, reason: str) -> FlightRecord:
+        self.num_records += 1
+        self.is_begun.set()
+        self.clock.advance(1.0)  # as if each file took a second
+        return self.recorder.record(reason)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        self.clock.advance(seconds)
+        await asyncio.sleep(0)
 
     def submit(self, request_id: str) -> None:
         params = SamplingParams(max_tokens=4)
@@ -106,6 +123,96 @@ def test_a_disk_that_takes_nothing_is_logged_and_harms_nobody(tmp_path: Path) ->
     house.engine.step()
     house.dumps.join()
     assert [entry["event"] for entry in house.entries] == ["step_failed", "flight_record_lost"]
+    assert house.dumps.num_lost == 1
+
+
+@pytest.mark.fault("N")
+def test_a_file_that_a_full_disk_cut_is_removed_logged_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_bytes(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    house = House(tmp_path)
+    for number in range(2):
+        house.dumps.on_fault(f"fault {number}")
+        house.dumps.join()
+    assert list(tmp_path.iterdir()) == []
+    assert [entry["num_lost"] for entry in house.entries] == [1, 2]
+    assert "No space left" in house.entries[0]["reason"]
+
+
+@pytest.mark.fault("N")
+def test_where_no_thread_can_be_started_the_dump_is_lost_and_the_engine_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    house = House(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        house.dumps.on_fault("a fault")
+    assert [entry["event"] for entry in house.entries] == ["flight_record_lost"]
+
+
+@pytest.mark.fault("R")
+async def test_callers_at_once_share_one_file_and_one_is_made_at_a_time(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    contents = await asyncio.gather(*(house.dumps.content() for _ in range(8)))
+    assert house.num_records == 1
+    assert len(set(map(id, contents))) == 1
+    assert flight_file.load(contents[0]).reason == "asked for"
+
+
+@pytest.mark.fault("R")
+async def test_callers_in_a_loop_have_files_made_a_tenth_of_the_time_at_most(tmp_path: Path) -> None:
+    house = House(tmp_path)
+
+    async def loop() -> None:
+        for _ in range(4):
+            await house.dumps.content()
+
+    began = house.clock.now()
+    await asyncio.gather(*(loop() for _ in range(8)))
+    seconds_at_work = house.num_records  # each takes one
+    assert house.num_records <= 5, "32 answers are of four files, or of five where callers drift apart"
+    assert house.rests == [0.0, *[REST] * (house.num_records - 1)]
+    assert seconds_at_work <= (house.clock.now() - began + REST) / (1 + REST)
+
+
+@pytest.mark.fault("R")
+async def test_a_file_shows_what_happened_before_it_was_asked_for(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    early = asyncio.create_task(house.dumps.content())
+    await house.is_begun.wait()
+    house.submit("late")  # after the first file was begun
+    content = await house.dumps.content()
+    assert flight_file.load(await early).entries == ()
+    assert len(flight_file.load(content).entries) == 1
+    assert house.num_records == 2
+
+
+@pytest.mark.fault("R")
+async def test_a_caller_that_goes_away_takes_the_file_from_no_other(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    first, second = (asyncio.create_task(house.dumps.content()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert flight_file.load(await second).reason == "asked for"
+    assert first.cancelled()
+
+
+@pytest.mark.fault("R")
+def test_making_a_file_lets_go_of_the_interpreter_after_every_few_lines() -> None:
+    record = FlightRecord("test", SETTING, None, 0, tuple(Expired(float(i)) for i in range(1000)))
+    pauses: list[None] = []
+    content = flight_file.dump(record, lambda: pauses.append(None))
+    assert len(pauses) >= 1000 // flight_file.LINES_A_PAUSE
+    assert flight_file.load(content) == record
 
 
 MODEL = ModelInfo(

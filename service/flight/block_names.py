@@ -1,0 +1,88 @@
+"""Names of blocks, which tell nothing of what a prompt or an output says but where two of them begin alike.
+
+The one thing a scheduler learns from token ids is which full blocks hold the same tokens after the same
+tokens. So a record keeps that alone: the name of a full block is 63 bits of the hash that the prefix cache
+has of it and of all blocks before it; tokens of a block that is not full get no name. The key of that hash
+is drawn by the process and never written: without it no name can be found by trying texts, not even that of
+a single token.
+
+On replay a name stands in the place of the last token of its block, all others are 0, and `NameHasher`
+takes it for the block's hash: equal chains stay equal, others differ.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pageturner.service.core import request as core
+from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.block_pool import PoolState
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
+from pageturner.service.core.request import NewRequest
+
+
+def name_of(block_hash: bytes) -> int:
+    """Positive, below 2**63."""
+    return max(1, int.from_bytes(block_hash[:8], "little") >> 1)
+
+
+def hash_of(name: int) -> bytes:
+    """The hash that a replay has of the block of this name."""
+    assert name > 0, f"{name} is no name of a block"
+    return struct.pack("<q", name)
+
+
+def names_of(manager: BlockManager, sequence: core.Sequence, num_tokens: int) -> tuple[int, ...]:
+    """The names of the full blocks of its first tokens; none where nothing looks for equal blocks.
+
+    The hashes are those that the sequence holds: one that it lacks yet is made now, and kept by it.
+    """
+    if not manager.caches_prefixes:
+        return ()
+    return tuple(name_of(manager.block_hash(sequence, i)) for i in range(num_tokens // manager.block_size))
+
+
+def names_of_prompt(hasher: PrefixHasher, new: NewRequest, block_size: int) -> tuple[int, ...]:
+    """The names of a prompt of which the scheduler holds no hashes."""
+    parent = hasher.root(adapter=new.adapter, salt=new.cache_salt)
+    names = []
+    for end in range(block_size, len(new.prompt_token_ids) + 1, block_size):
+        parent = hasher.extend(parent, new.prompt_token_ids[end - block_size : end])
+        names.append(name_of(parent))
+    return tuple(names)
+
+
+def renamed(pool: PoolState) -> PoolState:
+    """The pool as a replay knows it: each hash is that of its name."""
+
+    def known(block_hash: bytes | None) -> bytes | None:
+        return None if block_hash is None else hash_of(name_of(block_hash))
+
+    blocks = (
+        replace(block, block_hash=known(block.block_hash), parent_hash=known(block.parent_hash))
+        for block in pool.blocks
+    )
+    return replace(pool, blocks=tuple(blocks))
+
+
+def stand_ins(num_tokens: int, names: Sequence[int], block_size: int) -> tuple[int, ...]:
+    """Tokens for a replay: the k-th block ends with names[k], all else is 0."""
+    tokens = [0] * num_tokens
+    for index, name in enumerate(names):
+        tokens[(index + 1) * block_size - 1] = name
+    return tuple(tokens)
+
+
+class NameHasher(PrefixHasher):
+    """Hashes of stand-ins: that of a block is the name it ends with.
+
+    A block without a name (of a request that was refused when it was recorded) equals those of zeros alone.
+    """
+
+    def root(self, *, adapter: str, salt: str) -> bytes:
+        return b""
+
+    def extend(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        return hash_of(token_ids[-1]) if token_ids[-1] else super().extend(parent, token_ids)

@@ -1,0 +1,53 @@
+"""Flight records of former versions of the format, brought to the present one as plain JSON values.
+
+Version 1 named the class of every value under "is", not of unions alone; had all of a checkpoint in one
+table; kept names of blocks as numbers there; and had other words for some fields.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from pageturner.service.flight.block_names import hash_of
+
+_SEQUENCE_FIELDS = {"num_published_blocks": "num_cached_blocks"}
+
+
+def from_version_1(line: Any) -> Any:
+    """A line of version 1, its head or an entry, as it is written today. Raises as a damaged line would."""
+    if "format" not in line:
+        return {
+            name: part if name in ("is", "decisions") else _without_kinds(part) for name, part in line.items()
+        }
+    head = _without_kinds(line)
+    if head["start"] is not None and "checkpoint" in head["start"]:
+        head["start"]["checkpoint"] = _checkpoint(head["start"]["checkpoint"])
+    return head
+
+
+def _without_kinds(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {name: _without_kinds(part) for name, part in plain.items() if name != "is"}
+    return [_without_kinds(part) for part in plain] if isinstance(plain, list) else plain
+
+
+def _checkpoint(plain: dict[str, Any]) -> dict[str, Any]:
+    requests, guard = plain.pop("requests"), plain.pop("guard")
+    for request in requests:
+        for sequence in request["sequences"]:
+            fields = sequence["fields"]
+            sequence["fields"] = {_SEQUENCE_FIELDS.get(name, name): fields[name] for name in fields}
+    plain["guarded"] = plain.pop("champion")
+    plain["producing"] = [[_hash(name), maker] for name, maker in plain["producing"]]
+    for pool in (plain["device"], plain["host"]):
+        for block in pool["blocks"]:
+            name = block.pop("name")
+            block["block_hash"] = _hash(name) if name else None
+            block["parent_hash"] = None  # it did not say which block goes before
+    plain["policies"] = {"axes": guard["seats"], "faults": guard["faults"], "stale": guard["stale"]}
+    return {"requests": requests, "scheduler": plain}
+
+
+def _hash(name: int) -> str:
+    return base64.b64encode(hash_of(name)).decode()
