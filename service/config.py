@@ -339,7 +339,16 @@ def _did_you_mean(name: str, last: str) -> str:
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
-    """Where converted models are kept: XDG_CACHE_HOME/pageturner, by default ~/.cache/pageturner."""
+    """Where converted models are kept: XDG_CACHE_HOME/pageturner, by default ~/.cache/pageturner.
+
+    Whether it can be written is for its users to find out: a container's arbitrary user has no home folder,
+    and that of one without is /, as most containers set HOME.
+    """
     environ = os.environ if environ is None else environ
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "pageturner"
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "pageturner"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/")
+    return home / ".cache" / "pageturner"

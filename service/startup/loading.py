@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,10 +32,17 @@ from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
+from pageturner.service.schema import format_size
 from pageturner.service.startup.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, measure_rates
+from pageturner.service.startup.container import (
+    anonymous_memory,
+    machine_memory,
+    processor_limit,
+    usable_processors,
+)
 from pageturner.service.startup.placement import choose_backend, decode_graphs, make_cache
 from pageturner.service.startup.profile import run_largest_steps
-from pageturner.service.startup.sizing import fit_model_len
+from pageturner.service.startup.sizing import HostMemory, fit_model_len
 
 _Step = TypeVar("_Step")
 
@@ -74,8 +82,11 @@ def load_model(
     what the configuration chooses. Raises ConfigError or ModelError.
     """
     config = loaded.config
-    if config.model.num_threads is not None:
-        torch.set_num_threads(config.model.num_threads)
+    _choose_threads(config.model, logger)
+    before_loading = anonymous_memory()
+    if not make_folder(cache_dir):
+        advice = "XDG_CACHE_HOME names another folder; without one nothing is converted or compiled"
+        logger.warning("cache_not_writable", path=str(cache_dir), advice=advice)
     if backend is None:
         backend = choose_backend(config, cache_dir, logger)
     options, note = fit_dtype(config.model, backend.device, read_cpuinfo())
@@ -94,7 +105,11 @@ def load_model(
     limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
     sampler = Sampler(model.vocab_size)
     largest_steps = partial(run_largest_steps, model, layout, ops, limits, sampler)
-    cache, kv_cache = make_cache(config.cache, layout, ops, backend, largest_steps)
+    memory = _host_memory(before_loading, model, backend)
+    cache, kv_cache = make_cache(config.cache, layout, ops, backend, largest_steps, memory, loaded.origins)
+    if cache.num_host_blocks < config.cache.swap_space // layout.block_bytes:
+        swap_space = format_size(cache.num_host_blocks * layout.block_bytes)
+        logger.warning("swap_space_reduced", swap_space=swap_space, reason=memory.figures())
     graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)
     rates = _measure(runner, kv_cache, cache, limits, backend)
@@ -103,6 +118,33 @@ def load_model(
     return LoadedModel(
         artifacts, backend, model, ops, limits, cache, kv_cache, runner, sampler, rates, tokenizer
     )
+
+
+def _choose_threads(options: ModelOptions, logger: FilteringBoundLogger) -> None:
+    """As many as configured, or torch's choice within the processors that a container's quota leaves."""
+    default = torch.get_num_threads()
+    limit = processor_limit()
+    num_threads = options.num_threads or usable_processors(default, limit)
+    if num_threads != default:
+        torch.set_num_threads(num_threads)
+    logger.info("threads", num_threads=num_threads, torch_default=default, processor_quota=limit)
+
+
+def _host_memory(before_loading: int, model: CausalModel, backend: Backend) -> HostMemory:
+    """before_loading: bytes that the process had before it loaded the model."""
+    weights = 0 if backend.device.type == "cuda" else model.num_parameters * model.dtype.itemsize
+    # Weights that are mapped from a file take memory when they are first read.
+    loaded = max(anonymous_memory() - before_loading, weights)
+    return HostMemory(machine_memory(), before_loading + loaded)
+
+
+def make_folder(folder: Path) -> bool:
+    """Make the folder, if it is not there; whether files can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _place_weights(

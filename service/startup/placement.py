@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from pageturner.service.model.backend import Backend, HeadShape, backend_of, cho
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.options import ModelOptions
-from pageturner.service.startup.sizing import machine_memory, measure_memory, size_cache, size_gpu_cache
+from pageturner.service.startup.sizing import HostMemory, measure_memory, size_cache, size_gpu_cache
 
 if TYPE_CHECKING:
     from pageturner.service.model.graphs import DecodeGraphs
@@ -59,16 +59,21 @@ def make_cache(
     ops: PagedOps,
     backend: Backend,
     largest_steps: Callable[[], object],
+    memory: HostMemory,
+    given: Container[str] = (),
 ) -> tuple[CacheOptions, KvCache]:
-    """As large as was asked for, or as the memory beside the largest steps allows. Raises ConfigError."""
+    """As large as was asked for, or as the memory beside the largest steps allows.
+
+    memory: of the host. given: the keys that the operator stated. Raises ConfigError.
+    """
     if backend.meter is None:
-        cache = size_cache(config, layout.block_bytes, machine_memory())
+        cache = size_cache(config, layout.block_bytes, memory, given)
     else:
         try:
-            memory = measure_memory(backend.meter, largest_steps)
+            device = measure_memory(backend.meter, largest_steps)
         except KernelsUnavailable as error:  # kernels for this model's masks load when they are first met
             raise ConfigError("model.device", f"{backend.device}: {error}") from error
-        cache = size_gpu_cache(config, layout.block_bytes, memory, machine_memory())
+        cache = size_gpu_cache(config, layout.block_bytes, device, memory, given)
     try:
         kv_cache = KvCache(
             layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams

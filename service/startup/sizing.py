@@ -2,49 +2,72 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Container
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from pageturner.service.config import CacheConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.model.memory import DeviceMemory, MemoryMeter
-from pageturner.service.schema import Bytes, format_size
+from pageturner.service.schema import Bytes
 
 CPU_CACHE_SHARE = 0.25
 CPU_CACHE_BYTES = 1 << 30
 """Without a budget of the operator's: this share of the machine's memory, and at most so many bytes."""
 
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+CPU_HEADROOM = 1 / 16
+"""Of the machine's memory, for a step's own tensors and for what else runs there."""
 
 
-def machine_memory(limit_files: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
-    """Bytes this process may use: the machine's, or its container's where that is less."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in limit_files:
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            memory = min(memory, int(text))
-    return memory
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of main memory: total, that this process may use; in_use, of it, with the model loaded."""
+
+    total: int
+    in_use: int = 0
+
+    @property
+    def left(self) -> int:
+        """What pools may take."""
+        return max(0, self.total - self.in_use - int(self.total * CPU_HEADROOM))
+
+    def figures(self) -> str:
+        """In words, for an error."""
+        return f"of the machine's {about(self.total)}, {about(self.in_use)} are in use"
 
 
-def size_cache(config: CacheConfig, block_bytes: int, memory_bytes: int) -> CacheOptions:
-    """Bytes to blocks. Raises ConfigError for a budget that holds not one block, or over the memory."""
+def size_cache(
+    config: CacheConfig, block_bytes: int, memory: HostMemory, given: Container[str] = ()
+) -> CacheOptions:
+    """Bytes to blocks, of a pool and a swap space that fit beside the model together.
+
+    given: the keys that the operator stated. What is stated and does not fit raises ConfigError; a default
+    shrinks. So does one that leaves not one block raise it.
+    """
     num_blocks = config.num_blocks
     if num_blocks is None:
-        budget = config.kv_cache_memory or min(int(memory_bytes * CPU_CACHE_SHARE), CPU_CACHE_BYTES)
+        share = min(int(memory.total * CPU_CACHE_SHARE), CPU_CACHE_BYTES, memory.left)
+        budget = share if config.kv_cache_memory is None else int(config.kv_cache_memory)
         num_blocks = budget // block_bytes
         if num_blocks < 1:
-            reason = f"{format_size(budget)} hold not one block of {format_size(block_bytes)}"
-            raise ConfigError("cache.kv_cache_memory", reason)
+            reason = f"{about(budget)} hold not one block of {about(block_bytes)}"
+            raise ConfigError("cache.kv_cache_memory", f"{reason}; {memory.figures()}")
     # Memory is only promised when it is reserved: what is not there would end the server under load.
-    _check_machine(_key_of_blocks(config), num_blocks * block_bytes, memory_bytes)
-    _check_machine("cache.swap_space", int(config.swap_space), memory_bytes)
-    return _options(config, num_blocks, block_bytes)
+    pool_bytes = num_blocks * block_bytes
+    if pool_bytes > memory.left:
+        reason = f"{about(pool_bytes)} are more than the {about(memory.left)} left: {memory.figures()}"
+        raise ConfigError(_key_of_blocks(config), reason)
+    swap_bytes = _fit_swap(config, memory.left - pool_bytes, memory, given)
+    return _options(config, num_blocks, swap_bytes // block_bytes)
+
+
+def _fit_swap(config: CacheConfig, left: int, memory: HostMemory, given: Container[str]) -> int:
+    """Bytes of swap space: what was stated, or of the default what is left. Raises ConfigError."""
+    asked = int(config.swap_space)
+    if asked > left and "cache.swap_space" in given:
+        reason = f"{about(asked)} are more than the {about(left)} left beside the pool: {memory.figures()}"
+        raise ConfigError("cache.swap_space", reason)
+    return min(asked, left)
 
 
 def measure_memory(meter: MemoryMeter, largest_steps: Callable[[], object]) -> DeviceMemory:
@@ -64,7 +87,11 @@ def measure_memory(meter: MemoryMeter, largest_steps: Callable[[], object]) -> D
 
 
 def size_gpu_cache(
-    config: CacheConfig, block_bytes: int, device: DeviceMemory, machine_bytes: int
+    config: CacheConfig,
+    block_bytes: int,
+    device: DeviceMemory,
+    memory: HostMemory,
+    given: Container[str] = (),
 ) -> CacheOptions:
     """A GPU's bytes to blocks: what gpu_memory_utilization of it leaves, unless a size was asked for.
 
@@ -87,8 +114,8 @@ def size_gpu_cache(
     if size > left:
         raise ConfigError(key, f"{about(size)} are more than the {about(max(left, 0))} left: {figures}")
     # Pinned memory can't be paged out: the machine must have it, and something else beside it.
-    _check_machine("cache.swap_space", int(config.swap_space), machine_bytes)
-    return _options(config, size // block_bytes, block_bytes)
+    swap_bytes = _fit_swap(config, memory.left, memory, given)
+    return _options(config, size // block_bytes, swap_bytes // block_bytes)
 
 
 def about(size: int) -> str:
@@ -103,16 +130,11 @@ def _key_of_blocks(config: CacheConfig) -> str:
     return "cache.num_blocks" if config.num_blocks is not None else "cache.kv_cache_memory"
 
 
-def _check_machine(key: str, size: int, memory_bytes: int) -> None:
-    if size > memory_bytes:
-        raise ConfigError(key, f"{format_size(size)} are more than the machine's {format_size(memory_bytes)}")
-
-
-def _options(config: CacheConfig, num_blocks: int, block_bytes: int) -> CacheOptions:
+def _options(config: CacheConfig, num_blocks: int, num_host_blocks: int) -> CacheOptions:
     return CacheOptions(
         num_blocks=num_blocks,
         block_size=config.block_size,
-        num_host_blocks=config.swap_space // block_bytes,
+        num_host_blocks=num_host_blocks,
         enable_prefix_caching=config.enable_prefix_caching,
     )
 

@@ -263,6 +263,16 @@ def test_the_cache_directory_follows_xdg(tmp_path: Path) -> None:
     assert cache_directory({}) == Path.home() / ".cache" / "pageturner"
 
 
+@pytest.mark.fault("27")
+def test_a_user_without_a_home_folder_has_a_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_directory({}) == Path("/.cache/pageturner")
+    assert cache_directory({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/pageturner")
+
+
 AMBIENT = {"environ", "environb", "getenv", "expanduser", "expandvars", "putenv", "home"}
 
 

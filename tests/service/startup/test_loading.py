@@ -59,3 +59,12 @@ def test_end_tokens_and_a_tokenizer_beyond_the_embeddings_are_said_at_start() ->
         ),
     )
     assert loading.describe_model(loaded, ModelOptions()).eos_token_ids == (3,)
+
+
+@pytest.mark.fault("27")
+def test_a_cache_folder_that_cannot_be_made_or_written_is_known(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert loading.make_folder(tmp_path / "new" / "folder")
+    assert loading.make_folder(tmp_path / "new" / "folder")
+    assert not loading.make_folder(tmp_path / "file" / "folder")
+    assert not loading.make_folder(Path("/proc/pageturner"))

@@ -20,6 +20,7 @@ from pageturner.service.model import backend
 from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.streams import streams_of
 from pageturner.service.startup import placement
+from pageturner.service.startup.sizing import HostMemory
 
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
 
@@ -92,4 +93,4 @@ def test_kernels_that_cannot_be_had_when_they_are_first_met_are_named() -> None:
     layout = KvLayout(1, 1, 16, 16, torch.float32)
     config = load_config(None, {}, {}).config.cache
     with pytest.raises(ConfigError, match=r"^model\.device: cpu: no room for the machine code$"):
-        placement.make_cache(config, layout, TorchOps(), on_gpu, largest_steps)
+        placement.make_cache(config, layout, TorchOps(), on_gpu, largest_steps, HostMemory(1 << 30))

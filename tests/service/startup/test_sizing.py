@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from pageturner.service.errors import ConfigError
 from pageturner.service.schema import Bytes
 from pageturner.service.startup.sizing import (
     CPU_CACHE_BYTES,
+    HostMemory,
     fit_model_len,
-    machine_memory,
     measure_memory,
     size_cache,
     size_gpu_cache,
@@ -26,39 +25,67 @@ BLOCK = 1 << 20
 
 def test_blocks_asked_for_are_taken_as_they_are() -> None:
     config = CacheConfig(num_blocks=64, swap_space=Bytes(0), block_size=8)
-    assert size_cache(config, BLOCK, memory_bytes=64 * BLOCK) == CacheOptions(
+    assert size_cache(config, BLOCK, HostMemory(80 * BLOCK)) == CacheOptions(
         64, block_size=8, num_host_blocks=0
     )
 
 
 def test_a_budget_is_rounded_down_to_whole_blocks() -> None:
     config = CacheConfig(kv_cache_memory=Bytes(3 * BLOCK - 1), swap_space=Bytes(5 * BLOCK + 1))
-    sized = size_cache(config, BLOCK, memory_bytes=1 << 40)
+    sized = size_cache(config, BLOCK, HostMemory(1 << 40))
     assert (sized.num_blocks, sized.num_host_blocks) == (2, 5)
 
 
 @pytest.mark.parametrize(("memory", "num_blocks"), [(1 << 40, CPU_CACHE_BYTES // BLOCK), (16 * BLOCK, 4)])
 def test_without_a_budget_a_share_of_the_memory_is_taken(memory: int, num_blocks: int) -> None:
-    assert size_cache(CacheConfig(swap_space=Bytes(0)), BLOCK, memory).num_blocks == num_blocks
+    assert size_cache(CacheConfig(swap_space=Bytes(0)), BLOCK, HostMemory(memory)).num_blocks == num_blocks
 
 
 def test_a_budget_below_one_block_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache\.kv_cache_memory: 512KiB hold not one block of 1MiB"):
-        size_cache(CacheConfig(kv_cache_memory=Bytes(BLOCK // 2)), BLOCK, memory_bytes=1 << 40)
+        size_cache(CacheConfig(kv_cache_memory=Bytes(BLOCK // 2)), BLOCK, HostMemory(1 << 40))
 
 
+@pytest.mark.fault("29")
 @pytest.mark.parametrize(
-    ("config", "key"),
+    ("config", "key", "figures"),
     [
-        (CacheConfig(num_blocks=65), "cache.num_blocks"),
-        (CacheConfig(kv_cache_memory=Bytes(65 * BLOCK)), "cache.kv_cache_memory"),
-        (CacheConfig(num_blocks=64, swap_space=Bytes(65 * BLOCK)), "cache.swap_space"),
+        (CacheConfig(num_blocks=41), "cache.num_blocks", "41MiB are more than the 40MiB left"),
+        (CacheConfig(kv_cache_memory=Bytes(41 * BLOCK)), "cache.kv_cache_memory", "the 40MiB left"),
+        (
+            CacheConfig(num_blocks=30, swap_space=Bytes(11 * BLOCK)),
+            "cache.swap_space",
+            "11MiB are more than the 10MiB left beside the pool",
+        ),
     ],
 )
-def test_more_than_the_machine_has_is_refused_by_its_key(config: CacheConfig, key: str) -> None:
-    with pytest.raises(ConfigError, match="65MiB are more than the machine's 64MiB") as caught:
-        size_cache(config, BLOCK, memory_bytes=64 * BLOCK)
+def test_what_was_stated_and_does_not_fit_beside_the_model_is_refused(
+    config: CacheConfig, key: str, figures: str
+) -> None:
+    memory = HostMemory(64 * BLOCK, in_use=20 * BLOCK)  # and 4 MiB of headroom
+    with pytest.raises(ConfigError) as caught:
+        size_cache(config, BLOCK, memory, given={"cache.swap_space"})
     assert caught.value.key == key
+    assert figures in caught.value.reason
+    assert "of the machine's 64MiB, 20MiB are in use" in caught.value.reason
+
+
+@pytest.mark.fault("29")
+@pytest.mark.parametrize("total", [512 << 20, 1 << 30, 1200 << 20, 2 << 30, 64 << 30])
+def test_default_pool_and_swap_space_fit_beside_the_model_together(total: int) -> None:
+    block_bytes, in_use = 368_640, 400 << 20
+    sized = size_cache(CacheConfig(), block_bytes, HostMemory(total, in_use))
+    assert sized.num_blocks > 0
+    assert (sized.num_blocks + sized.num_host_blocks) * block_bytes + in_use < total
+    is_ample = total == 64 << 30
+    assert (sized.num_host_blocks == (1 << 30) // block_bytes) is is_ample
+
+
+@pytest.mark.fault("29")
+def test_a_machine_that_the_model_fills_is_refused_with_the_figures() -> None:
+    reason = r"0 bytes hold not one block of 1MiB; of the machine's 64MiB, 64MiB are in use"
+    with pytest.raises(ConfigError, match=reason):
+        size_cache(CacheConfig(), BLOCK, HostMemory(64 * BLOCK, in_use=64 * BLOCK))
 
 
 def test_the_default_length_yields_to_the_model_and_a_given_one_does_not() -> None:
@@ -69,14 +96,6 @@ def test_the_default_length_yields_to_the_model_and_a_given_one_does_not() -> No
         fit_model_len(options, 1024, given={"scheduler.max_model_len"})
 
 
-def test_a_container_has_the_memory_of_its_limit(tmp_path: Path) -> None:
-    limit, unlimited = tmp_path / "limit", tmp_path / "unlimited"
-    limit.write_text("4194304\n")
-    unlimited.write_text("max\n")
-    assert machine_memory((unlimited, limit)) == 4 << 20
-    assert machine_memory((unlimited, tmp_path / "absent")) > 4 << 20
-
-
 def meter_with(activations: int | None) -> FakeMeter:
     return FakeMeter(BLOCK, size=80, weights=25, others=5, activations=activations)
 
@@ -85,7 +104,7 @@ def on_gpu(config: CacheConfig, activations: int = 10, machine: int = 1 << 40) -
     meter = meter_with(activations)
     memory = measure_memory(meter, lambda: None)
     assert meter.num_runs == 1
-    return size_gpu_cache(config, BLOCK, memory, machine)
+    return size_gpu_cache(config, BLOCK, memory, HostMemory(machine), given={"cache.swap_space"})
 
 
 def test_a_gpu_gives_what_its_share_leaves_beside_weights_and_activations() -> None:
@@ -119,5 +138,5 @@ def test_a_step_that_does_not_fit_beside_the_weights_is_refused_by_its_bound() -
 
 
 def test_swap_space_is_the_machine_s_memory_on_a_gpu_too() -> None:
-    with pytest.raises(ConfigError, match=r"cache\.swap_space: 65MiB are more than the machine's 64MiB"):
+    with pytest.raises(ConfigError, match=r"cache\.swap_space: 65MiB are more than the 60MiB left"):
         on_gpu(CacheConfig(swap_space=Bytes(65 * BLOCK)), machine=64 * BLOCK)
