@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch
-from pageturner.kernels.ops import AttentionSpec
 
 ROW_TILE = 16
 

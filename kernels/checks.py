@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, HostBatch, KeyPage
+from pageturner.kernels.layout import KEY_TILE, AttentionBatch, HostBatch, KeyOrder
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of the operations on the CPU; those on a GPU have their own."""
@@ -77,20 +77,22 @@ def is_vector_aligned(tensor: torch.Tensor) -> bool:
     )
 
 
-def check_kv_layer(kv_layer: torch.Tensor, key_page: KeyPage, dtypes: Sequence[torch.dtype] = DTYPES) -> None:
-    """[num_blocks, 2, num_kv_heads, block_size, head_dim] with contiguous pages."""
+def check_kv_layer(
+    kv_layer: torch.Tensor, key_order: KeyOrder, dtypes: Sequence[torch.dtype] = DTYPES
+) -> None:
+    """[num_blocks, 2, num_kv_heads, block_size, head_dim] with contiguous heads."""
     check_shape("kv_layer", kv_layer, (None, 2, None, None, None))
     if kv_layer.dtype not in dtypes:
         raise KernelArgumentError("kv_layer", describe(kv_layer), either(dtypes))
     block_size, head_dim = kv_layer.shape[-2:]
     if kv_layer.stride(-1) != 1 or kv_layer.stride(-2) != head_dim:
-        raise KernelArgumentError("kv_layer", f"strided {list(kv_layer.stride())}", "contiguous pages")
-    if key_page is KeyPage.TILED16 and block_size % KEY_TILE:
+        raise KernelArgumentError("kv_layer", f"strided {list(kv_layer.stride())}", "contiguous heads")
+    if key_order is KeyOrder.TILED16 and block_size % KEY_TILE:
         raise KernelArgumentError("kv_layer", describe(kv_layer), f"block_size a multiple of {KEY_TILE}")
 
 
-def check_vector_pages(kv_layer: torch.Tensor, least_block_size: int) -> None:
-    """For kernels: pages read by VECTOR_BYTES, blocks found by shift and mask and less than 2^31 elements
+def check_vector_blocks(kv_layer: torch.Tensor, least_block_size: int) -> None:
+    """For kernels: blocks read by VECTOR_BYTES, blocks found by shift and mask and less than 2^31 elements
     apart. A pool that is none of that cannot be copied instead: it is written, too."""
     block_size, head_dim = kv_layer.shape[3:]
     if block_size < least_block_size or block_size & (block_size - 1):

@@ -1,12 +1,12 @@
-"""Attention in torch by gathering whole pages; and the logits that both torch paths share."""
+"""Attention in torch by gathering whole blocks; and the logits that both torch paths share."""
 
 from __future__ import annotations
 
 import torch
 
 from pageturner.kernels.batch_plan import RowGroup
-from pageturner.kernels.layout import KeyPage, key_tiles
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import KeyOrder, key_tiles
 
 
 def scale_and_mask(scores: torch.Tensor, visible: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
@@ -36,23 +36,23 @@ def _softmax(scores: torch.Tensor, visible: torch.Tensor, spec: AttentionSpec) -
 
 
 def gather_attention(
-    query: torch.Tensor, kv_layer: torch.Tensor, key_page: KeyPage, group: RowGroup, spec: AttentionSpec
+    query: torch.Tensor, kv_layer: torch.Tensor, key_order: KeyOrder, group: RowGroup, spec: AttentionSpec
 ) -> torch.Tensor:
     """query [B, Hkv, G * n, D] -> the same shape."""
     pieces, width = group.blocks.shape
     hidden = group.hidden[:, None, :, None]
 
-    def gather(pages: torch.Tensor) -> torch.Tensor:
+    def gather(blocks: torch.Tensor) -> torch.Tensor:
         """Pages [num_blocks, Hkv, tiles, tile, D] -> [B, Hkv, L, D], zero where no row looks.
 
         A slot that nobody owns may hold NaN, and 0 * NaN is NaN: select before multiplying.
         """
-        taken = pages.index_select(0, group.blocks.flatten())
+        taken = blocks.index_select(0, group.blocks.flatten())
         taken = taken.view(pieces, width, *taken.shape[1:])
         return taken.transpose(1, 2).flatten(2, 4).masked_fill(hidden, 0)
 
-    keys = gather(key_tiles(kv_layer[:, 0], key_page))
-    values = gather(key_tiles(kv_layer[:, 1], KeyPage.PLAIN))
+    keys = gather(key_tiles(kv_layer[:, 0], key_order))
+    values = gather(key_tiles(kv_layer[:, 1], KeyOrder.PLAIN))
     heads = query.shape[2] // group.visible.shape[1]
     visible = group.visible.repeat(1, heads, 1)[:, None]
     if spec.logit_softcap is None and spec.sinks is None:

@@ -1,13 +1,13 @@
 """The one layout of the KV cache, and the metadata that addresses it.
 
-    pool   [num_blocks][num_layers][2][num_kv_heads][page ...]
+    pool   [num_blocks][num_layers][2][num_kv_heads][head ...]
             |           |           |  |             `- block_size tokens of head_dim each
-            |           |           |  `- one page a kv head
+            |           |           |  `- one kv head's part
             |           |           `- 0: keys, 1: values
             |           `- a layer of the pool is a strided view
             `- one block is one contiguous run of bytes over all layers
 
-so that a swap or a copy-on-write of a block is one copy. Inside a page, values are always
+so that a swap or a copy-on-write of a block is one copy. Inside a head's part, values are always
 [block_size][head_dim]; keys are
 
     PLAIN    [block_size][head_dim]
@@ -28,8 +28,8 @@ import torch
 KEY_TILE = 16
 
 
-class KeyPage(Enum):
-    """How the keys of one page are ordered."""
+class KeyOrder(Enum):
+    """How the keys of one block and kv head are ordered."""
 
     PLAIN = "plain"
     TILED16 = "tiled16"
@@ -40,7 +40,7 @@ class KvLayout:
     """Shape of one model's KV cache.
 
     num_kv_heads and head_dim are the same for every layer. Raises ValueError for sizes below 1 or a
-    tiled page that 16 does not divide.
+    tiled block that 16 does not divide.
     """
 
     num_layers: int
@@ -48,23 +48,23 @@ class KvLayout:
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    key_page: KeyPage = KeyPage.PLAIN
+    key_order: KeyOrder = KeyOrder.PLAIN
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
-        if self.key_page is KeyPage.TILED16 and self.block_size % KEY_TILE:
+        if self.key_order is KeyOrder.TILED16 and self.block_size % KEY_TILE:
             raise ValueError(f"block_size {self.block_size} is not a multiple of {KEY_TILE}")
 
     @property
-    def page_elements(self) -> int:
-        """Elements of one page: block_size tokens of one kv head."""
+    def head_elements(self) -> int:
+        """Elements of one kv head's part of a block: block_size tokens."""
         return self.block_size * self.head_dim
 
     @property
     def block_elements(self) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * self.page_elements
+        return self.num_layers * 2 * self.num_kv_heads * self.head_elements
 
     @property
     def block_bytes(self) -> int:
@@ -75,18 +75,18 @@ class KvLayout:
         return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
 
-def key_tiles(pages: torch.Tensor, key_page: KeyPage) -> torch.Tensor:
-    """A view of key pages [..., block_size, head_dim] as [..., tiles, tile, head_dim], token by token.
+def key_tiles(keys: torch.Tensor, key_order: KeyOrder) -> torch.Tensor:
+    """A view of keys [..., block_size, head_dim] as [..., tiles, tile, head_dim], token by token.
 
-    Token `offset` of a page is [offset // tile, offset % tile] whatever the order in memory; writes
-    through the view reach the pages.
+    Token `offset` of a block is [offset // tile, offset % tile] whatever the order in memory; writes
+    through the view reach the keys.
     """
-    if key_page is KeyPage.PLAIN:
-        return pages.unsqueeze(-3)
-    block_size, head_dim = pages.shape[-2:]
+    if key_order is KeyOrder.PLAIN:
+        return keys.unsqueeze(-3)
+    block_size, head_dim = keys.shape[-2:]
     tiles = (block_size // KEY_TILE, KEY_TILE, head_dim)
     strides = (KEY_TILE * head_dim, 1, KEY_TILE)
-    return pages.as_strided((*pages.shape[:-2], *tiles), (*pages.stride()[:-2], *strides))
+    return keys.as_strided((*keys.shape[:-2], *tiles), (*keys.stride()[:-2], *strides))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import torch
 
 from pageturner.kernels import checks
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import AttentionBatch, KeyPage, key_tiles
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import AttentionBatch, KeyOrder, key_tiles
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What every backend's dtypes are among."""
@@ -45,17 +45,17 @@ def rotate(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Te
 
 
 class ReferenceOps:
-    """`PagedOps` by definition, on any device and for either key page."""
+    """`PagedOps` by definition, on any device and for either key order."""
 
     name = "reference"
 
-    def __init__(self, key_page: KeyPage = KeyPage.PLAIN) -> None:
-        self.key_page = key_page
+    def __init__(self, key_order: KeyOrder = KeyOrder.PLAIN) -> None:
+        self.key_order = key_order
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
     ) -> None:
-        checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
+        checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         num_blocks, _, _, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
         slots = batch.slot_mapping.tolist()
@@ -64,7 +64,7 @@ class ReferenceOps:
         if len(set(written)) != len(written):
             raise KernelArgumentError("slot_mapping", "naming a slot twice", "distinct slots")
 
-        keys, values = key_tiles(kv_layer[:, 0], self.key_page), kv_layer[:, 1]
+        keys, values = key_tiles(kv_layer[:, 0], self.key_order), kv_layer[:, 1]
         tile = keys.shape[3]
         for row, slot in enumerate(slots):
             if slot >= 0:
@@ -75,7 +75,7 @@ class ReferenceOps:
     def attention(
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> torch.Tensor:
-        checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
+        checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         num_blocks, _, num_kv_heads, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
@@ -106,12 +106,12 @@ class ReferenceOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [len(positions), head_dim] of one kv head, in float64."""
         block_size = kv_layer.shape[3]
-        pages = key_tiles(kv_layer[:, 0], self.key_page)
-        tile = pages.shape[3]
+        blocks = key_tiles(kv_layer[:, 0], self.key_order)
+        tile = blocks.shape[3]
         keys, values = [], []
         for position in positions:
             block, offset = table[position // block_size], position % block_size
-            keys.append(pages[block, head, offset // tile, offset % tile])
+            keys.append(blocks[block, head, offset // tile, offset % tile])
             values.append(kv_layer[block, 1, head, offset])
         return torch.stack(keys).double(), torch.stack(values).double()
 
@@ -125,7 +125,7 @@ class ReferenceOps:
         kv_layer: torch.Tensor,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
+        checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_key_value(key, value, kv_layer, query.shape[0])
         checks.check_rope(query, cos, sin)

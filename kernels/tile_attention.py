@@ -12,8 +12,8 @@ import torch
 
 from pageturner.kernels.batch_plan import RowGroup
 from pageturner.kernels.gather_attention import scale_and_mask, sink_logits
-from pageturner.kernels.layout import KeyPage, key_tiles
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import KeyOrder, key_tiles
 
 KEYS_PER_TILE = 64
 LOWEST = -1e30
@@ -21,13 +21,13 @@ LOWEST = -1e30
 
 
 def tile_attention(
-    query: torch.Tensor, kv_layer: torch.Tensor, key_page: KeyPage, group: RowGroup, spec: AttentionSpec
+    query: torch.Tensor, kv_layer: torch.Tensor, key_order: KeyOrder, group: RowGroup, spec: AttentionSpec
 ) -> torch.Tensor:
     """query [B, Hkv, G * ROW_TILE, D] -> the same shape."""
     pieces, num_kv_heads, rows, _ = query.shape
     block_size = kv_layer.shape[3]
-    key_pages, value_pages = key_tiles(kv_layer[:, 0], key_page), kv_layer[:, 1]
-    tile = key_pages.shape[3]
+    key_blocks, value_blocks = key_tiles(kv_layer[:, 0], key_order), kv_layer[:, 1]
+    tile = key_blocks.shape[3]
     heads = rows // group.rows.shape[1]
     wide = query.float().flatten(0, 1)
     summed = torch.zeros_like(query, dtype=torch.float32)
@@ -45,8 +45,8 @@ def tile_attention(
         hidden = group.hidden[:, positions, None, None]
         blocks, offset = group.blocks[:, positions // block_size], positions % block_size
         # [B, keys, Hkv, D]. An unowned slot may hold NaN, and 0 * NaN is NaN: select before multiplying.
-        keys = key_pages[blocks, :, offset // tile, offset % tile].masked_fill(hidden, 0).float()
-        values = value_pages[blocks, :, offset].masked_fill(hidden, 0).float()
+        keys = key_blocks[blocks, :, offset // tile, offset % tile].masked_fill(hidden, 0).float()
+        values = value_blocks[blocks, :, offset].masked_fill(hidden, 0).float()
 
         scores = torch.bmm(wide, keys.permute(0, 2, 3, 1).flatten(0, 1).contiguous()).view(
             pieces, num_kv_heads, rows, KEYS_PER_TILE

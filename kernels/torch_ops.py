@@ -1,6 +1,6 @@
-"""The operations in torch alone, for any device: gather whole pages, then attend.
+"""The operations in torch alone, for any device: gather whole blocks, then attend.
 
-Ordinary mode gathers a group's pages and calls scaled_dot_product_attention with the query heads of a
+Ordinary mode gathers a group's blocks and calls scaled_dot_product_attention with the query heads of a
 kv head packed as rows. Deterministic mode (`tile_attention`) makes each row's bits independent of what
 shares its batch and of how its prompt was chunked.
 """
@@ -14,13 +14,13 @@ import torch
 from pageturner.kernels import block_copy, checks
 from pageturner.kernels.batch_plan import RowGroup, plan_by_row_tile, plan_by_sequence
 from pageturner.kernels.gather_attention import gather_attention
-from pageturner.kernels.layout import AttentionBatch, KeyPage, key_tiles
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import AttentionBatch, KeyOrder, key_tiles
 from pageturner.kernels.tile_attention import tile_attention
 
 
 class TorchOps:
-    """`PagedOps` in torch. key_page: the order of keys in the pools it is given.
+    """`PagedOps` in torch. key_order: the order of keys in the pools it is given.
 
     deterministic: a row's result depends on its own tokens only, bit for bit, wherever torch's batched
     product of matrices of one fixed shape does (true of every CPU seen; tests/kernels probes it).
@@ -29,12 +29,12 @@ class TorchOps:
 
     def __init__(
         self,
-        key_page: KeyPage = KeyPage.PLAIN,
+        key_order: KeyOrder = KeyOrder.PLAIN,
         *,
         deterministic: bool = False,
         dtypes: Sequence[torch.dtype] = checks.DTYPES,
     ) -> None:
-        self.key_page = key_page
+        self.key_order = key_order
         self._dtypes = dtypes
         self.deterministic = deterministic
         self._checked_batch = checks.CheckedBatch()
@@ -52,7 +52,7 @@ class TorchOps:
         self._check(kv_layer, batch)
         checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
         rows, blocks, offsets = self._written
-        keys = key_tiles(kv_layer[:, 0], self.key_page)
+        keys = key_tiles(kv_layer[:, 0], self.key_order)
         keys[blocks, :, offsets // keys.shape[3], offsets % keys.shape[3]] = key[rows]
         kv_layer[:, 1][blocks, :, offsets] = value[rows]
 
@@ -69,7 +69,7 @@ class TorchOps:
             # [B, n, H, D] -> [B, Hkv, G * n, D]: the query heads that share keys become rows.
             pieces, rows = group.rows.shape
             packed = query[group.rows].view(pieces, rows, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
-            result = attend(packed.flatten(2, 3), kv_layer, self.key_page, group, spec).view(packed.shape)
+            result = attend(packed.flatten(2, 3), kv_layer, self.key_order, group, spec).view(packed.shape)
             output[group.rows[group.real]] = result.permute(0, 3, 1, 2, 4).flatten(2, 3)[group.real]
         return output
 
@@ -118,7 +118,7 @@ class TorchOps:
         block_copy.transfer_blocks(source, destination, pairs)
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
-        checks.check_kv_layer(kv_layer, self.key_page, self._dtypes)
+        checks.check_kv_layer(kv_layer, self.key_order, self._dtypes)
         if self._checked_batch.check(batch, kv_layer):
             rows = (batch.slot_mapping >= 0).nonzero().squeeze(1)
             slots = batch.slot_mapping[rows]

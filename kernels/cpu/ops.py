@@ -11,8 +11,8 @@ import torch
 
 from pageturner.kernels import block_copy, checks
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder
 
 MAX_HEAD_DIM = 1024
 
@@ -72,14 +72,14 @@ STRUCTURES = {
 
 
 class CpuOps:
-    """`PagedOps` in C++, for head_dim a multiple of 16 and pages of TILED16 keys.
+    """`PagedOps` in C++, for head_dim a multiple of 16 and blocks of TILED16 keys.
 
     A row's result depends on its own tokens alone, bit for bit: on no other row, chunk, batch or number
     of threads. Threads are torch's. library: what `build.load_library` returns.
     """
 
     name = "cpu"
-    key_page = KeyPage.TILED16
+    key_order = KeyOrder.TILED16
 
     def __init__(self, library: ctypes.CDLL) -> None:
         def by_dtype(name: str, *argtypes: type) -> dict[torch.dtype, Callable[..., None]]:
@@ -228,7 +228,7 @@ class CpuOps:
         block_copy.transfer_blocks(source, destination, pairs)
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
-        checks.check_kv_layer(kv_layer, self.key_page)
+        checks.check_kv_layer(kv_layer, self.key_order)
         if kv_layer.shape[4] % KEY_TILE or kv_layer.shape[4] > MAX_HEAD_DIM:
             raise KernelArgumentError(
                 "kv_layer",

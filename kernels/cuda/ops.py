@@ -25,8 +25,8 @@ from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.steps import Step, Steps
 from pageturner.kernels.cuda.variants import DTYPES
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import AttentionBatch, KeyPage
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import AttentionBatch, KeyOrder
 
 LEAST_BLOCK_SIZE = tiles.DECODE_KEYS
 OCTET = row_grids.OCTET
@@ -47,7 +47,7 @@ class CudaOps:
     results. Transfers may be enqueued on another.
     """
 
-    key_page = KeyPage.PLAIN
+    key_order = KeyOrder.PLAIN
 
     def __init__(self, launcher: Launcher, *, split: int | None = None) -> None:
         self._launcher = launcher
@@ -258,9 +258,9 @@ class CudaOps:
         swap.transfer_blocks(self._launcher, source, destination, pairs)
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> Step:
-        checks.check_kv_layer(kv_layer, self.key_page, DTYPES)
+        checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         checks.check_device(self.device, kv_layer=kv_layer)
-        checks.check_vector_pages(kv_layer, LEAST_BLOCK_SIZE)
+        checks.check_vector_blocks(kv_layer, LEAST_BLOCK_SIZE)
         return self._steps.of(batch, kv_layer)
 
     def _launch_attention(

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch, HostBatch, KvLayout
-from pageturner.kernels.ops import AttentionSpec
 
 ELEMENT_BYTES = 2
 """bfloat16."""
@@ -146,7 +146,7 @@ def contiguous(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return query, keys, values
 
 
-def _gather(pages: torch.Tensor, tables: torch.Tensor, context: int) -> torch.Tensor:
+def _gather(blocks: torch.Tensor, tables: torch.Tensor, context: int) -> torch.Tensor:
     """[num_blocks, Hkv, block_size, D] -> [B, Hkv, L, D], by one copy: heads lead while it is gathered."""
-    gathered = pages.transpose(0, 1)[:, tables]  # [Hkv, B, blocks, block_size, D]
+    gathered = blocks.transpose(0, 1)[:, tables]  # [Hkv, B, blocks, block_size, D]
     return gathered.flatten(2, 3)[:, :, :context].transpose(0, 1)

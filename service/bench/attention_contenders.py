@@ -18,7 +18,7 @@ from pageturner.service.bench.attention_cases import Inputs, contiguous
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pageturner.kernels.ops import PagedOps
+    from pageturner.kernels.interface import PagedOps
 
 BLOCK_SIZES = (16, 64)
 SDPA_BACKENDS = {

@@ -13,8 +13,8 @@ import torch
 
 from pageturner.kernels.cpu.build import load_library
 from pageturner.kernels.cpu.ops import CpuOps
+from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
-from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.torch_ops import TorchOps
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
@@ -83,7 +83,7 @@ def _time_shape(
     spec = AttentionSpec(scale=HEAD_DIM**-0.5)
 
     def milliseconds(ops: PagedOps) -> float:
-        layout = KvLayout(1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype, ops.key_page)
+        layout = KvLayout(1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype, ops.key_order)
         kv_layer = torch.randn(layout.pool_shape(num_sequences * width)).to(dtype)[:, 0]
         return _median_ms(lambda: ops.attention(query, kv_layer, batch, spec))
 

@@ -18,7 +18,7 @@ from pageturner.service.errors import ConfigError, PageturnerError
 if TYPE_CHECKING:
     import torch
 
-    from pageturner.kernels.ops import PagedOps
+    from pageturner.kernels.interface import PagedOps
     from pageturner.service.bench.attention_cases import Case
     from pageturner.service.bench.kernel_plot import Scale, Series
     from pageturner.service.bench.kernel_report import Estimated, Measured

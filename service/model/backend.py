@@ -14,7 +14,7 @@ from pageturner.service.model.memory import CudaMemoryMeter, MemoryMeter
 from pageturner.service.model.streams import Streams, streams_of
 
 if TYPE_CHECKING:
-    from pageturner.kernels.ops import PagedOps
+    from pageturner.kernels.interface import PagedOps
     from pageturner.service.model.graphs import GraphBackend
     from pageturner.service.model.options import ModelOptions
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from pageturner.kernels.ops import PagedOps
+from pageturner.kernels.interface import PagedOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import HeadShape

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of torch expects
 
-from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.decoder_config import DecoderConfig

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps
 from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import ModelError
@@ -28,7 +28,7 @@ _STEPS: Sequence[Sequence[tuple[int, int, int]]] = (
 def check_batch_invariance(model: CausalModel, ops: PagedOps, block_size: int) -> None:
     """Compute three short sequences twice, together and in pieces; raise ModelError if a bit differs."""
     layout = KvLayout(
-        model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_page
+        model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_order
     )
     width = -(-max(_LENGTHS) // block_size)
     runner = Runner(model, KvCache(layout, width * len(_LENGTHS), 0, ops, model.device))

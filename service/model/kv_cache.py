@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from pageturner.kernels import checks
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
-from pageturner.kernels.ops import PagedOps
 from pageturner.service.model.fences import Fences
 from pageturner.service.model.pinned import Pinned, own_pages
 from pageturner.service.model.streams import Streams, streams_of
@@ -47,8 +47,8 @@ class KvCache:
             raise ValueError(
                 f"{num_blocks} device and {num_host_blocks} host blocks; needed: at least 1 and 0"
             )
-        if layout.key_page is not ops.key_page:
-            raise ValueError(f"{layout.key_page} keys given, the {ops.name} operations want {ops.key_page}")
+        if layout.key_order is not ops.key_order:
+            raise ValueError(f"{layout.key_order} keys given, the {ops.name} operations want {ops.key_order}")
         self.layout = layout
         self.device = device
         self.pool = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype, device=device)
@@ -72,7 +72,7 @@ class KvCache:
         return self.host_pool.shape[0]
 
     def layer(self, index: int) -> torch.Tensor:
-        """The pages of one layer, a view: [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+        """The blocks of one layer, a view: [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
         return self.pool[:, index]
 
     def apply(self, copies: BlockCopies) -> None:

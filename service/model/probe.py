@@ -17,15 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec, PagedOps
+from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.reference import first_key
 from pageturner.service.core.outputs import ScheduledSequence, SchedulerOutput
 from pageturner.service.errors import ModelError
 from pageturner.service.model.batch import ForwardBatch, build_batch
+from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.transformers_attention import (
     IMPLEMENTATION,
@@ -37,8 +39,6 @@ from pageturner.service.model.transformers_attention import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from pageturner.service.model.transformers_model import TransformersModel
 
 _BLOCK_SIZE = 16
 _LENGTHS = (37, 1, 18, 5)
@@ -52,6 +52,20 @@ _STEPS = (
 # Of the rows' relative errors this quantile may be so large; what a wrong mask or position does is of order
 # 1. In the halves some rows are far off in right models too, where a router's choice of experts was close.
 _TOLERANCE = {torch.float32: (1.0, 1e-3), torch.bfloat16: (0.5, 0.2), torch.float16: (0.5, 0.05)}
+
+
+class ProbedModel(CausalModel, Protocol):
+    """A `transformers` model over the paged cache, as the probe drives it."""
+
+    @property
+    def model_type(self) -> str: ...
+
+    @property
+    def ops(self) -> PagedOps: ...
+
+    def kv_layout(self, block_size: int) -> KvLayout:
+        """The layout that a cache for this model must have."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +177,7 @@ def plain_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> li
 
 
 def check_paged_model(
-    model: TransformersModel,
+    model: ProbedModel,
     prompts: Sequence[Sequence[int]],
     expected: Sequence[torch.Tensor],
     *,
@@ -202,7 +216,7 @@ def _compare(
 
 
 def _paged_logits(
-    model: TransformersModel,
+    model: ProbedModel,
     prompts: Sequence[Sequence[int]],
     steps: Sequence[Sequence[tuple[int, int, int]]],
     far_position: int | None = None,

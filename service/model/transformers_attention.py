@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import AttentionBatch
-from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.kv_cache import KvCache
 

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import HeadShape
@@ -73,7 +73,7 @@ class TransformersModel:
     def kv_layout(self, block_size: int) -> KvLayout:
         """The layout that a cache for this model must have."""
         return KvLayout(
-            self.num_layers, self.num_kv_heads, self.head_dim, block_size, self.dtype, self.ops.key_page
+            self.num_layers, self.num_kv_heads, self.head_dim, block_size, self.dtype, self.ops.key_order
         )
 
     def pack_linears(self, *, deterministic: bool = False) -> None:

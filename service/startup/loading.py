@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 from structlog.typing import FilteringBoundLogger
 
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps
 from pageturner.policies.views import Rates
 from pageturner.service.config import LoadedConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
@@ -100,7 +100,7 @@ def load_model(
         head_dim=model.head_dim,
         block_size=config.cache.block_size,
         dtype=model.dtype,
-        key_page=ops.key_page,
+        key_order=ops.key_order,
     )
     limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
     sampler = Sampler(model.vocab_size)

@@ -11,8 +11,9 @@ import torch
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.kernels.errors import KernelsUnavailable
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps, select_ops
+from pageturner.kernels.selection import select_ops
 from pageturner.service.config import CacheConfig, ServiceConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError

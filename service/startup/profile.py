@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams

@@ -18,8 +18,8 @@ from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import AttentionBatch, HostBatch, KeyPage, KvLayout
-from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.interface import AttentionSpec, PagedOps
+from pageturner.kernels.layout import AttentionBatch, HostBatch, KeyOrder, KvLayout
 from pageturner.kernels.reference import ReferenceOps
 
 ALL: dict[str, Callable[[], PagedOps]] = {
@@ -51,7 +51,7 @@ def other(ops: PagedOps) -> torch.dtype:
 @pytest.fixture
 def case(ops: PagedOps, dtype: torch.dtype) -> PagedCase:
     """A decode row and a chunk of three, on 2 kv heads of 64; 7 blocks, 3 of them nobody's."""
-    layout = KvLayout(2, 2, DIM, 16, dtype, ops.key_page)
+    layout = KvLayout(2, 2, DIM, 16, dtype, ops.key_order)
     return make_case([(1, 20), (3, 30)], layout=layout, num_heads=4, layer=1)
 
 
@@ -114,7 +114,7 @@ def test_bad_pages(ops: PagedOps, case: PagedCase) -> None:
     ):
         with pytest.raises(KernelArgumentError, match="kv_layer is"):
             ops.attention(case.query, layer, case.batch, SPEC)
-    if ops.key_page is KeyPage.TILED16:
+    if ops.key_order is KeyOrder.TILED16:
         with pytest.raises(KernelArgumentError, match="multiple of 16"):
             ops.attention(case.query, case.kv_layer[..., :8, :].contiguous(), case.batch, SPEC)
 
@@ -201,7 +201,7 @@ def test_tensors_elsewhere_are_refused(case: PagedCase) -> None:
     """A batch is on one device; what C++ follows by pointer is on the CPU."""
     elsewhere = replace(case.batch, seq_lens=case.batch.seq_lens.to("meta"))
     with pytest.raises(KernelArgumentError, match="on one device"):
-        ReferenceOps(KeyPage.TILED16).write_kv(
+        ReferenceOps(KeyOrder.TILED16).write_kv(
             torch.zeros(4, 2, 16), torch.zeros(4, 2, 16), case.kv_layer, elsewhere
         )
     with pytest.raises(KernelArgumentError, match="on the CPU"):

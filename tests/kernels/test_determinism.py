@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.kernel_checks import check_chunking, check_company, layout_for
 from support.ops import BACKENDS
 
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
 
 DETERMINISTIC = [name for name in BACKENDS if "deterministic" in name]
 DTYPES = (torch.float32, torch.bfloat16)

@@ -22,8 +22,8 @@ from support.ops import BACKENDS
 from support.paged import assert_near, assert_same, make_case
 
 from pageturner.kernels.checks import BATCH_TENSORS
-from pageturner.kernels.layout import KeyPage
-from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.interface import AttentionSpec, PagedOps
+from pageturner.kernels.layout import KeyOrder
 from pageturner.kernels.reference import ReferenceOps
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -79,7 +79,7 @@ def test_attention_options(ops: PagedOps, spec: AttentionSpec) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_attention_of_any_shape(backend: str, data: st.DataObject) -> None:
     ops = BACKENDS[backend]()
-    block_size = data.draw(st.sampled_from((16, 32) if ops.key_page is KeyPage.TILED16 else (1, 3, 8, 16)))
+    block_size = data.draw(st.sampled_from((16, 32) if ops.key_order is KeyOrder.TILED16 else (1, 3, 8, 16)))
     head_dim = data.draw(st.sampled_from((16, 64, 80) if ops.name == "cpu" else (2, 8, 16, 40, 64)))
     group, kv_heads = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
     lengths = st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n)))
@@ -115,7 +115,7 @@ def test_write_kv(ops: PagedOps, dtype: torch.dtype) -> None:
     case.batch.slot_mapping[1] = -1
     key, value = torch.randn(2, 5, 2, 32).to(dtype)
     expected = case.kv_layer.clone()
-    ReferenceOps(ops.key_page).write_kv(key, value, expected, case.batch)
+    ReferenceOps(ops.key_order).write_kv(key, value, expected, case.batch)
     ops.write_kv(key, value, case.kv_layer, case.batch)
     assert_same(case.kv_layer, expected)
 

@@ -20,7 +20,7 @@ from support.planting import BuggyLibrary, ExpressionBug, plant
 
 from pageturner.kernels import batch_plan, block_copy, gather_attention, tile_attention, torch_ops
 from pageturner.kernels.cpu.ops import CpuOps
-from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.torch_ops import TorchOps
 
 Check = Callable[[PagedOps], None]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.paged import PagedCase, assert_near, assert_same, make_case, read_slot
 
-from pageturner.kernels.layout import KeyPage, KvLayout
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import KeyOrder, KvLayout
 from pageturner.kernels.reference import ReferenceOps, first_key
 
 SPECS = {
@@ -48,12 +48,12 @@ def dense_attention(case: PagedCase, spec: AttentionSpec) -> torch.Tensor:
     return torch.cat(outputs).to(case.query.dtype)
 
 
-@pytest.mark.parametrize("key_page", KeyPage)
+@pytest.mark.parametrize("key_order", KeyOrder)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_attention_is_dense_attention(key_page: KeyPage, spec: AttentionSpec) -> None:
-    layout = KvLayout(2, 2, 8, 16, torch.float32, key_page)
+def test_attention_is_dense_attention(key_order: KeyOrder, spec: AttentionSpec) -> None:
+    layout = KvLayout(2, 2, 8, 16, torch.float32, key_order)
     case = make_case([(1, 1), (1, 17), (20, 33), (4, 4)], layout=layout, num_heads=4, layer=1)
-    result = ReferenceOps(key_page).attention(case.query, case.kv_layer, case.batch, spec)
+    result = ReferenceOps(key_order).attention(case.query, case.kv_layer, case.batch, spec)
     assert_near(result, dense_attention(case, spec))
 
 
@@ -62,21 +62,21 @@ def test_first_key_with_window_and_chunk() -> None:
     assert [first_key(position, spec) for position in range(10)] == [0, 0, 0, 1, 4, 4, 4, 5, 8, 8]
 
 
-@pytest.mark.parametrize("key_page", KeyPage)
-def test_write_kv_writes_its_slots_and_no_other(key_page: KeyPage) -> None:
-    layout = KvLayout(3, 2, 4, 16, torch.float32, key_page)
+@pytest.mark.parametrize("key_order", KeyOrder)
+def test_write_kv_writes_its_slots_and_no_other(key_order: KeyOrder) -> None:
+    layout = KvLayout(3, 2, 4, 16, torch.float32, key_order)
     case = make_case([(5, 20)], layout=layout, num_heads=2, layer=1)
     case.batch.slot_mapping[2] = -1
     before = case.kv_layer.clone()
     key, value = torch.randn(5, 2, 4), torch.randn(5, 2, 4)
-    ReferenceOps(key_page).write_kv(key, value, case.kv_layer, case.batch)
+    ReferenceOps(key_order).write_kv(key, value, case.kv_layer, case.batch)
     slots = case.batch.slot_mapping.tolist()
     for slot in range(case.kv_layer.shape[0] * 16):
-        stored = read_slot(case.kv_layer, slot, key_page)
+        stored = read_slot(case.kv_layer, slot, key_order)
         expected = (
             (key[slots.index(slot)], value[slots.index(slot)])
             if slot in slots
-            else read_slot(before, slot, key_page)
+            else read_slot(before, slot, key_order)
         )
         for have, want in zip(stored, expected, strict=True):
             assert_same(have, want)
@@ -91,7 +91,7 @@ def test_rotation_turns_pairs_half_a_head_apart() -> None:
     turned = ReferenceOps().rope_and_write_kv(row, row, row, cos, sin, case.kv_layer, case.batch)
     as_complex = torch.complex(row[..., :2], row[..., 2:]) * torch.polar(torch.ones(2), angle)
     torch.testing.assert_close(turned, torch.cat((as_complex.real, as_complex.imag), dim=-1))
-    key, value = read_slot(case.kv_layer, int(case.batch.slot_mapping[0]), KeyPage.PLAIN)
+    key, value = read_slot(case.kv_layer, int(case.batch.slot_mapping[0]), KeyOrder.PLAIN)
     assert torch.equal(key, turned[0])
     assert torch.equal(value, row[0])
 

@@ -136,7 +136,7 @@ def check_told(loaded: LoadedConfig, storm: Storm) -> int:
     model, ops = build_model(artifacts, loaded.config.model, BLOCK_SIZE, lambda heads: TorchOps(), CPU)
     sizes = (model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE)
     num_blocks = MAX_MODEL_LEN // BLOCK_SIZE
-    cache = KvCache(KvLayout(*sizes, model.dtype, ops.key_page), num_blocks, 0, ops, CPU)
+    cache = KvCache(KvLayout(*sizes, model.dtype, ops.key_order), num_blocks, 0, ops, CPU)
     count = 0
     for prompt, tokens in storm.told:
         ids = (*prompt, *(token.token_id for token in tokens))[:-1]

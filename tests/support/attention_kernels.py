@@ -12,8 +12,8 @@ import torch
 from pageturner.kernels.cuda import arguments, tiles, variants
 from pageturner.kernels.cuda.plan import Int32Array
 from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.reference import ReferenceOps
 from support.paged import PagedCase, make_case
 

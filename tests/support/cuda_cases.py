@@ -14,7 +14,7 @@ from pageturner.kernels.cuda.compiler import Compiler
 from pageturner.kernels.cuda.cupy_runtime import CupyRuntime
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
-from pageturner.kernels.ops import PagedOps
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from support.attention_kernels import TOLERANCE, AttentionCase
 from support.emulation import emulated_launcher

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import torch
 
+from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
-from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from support.paged import assert_near, assert_same, make_batch, make_case
 
@@ -17,7 +17,7 @@ from support.paged import assert_near, assert_same, make_batch, make_case
 def layout_for(
     ops: PagedOps, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype = torch.float32
 ) -> KvLayout:
-    return KvLayout(2, kv_heads, head_dim, block_size, dtype, ops.key_page)
+    return KvLayout(2, kv_heads, head_dim, block_size, dtype, ops.key_order)
 
 
 def check_attention(
@@ -31,7 +31,7 @@ def check_attention(
     """Against the definition, in the pool's second layer."""
     case = make_case(sequences, layout=layout, num_heads=group * layout.num_kv_heads, layer=1, seed=seed)
     result = ops.attention(case.query, case.kv_layer, case.batch, spec)
-    expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, case.batch, spec)
+    expected = ReferenceOps(ops.key_order).attention(case.query, case.kv_layer, case.batch, spec)
     assert_near(result, expected)
 
 
@@ -57,7 +57,7 @@ def check_shared_blocks(ops: PagedOps, layout: KvLayout) -> None:
     together = ops.attention(case.query.expand(3, -1, -1), case.kv_layer, batch, spec)
     assert_near(together[:2], alone.expand(2, -1, -1))
     shorter = replace(case.batch, seq_lens=case.batch.seq_lens - 23, max_seq_len=17)
-    expected = ReferenceOps(ops.key_page).attention(case.query, case.kv_layer, shorter, spec)
+    expected = ReferenceOps(ops.key_order).attention(case.query, case.kv_layer, shorter, spec)
     assert_near(together[2:], expected)
 
 
@@ -118,7 +118,7 @@ def check_rope(ops: PagedOps, dtype: torch.dtype, table_dtype: torch.dtype, head
     cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
 
     expected_layer = case.kv_layer.clone()
-    expected = ReferenceOps(ops.key_page).rope_and_write_kv(
+    expected = ReferenceOps(ops.key_order).rope_and_write_kv(
         case.query, key, value, cos, sin, expected_layer, case.batch
     )
     # Query, key and value as a merged projection hands them over: slices of one tensor.

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from pageturner.kernels.checks import BATCH_TENSORS
-from pageturner.kernels.layout import AttentionBatch, KeyPage
-from pageturner.kernels.ops import AttentionSpec, PagedOps
+from pageturner.kernels.interface import AttentionSpec, PagedOps
+from pageturner.kernels.layout import AttentionBatch, KeyOrder
 
 
 class OnDevice:
@@ -28,8 +28,8 @@ class OnDevice:
         return self._ops.name
 
     @property
-    def key_page(self) -> KeyPage:
-        return self._ops.key_page
+    def key_order(self) -> KeyOrder:
+        return self._ops.key_order
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch

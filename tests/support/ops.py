@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pageturner.kernels.cpu.build import load_library
 from pageturner.kernels.cpu.ops import CpuOps
-from pageturner.kernels.layout import KeyPage
-from pageturner.kernels.ops import PagedOps
+from pageturner.kernels.interface import PagedOps
+from pageturner.kernels.layout import KeyOrder
 from pageturner.kernels.torch_ops import TorchOps
 
 
@@ -27,8 +27,8 @@ def cpu_library() -> ctypes.CDLL:
 
 BACKENDS: dict[str, Callable[[], PagedOps]] = {
     "torch": TorchOps,
-    "torch-tiled": lambda: TorchOps(KeyPage.TILED16),
+    "torch-tiled": lambda: TorchOps(KeyOrder.TILED16),
     "torch-deterministic": lambda: TorchOps(deterministic=True),
-    "torch-deterministic-tiled": lambda: TorchOps(KeyPage.TILED16, deterministic=True),
+    "torch-deterministic-tiled": lambda: TorchOps(KeyOrder.TILED16, deterministic=True),
     "cpu-deterministic": lambda: CpuOps(cpu_library()),
 }

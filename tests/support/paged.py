@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage, KvLayout
+from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder, KvLayout
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class PagedCase:
         return replace(self, batch=batch, query=self.query[start:stop])
 
 
-def key_elements(offset: int, head_dim: int, key_page: KeyPage) -> torch.Tensor:
-    """Where token `offset` of a page keeps its key, as indices into the flat page. Spelled out on purpose:
-    a second statement of the layout, independent of `layout.key_tiles`."""
+def key_elements(offset: int, head_dim: int, key_order: KeyOrder) -> torch.Tensor:
+    """Where token `offset` of a block keeps its key, as indices into one head's flat part. Spelled out on
+    purpose: a second statement of the layout, independent of `layout.key_tiles`."""
     dims = torch.arange(head_dim)
-    if key_page is KeyPage.PLAIN:
+    if key_order is KeyOrder.PLAIN:
         return offset * head_dim + dims
     return offset // KEY_TILE * KEY_TILE * head_dim + dims * KEY_TILE + offset % KEY_TILE
 
 
-def read_slot(kv_layer: torch.Tensor, slot: int, key_page: KeyPage) -> tuple[torch.Tensor, torch.Tensor]:
+def read_slot(kv_layer: torch.Tensor, slot: int, key_order: KeyOrder) -> tuple[torch.Tensor, torch.Tensor]:
     """Key and value [num_kv_heads, head_dim] stored at `slot`."""
     block, offset = divmod(slot, kv_layer.shape[3])
-    elements = key_elements(offset, kv_layer.shape[4], key_page)
+    elements = key_elements(offset, kv_layer.shape[4], key_order)
     return kv_layer[block, 0].flatten(1)[:, elements], kv_layer[block, 1, :, offset]
 
 
@@ -124,7 +124,7 @@ def make_case(
         value = normal(seq_len, layout.num_kv_heads, layout.head_dim)
         for position in range(seq_len):
             block, offset = table[position // layout.block_size], position % layout.block_size
-            elements = key_elements(offset, layout.head_dim, layout.key_page)
+            elements = key_elements(offset, layout.head_dim, layout.key_order)
             kv_layer[block, 0].flatten(1)[:, elements] = key[position]
             kv_layer[block, 1, :, offset] = value[position]
         keys.append(key)

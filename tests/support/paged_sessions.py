@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps
 from pageturner.service.core.outputs import (
     BlockCopies,
     BlockCopy,
@@ -54,7 +54,7 @@ class PagedSession:
         streams: Streams | None = None,
     ) -> None:
         layout = KvLayout(
-            model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_page
+            model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_order
         )
         self.kv_cache = KvCache(layout, num_blocks, num_blocks, ops, model.device, streams)
         self.kv_cache.pool.fill_(math.nan)

@@ -18,7 +18,7 @@ from pageturner.kernels.cuda.plan import (
     block_cost,
     most_decode_items,
 )
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.reference import first_key
 
 Plan = Callable[..., AttentionPlan]

@@ -14,8 +14,8 @@ from pageturner.kernels.cuda.block_moves import Move
 from pageturner.kernels.cuda.row_grids import COLUMN_BYTES
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelFault
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import AttentionSpec
 from support import row_kernels
 from support.attention_kernels import AttentionCase, check_attention_kernels, run_attention
 from support.block_checks import GROUP_BYTES, PAIRS, check_copy_blocks, check_pack_blocks, pool_of

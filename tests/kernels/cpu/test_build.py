@@ -19,8 +19,9 @@ from pageturner.kernels.cpu import build
 from pageturner.kernels.cpu.build import SOURCES, load_library
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM, STRUCTURES, CpuOps
 from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError
-from pageturner.kernels.layout import KEY_TILE, KeyPage
-from pageturner.kernels.ops import AttentionSpec, select_ops
+from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.layout import KEY_TILE, KeyOrder
+from pageturner.kernels.selection import select_ops
 
 TINY = 'extern "C" int answer() { return 42; }\n'
 
@@ -208,7 +209,7 @@ def test_select_ops_takes_cpp_where_it_fits(
             deterministic=True,
             cache_dir=cache_dir,
         )
-        assert ops.key_page is (KeyPage.TILED16 if ops.name == "cpu" else KeyPage.PLAIN)
+        assert ops.key_order is (KeyOrder.TILED16 if ops.name == "cpu" else KeyOrder.PLAIN)
         return ops.name
 
     assert name() == "cpu"

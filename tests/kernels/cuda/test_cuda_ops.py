@@ -42,8 +42,8 @@ from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelArgumentError, KernelFault
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import HostBatch, KvLayout
-from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.reference import ReferenceOps
 
 LAYOUT = KvLayout(2, 2, 64, 16, BF16)

@@ -11,7 +11,7 @@ import pageturner.service.cli
 import pageturner.service.commands.serve
 import pageturner.service.startup.wiring
 import pageturner.kernels.cpu.ops
-import pageturner.kernels.ops
+import pageturner.kernels.selection
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"cupy", "cupy_backends"}))
 print(*sorted(name for name in sys.modules if name.startswith("pageturner.kernels.cuda")))
 """

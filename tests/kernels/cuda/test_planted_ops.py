@@ -15,8 +15,8 @@ from pageturner.kernels.cuda import ops as cuda_ops
 from pageturner.kernels.cuda import steps
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.errors import KernelFault
+from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import AttentionSpec, PagedOps
 from pageturner.kernels.reference import ReferenceOps
 
 LAYOUT = KvLayout(2, 2, 64, 32, torch.bfloat16)

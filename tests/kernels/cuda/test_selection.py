@@ -12,8 +12,9 @@ from support.emulation import emulated_launcher
 
 from pageturner.kernels.cuda import selection
 from pageturner.kernels.errors import KernelArgumentError, KernelsUnavailable
-from pageturner.kernels.layout import KeyPage
-from pageturner.kernels.ops import PagedOps, select_ops
+from pageturner.kernels.interface import PagedOps
+from pageturner.kernels.layout import KeyOrder
+from pageturner.kernels.selection import select_ops
 
 GPU = torch.device("cuda", 0)
 
@@ -60,7 +61,7 @@ def test_kernels_where_they_cover_the_model(
     gpu = machine(monkeypatch)
     ops = select()
     assert ops.name == "cuda-emulated"
-    assert ops.key_page is KeyPage.PLAIN
+    assert ops.key_order is KeyOrder.PLAIN
     assert gpu.bounds_check is False
     select(group=None, debug=True)
     assert gpu.bounds_check is True

@@ -16,8 +16,8 @@ from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.static_batch import StaticBatch
 from pageturner.kernels.errors import KernelArgumentError
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch, HostBatch, KvLayout
-from pageturner.kernels.ops import AttentionSpec
 
 LAYOUT = KvLayout(2, 2, 64, 16, torch.bfloat16)
 SHAPE = AttentionShape(num_kv_heads=2, group=2, head_dim=64)

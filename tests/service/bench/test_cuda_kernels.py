@@ -16,8 +16,8 @@ from support.ops import cpu_cache_dir
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch
-from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.bench.attention_cases import Case, Heads, Inputs, cases, contiguous, make_inputs
 from pageturner.service.bench.attention_contenders import (

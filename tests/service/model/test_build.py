@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.random_models import save, tiny_model
 
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch
-from pageturner.kernels.ops import AttentionSpec
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts

@@ -14,7 +14,7 @@ from support.paged_sessions import PagedSession
 from support.random_models import VOCAB_SIZE, save, tiny_model
 from transformers import PreTrainedModel
 
-from pageturner.kernels.ops import PagedOps
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.reference import ReferenceOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError

@@ -16,7 +16,8 @@ from support.paged_sessions import PagedSession
 from support.random_models import VOCAB_SIZE
 
 from pageturner.kernels.cuda.ops import CudaOps
-from pageturner.kernels.ops import PagedOps, select_ops
+from pageturner.kernels.interface import PagedOps
+from pageturner.kernels.selection import select_ops
 from pageturner.service.model.build import build_model
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.graphs import DecodeGraphs, TorchGraphs

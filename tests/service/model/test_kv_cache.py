@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.lazy_streams import LazyStream, lazy_copies
 
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import KeyPage, KvLayout
+from pageturner.kernels.layout import KeyOrder, KvLayout
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
 from pageturner.service.model.batch import build_batch
@@ -106,7 +106,7 @@ def test_sizes_and_key_order_are_checked() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         KvCache(LAYOUT, 0, 0, TorchOps(), torch.device("cpu"))
     with pytest.raises(ValueError, match="operations want"):
-        KvCache(LAYOUT, 1, 0, TorchOps(KeyPage.TILED16), torch.device("cpu"))
+        KvCache(LAYOUT, 1, 0, TorchOps(KeyOrder.TILED16), torch.device("cpu"))
 
 
 def pairs_of(num_sources: int, num_destinations: int) -> st.SearchStrategy[tuple[BlockCopy, ...]]:

@@ -25,8 +25,8 @@ from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
+from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.ops import PagedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams

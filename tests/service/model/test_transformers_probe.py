@@ -12,7 +12,7 @@ from support.random_models import tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from pageturner.kernels.ops import AttentionSpec
+from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model import probe

@@ -1,19 +1,15 @@
-"""The operations every backend offers, and the one place that picks a backend."""
+"""The operations that every backend offers: what the model is written against."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError, KernelsUnavailable
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyPage
-
-logger = logging.getLogger(__name__)
+from pageturner.kernels.errors import KernelArgumentError
+from pageturner.kernels.layout import AttentionBatch, KeyOrder
 
 MAX_KEYS = 2**31 - 1
 """Of a sequence: lengths are int32."""
@@ -55,7 +51,7 @@ class PagedOps(Protocol):
     def name(self) -> str: ...
 
     @property
-    def key_page(self) -> KeyPage:
+    def key_order(self) -> KeyOrder:
         """The key order this backend wants; the pool must be made with it."""
         ...
 
@@ -106,74 +102,3 @@ class PagedOps(Protocol):
     ) -> None:
         """Between two pools (swap out, swap in); pairs are (source id, destination id)."""
         ...
-
-
-def select_ops(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    head_dim: int,
-    block_size: int,
-    deterministic: bool,
-    cache_dir: Path | None,
-    group: int | None = None,
-    allow_fallback: bool = False,
-    debug: bool = False,
-) -> PagedOps:
-    """The best backend for this machine, chosen once; make the pool with its `key_page`.
-
-    cache_dir: where compiled operations are kept; None: compile nothing. group: query heads a kv head,
-    where that is known. debug: CUDA kernels stop before they leave their arrays.
-
-    On a GPU, a model or setting that the kernels do not cover runs in torch, and a warning says why. A
-    machine that cannot run them raises KernelsUnavailable with the reason, unless allow_fallback: then it
-    warns, too. Raises KernelArgumentError for a dtype that no backend has.
-    """
-    # Here, not above: the backends import this file, and a compiler is only looked for when asked.
-    from pageturner.kernels.checks import DTYPES, either
-    from pageturner.kernels.torch_ops import TorchOps
-
-    dtypes = (*DTYPES, torch.float16) if device.type == "cuda" else DTYPES
-    if dtype not in dtypes:
-        raise KernelArgumentError("dtype", str(dtype), f"{either(dtypes)} on {device}")
-    if device.type != "cuda":
-        return _select_cpu(
-            device,
-            head_dim=head_dim,
-            block_size=block_size,
-            deterministic=deterministic,
-            cache_dir=cache_dir,
-        )
-
-    from pageturner.kernels.cuda.selection import make_cuda_ops, not_covered
-
-    reason = not_covered(dtype, head_dim=head_dim, block_size=block_size, group=group)
-    if deterministic:
-        reason = "deterministic results were asked for"
-    elif cache_dir is None:
-        reason = "there is no folder for compiled kernels"
-    elif reason is None:
-        try:
-            return make_cuda_ops(device, dtype, head_dim, cache_dir, debug=debug)
-        except KernelsUnavailable as unavailable:
-            if not allow_fallback:
-                raise
-            reason = str(unavailable)
-    logger.warning("attention runs in torch on %s, several times slower: %s", device, reason)
-    return TorchOps(deterministic=deterministic, dtypes=dtypes)
-
-
-def _select_cpu(
-    device: torch.device, *, head_dim: int, block_size: int, deterministic: bool, cache_dir: Path | None
-) -> PagedOps:
-    from pageturner.kernels.cpu.build import load_library
-    from pageturner.kernels.cpu.ops import MAX_HEAD_DIM, CpuOps
-    from pageturner.kernels.torch_ops import TorchOps
-
-    fits = head_dim % KEY_TILE == 0 and head_dim <= MAX_HEAD_DIM and block_size % KEY_TILE == 0
-    if device.type == "cpu" and fits and cache_dir is not None:
-        try:
-            return CpuOps(load_library(cache_dir))
-        except CompilerUnavailable as reason:
-            logger.warning("attention runs in torch, several times slower: %s", reason)
-    return TorchOps(deterministic=deterministic)
