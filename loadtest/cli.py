@@ -30,6 +30,7 @@ MAX_TIMEOUT_SECONDS = 1e8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every flag, with its default in the help."""
     add = parser.add_argument
     add(
         "--target",

@@ -69,18 +69,22 @@ class RequestRecord:
 
     @property
     def num_output_tokens(self) -> int:
+        """Those that came, whatever the server counted."""
         return sum(arrival.num_tokens for arrival in self.arrivals)
 
     @property
     def send_lag(self) -> float:
+        """Seconds by which the client was late in sending."""
         return self.sent_at - self.scheduled_at
 
     @property
     def end_to_end(self) -> float:
+        """Seconds from being due to the end."""
         return self.ended_at - self.scheduled_at
 
     @property
     def time_to_first_token(self) -> float | None:
+        """Seconds from being due; None where no token came."""
         return self.arrivals[0].at - self.scheduled_at if self.arrivals else None
 
     @property

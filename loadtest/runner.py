@@ -54,6 +54,7 @@ class Run:
 
     @property
     def is_open(self) -> bool:
+        """Requests are sent when due, not when another ended."""
         return self.workload.rate is not None
 
     def concurrency_of(self, part: int) -> int:

@@ -57,18 +57,22 @@ class RunSummary:
 
     @property
     def is_complete(self) -> bool:
+        """Every request that was planned has ended."""
         return self.num_requests == self.num_planned
 
     @property
     def requests_per_second(self) -> float:
+        """Those that ended well."""
         return self._per_second(self.num_ok)
 
     @property
     def output_tokens_per_second(self) -> float:
+        """Of requests that ended well."""
         return self._per_second(self.num_output_tokens)
 
     @property
     def total_tokens_per_second(self) -> float:
+        """Tokens of prompts and outputs, of requests that ended well."""
         return self._per_second(self.num_prompt_tokens + self.num_output_tokens)
 
     @property

@@ -24,6 +24,7 @@ class Lengths:
     high: int
 
     def draw(self, rng: random.Random) -> int:
+        """One length."""
         return rng.randint(self.low, self.high)
 
     def __str__(self) -> str:
@@ -50,6 +51,7 @@ class Mix(Generic[Value]):
     weights: tuple[float, ...]
 
     def draw(self, rng: random.Random) -> Value:
+        """One value."""
         return rng.choices(self.values, self.weights)[0]
 
     def __str__(self) -> str:

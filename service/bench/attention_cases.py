@@ -48,14 +48,17 @@ class Case:
 
     @property
     def rows_each(self) -> int:
+        """Query rows of a sequence."""
         return 1 if self.kind == "decode" else self.context
 
     @property
     def num_rows(self) -> int:
+        """Query rows of all sequences."""
         return self.batch * self.rows_each
 
     @property
     def kv_bytes(self) -> int:
+        """Of the keys and values of all contexts."""
         return self.batch * self.context * self.heads.token_bytes
 
     @property
@@ -102,6 +105,7 @@ class Inputs:
 
     @property
     def spec(self) -> AttentionSpec:
+        """The scale that attention has without any other option."""
         return AttentionSpec(scale=self.case.heads.head_dim**-0.5)
 
 

@@ -38,10 +38,12 @@ class Contender(Protocol):
     """block_size: of the pool that it wants."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As reports show it."""
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Of the pool that it is given."""
 
     def prepare(self, inputs: Inputs) -> Call:
         """What shall be timed: a call without arguments that gives [T, num_heads, head_dim], or the same
@@ -176,10 +178,12 @@ def contenders(ops: PagedOps) -> Sequence[Contender]:
 
 
 def paged_name(block_size: int) -> str:
+    """The name of our operations at a block size."""
     return f"pageturner, blocks of {block_size}"
 
 
 def sdpa_name(backend: str, *, gathers: bool) -> str:
+    """The name of SDPA by a backend."""
     return f"sdpa {backend}, {'gathered' if gathers else 'contiguous'}"
 
 

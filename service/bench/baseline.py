@@ -56,6 +56,7 @@ def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
 
 
 def main() -> None:
+    """Load the model, then time a batch for each line of standard input, until it ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--cache-dir", type=Path, required=True)

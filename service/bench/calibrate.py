@@ -46,6 +46,7 @@ class Load:
         return self.requests * (output / self.concurrency + prompt / _PROMPT_TOKENS_A_STEP)
 
     def to_run(self, target: str, model: ServedModel) -> Run:
+        """The load as the load test sends it to `target`."""
         workload = LoadtestWorkload(
             num_requests=self.requests,
             prompt_lengths=Lengths(*self.prompt_tokens),

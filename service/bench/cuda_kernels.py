@@ -50,6 +50,7 @@ class Result:
     skipped: str | None = None
 
     def seconds(self, contender: str) -> float | None:
+        """Of a call of the contender of that name; None where it took no part."""
         return next((timing.seconds for timing in self.timings if timing.contender == contender), None)
 
     def rate(self, timing: Timing) -> float | None:
@@ -60,6 +61,7 @@ class Result:
 
     @property
     def amount(self) -> int:
+        """Bytes of a decode, FLOPs of a prefill."""
         return self.case.bytes_moved if self.case.kind == "decode" else self.case.flops
 
     def fraction(self, timing: Timing, machine: BenchMachine) -> float | None:
@@ -68,14 +70,17 @@ class Result:
         return None if rate is None else rate / bound
 
     def bound(self, machine: BenchMachine) -> float:
+        """The machine's own rate, in the unit of `rate`."""
         return machine.copy_bandwidth if self.case.kind == "decode" else machine.matmul_flops
 
     @property
     def unit(self) -> Literal["GB/s", "TFLOP/s"]:
+        """In which reports show rates."""
         return "GB/s" if self.case.kind == "decode" else "TFLOP/s"
 
     @property
     def unit_scale(self) -> float:
+        """Bytes/s or FLOP/s of one `unit`."""
         return 1e9 if self.case.kind == "decode" else 1e12
 
 
@@ -85,6 +90,7 @@ def measure_machine(
     copy_bytes: int,
     matmul_size: int,
 ) -> BenchMachine:
+    """The rates of a plain copy of `copy_bytes` and of a square bfloat16 product."""
     source = torch.zeros(copy_bytes, dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     copied = stopwatch.median_seconds(lambda: destination.copy_(source))

@@ -55,6 +55,7 @@ class Side:
 
     @property
     def num_preemptions(self) -> int:
+        """Of every kind."""
         return self.num_swaps + self.num_recomputes + self.num_tail_reclaims
 
 
@@ -77,6 +78,7 @@ class Fidelity:
 
     @property
     def errors_at_speed(self) -> dict[str, float]:
+        """As `errors`, at the machine's speed meanwhile."""
         return _errors(self.at_speed, self.real)
 
 
@@ -98,6 +100,7 @@ class FidelityReport:
 
     @property
     def mean_errors_at_speed(self) -> dict[str, float]:
+        """As `mean_errors`, at the machine's speed meanwhile."""
         return {name: statistics.fmean(abs(r.errors_at_speed[name]) for r in self.results) for name in JUDGED}
 
 

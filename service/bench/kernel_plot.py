@@ -53,6 +53,7 @@ def measured_panels(found: Measured) -> dict[str, Series]:
 
 
 def paper_panels(found: Estimated) -> dict[str, Series]:
+    """Microseconds of the estimate by context, a panel for each kind of case and a line for each batch."""
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for estimate in found.estimates:
         case = estimate.case

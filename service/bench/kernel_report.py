@@ -33,6 +33,7 @@ class Measured:
     stopped: str | None = None
 
     def document(self) -> dict[str, Any]:
+        """For JSON."""
         return {
             "machine": asdict(self.machine),
             "stopped": self.stopped,
@@ -52,6 +53,7 @@ class Measured:
         }
 
     def lines(self) -> Iterator[str]:
+        """For people."""
         machine = self.machine
         yield (
             f"this machine: a plain copy {machine.copy_bandwidth / 1e9:,.0f} GB/s, torch's matmul "
@@ -90,6 +92,7 @@ class Estimated:
     estimates: Sequence[Estimate]
 
     def document(self) -> dict[str, Any]:
+        """For JSON."""
         return {
             "measured": False,
             "gpu": asdict(self.gpu),
@@ -110,6 +113,7 @@ class Estimated:
         }
 
     def lines(self) -> Iterator[str]:
+        """For people."""
         gpu = self.gpu
         yield f"PAPER ESTIMATE for one {gpu.name}: nothing below was measured on a GPU."
         yield "A call takes the longest of three bounds at least, and some microseconds to start and to end:"

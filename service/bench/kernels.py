@@ -36,6 +36,7 @@ class Timing:
 
     @property
     def ratio(self) -> float:
+        """How many times as long torch takes."""
         return self.torch_ms / self.cpu_ms
 
 
@@ -46,10 +47,12 @@ def measure_cpu_kernels(cache_dir: Path, shapes: Sequence[tuple[int, int, int]])
 
 
 def cpu_document(timings: Sequence[Timing]) -> dict[str, Any]:
+    """For JSON."""
     return {"num_threads": torch.get_num_threads(), "timings": [asdict(timing) for timing in timings]}
 
 
 def cpu_lines(timings: Sequence[Timing]) -> Iterator[str]:
+    """A table, line by line."""
     yield (
         f"one layer, {NUM_HEADS} query and {NUM_KV_HEADS} kv heads of {HEAD_DIM}, "
         f"blocks of {BLOCK_SIZE}, {torch.get_num_threads()} threads of this CPU, ms"

@@ -88,10 +88,12 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
+        """The longest of the bounds."""
         return max(self.memory, self.issue, self.products)
 
     @property
     def bound(self) -> str:
+        """Which bound is the longest."""
         bounds = {"memory": self.memory, "issue": self.issue, "tensor cores": self.products}
         return max(bounds, key=bounds.__getitem__)
 
@@ -107,6 +109,7 @@ def kernels_of(models: Iterable[Heads]) -> tuple[Variant, ...]:
 
 
 def estimate(case: Case, gpu: Gpu, instructions: TileInstructions) -> Estimate:
+    """How long the case takes at least on `gpu`, by bytes, instructions and products."""
     heads = case.heads
     if case.kind == "decode":
         variant = variants.paged_decode(torch.bfloat16, heads.head_dim, bounded=False, softcap=False)

@@ -34,6 +34,7 @@ class SimulatorSpeed:
 
     @property
     def tokens_per_second(self) -> float:
+        """Scheduled tokens by seconds of this processor."""
         return self.num_scheduled_tokens / self.seconds
 
 

@@ -18,6 +18,7 @@ class StartupResult:
 
     @property
     def median_seconds(self) -> float:
+        """Of the runs that count."""
         return statistics.median(self.seconds)
 
 

@@ -17,7 +17,10 @@ then and its own slowness is not timed."""
 
 
 class Stopwatch(Protocol):
-    def median_seconds(self, call: Callable[[], object]) -> float: ...
+    """How long a call takes on a device."""
+
+    def median_seconds(self, call: Callable[[], object]) -> float:
+        """The median of several runs, after some that do not count."""
 
 
 class CudaStopwatch:
@@ -33,6 +36,7 @@ class CudaStopwatch:
         self._other = torch.zeros(2 * cache_bytes // 4, dtype=torch.float32, device=device)
 
     def median_seconds(self, call: Callable[[], object]) -> float:
+        """See the class."""
         for _ in range(_WARM_UPS):
             call()
         once = self._time(call, 1)[0]

@@ -42,6 +42,7 @@ class ThroughputResult:
     baseline: tuple[float, ...]
 
     def medians(self) -> dict[str, float]:
+        """Output tokens/s of both, and the service's over the baseline's."""
         service, baseline = statistics.median(self.service), statistics.median(self.baseline)
         return {
             "service_tokens_per_second": service,

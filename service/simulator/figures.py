@@ -143,6 +143,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
+        """So that a difference is told from chance; never for one seed."""
         return self.num_seeds > 1 and (self.low > 0 or self.high < 0)
 
 

@@ -46,6 +46,7 @@ class Finding:
         return Interval(-mean, -high, -low, self.difference.num_seeds)
 
     def to_json(self) -> dict[str, Any]:
+        """As study.json has it."""
         return {
             "axis": self.case.axis,
             "policy": self.policy,
@@ -91,6 +92,7 @@ def run_case(case: Case, machine: SimulatedMachine, seeds: Sequence[int]) -> Fin
 
 
 def render(findings: Sequence[Finding]) -> Table:
+    """A row for each finding, wins in green."""
     table = Table(title="each built-in against its axis's default, paired by seed, 95 % intervals")
     for column in ("policy", "against", "where", "figure", "default", "difference", "better by"):
         table.add_column(column, overflow="fold")

@@ -27,12 +27,15 @@ class TenantLedger:
         self._since: dict[tuple[str, str], tuple[float, float]] = {}
 
     def arrived(self, tenant: str) -> None:
+        """A request of `tenant` entered the queue."""
         self._live[tenant] += 1
 
     def ended(self, tenant: str) -> None:
+        """A request of `tenant` is gone."""
         self._live[tenant] -= 1
 
     def served(self, tenant: str, num_prompt: int, num_output: int) -> None:
+        """Tokens computed for `tenant` for the first time."""
         self._service[tenant] += PROMPT_WEIGHT * num_prompt + OUTPUT_WEIGHT * num_output
 
     def end_step(self, scheduled: Iterable[str]) -> None:

@@ -93,6 +93,7 @@ class Trace:
 
     @property
     def num_requests(self) -> int:
+        """Those that are kept."""
         return len(self._order)
 
     @property

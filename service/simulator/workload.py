@@ -29,6 +29,7 @@ class Segment:
 
     @property
     def token_ids(self) -> range:
+        """In order of the prompt."""
         return range(self.key << SEGMENT_BITS, (self.key << SEGMENT_BITS) + self.num_tokens)
 
 
@@ -53,6 +54,7 @@ class WorkloadRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
+        """Over all segments."""
         return sum(segment.num_tokens for segment in self.prompt)
 
     def to_request(self, request_id: str, arrival_time: float) -> NewRequest:
