@@ -10,6 +10,7 @@ from pathlib import Path
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.commands.progress import progress, reading
+from pageturner.service.commands.result_files import check_file
 from pageturner.service.errors import ConfigError
 
 HELP = "fit the simulator's step times to this machine"
@@ -29,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.out:
+        check_file("--out", arguments.out)
     if arguments.recording:
         from pageturner.service.simulator.recordings import fit_machine
 

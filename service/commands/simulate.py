@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pageturner.service.commands.output import note, show, write
 from pageturner.service.commands.progress import progress, reading
+from pageturner.service.commands.result_files import check_folder
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,13 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
     from pageturner.service.simulator.report import render, to_json
 
     _check_numbers(arguments)
+    if arguments.plot:
+        from pageturner.service.simulator.plots import check_matplotlib
+
+        check_matplotlib()
+        check_folder("--plot", arguments.plot)
     machine = load_machine(arguments.machine)
     setups = tuple(parse_policies(text) for text in arguments.policies or [""])
     for text in arguments.sweep:
         setups = sweep(setups, text)
     check_names(setups)
     contenders = [setup.on(machine) for setup in setups]
-    workloads = distinct_workloads(_workload_of(arguments), range(arguments.seeds))
+    source = _source(arguments)
+    for text in source.notes:
+        note(text)
+    workloads = distinct_workloads(source.workload_of, range(arguments.seeds))
     if len(workloads) < arguments.seeds:
         note(
             f"{arguments.seeds} seeds make {len(workloads)} different workloads, each run once for a set"
@@ -89,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     setting = {
         "workload": arguments.workload,
+        "workload_notes": source.notes or None,
         "limit": arguments.limit,
         "speed": arguments.speed,
         "concurrency": arguments.concurrency,
@@ -122,8 +132,16 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')}", f"{value:g} is not a number above 0")
 
 
-def _workload_of(arguments: argparse.Namespace) -> WorkloadOfSeed:
-    """The workload of a seed; a trace is read here, once. Raises PageturnerError."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where workloads come from. notes: what was read and what was left out, in words."""
+
+    workload_of: WorkloadOfSeed
+    notes: tuple[str, ...] = ()
+
+
+def _source(arguments: argparse.Namespace) -> _Source:
+    """A recipe, or a trace, which is read here, once. Raises PageturnerError."""
     from pageturner.service.simulator.synthetic import RECIPES, parse_recipe
     from pageturner.service.simulator.traces import read_trace
 
@@ -135,15 +153,14 @@ def _workload_of(arguments: argparse.Namespace) -> WorkloadOfSeed:
     if arguments.workload.partition(":")[0] in RECIPES or not Path(arguments.workload).exists():
         name, recipe = parse_recipe(arguments.workload)
         if arguments.limit is not None:
-            raise ConfigError("--limit", f"is for traces; write --workload {name}:requests={arguments.limit}")
-        return lambda seed: as_asked(recipe.make(name, seed))
+            raise ConfigError("--limit", f"is for traces; a recipe has requests={arguments.limit} for it")
+        return _Source(lambda seed: as_asked(recipe.make(name, seed)))
     with reading(arguments.workload) as on_bytes:
         trace = read_trace(Path(arguments.workload), on_bytes)
-    note(f"{trace.name}: {trace.format}, {trace.num_requests:,} requests over {trace.seconds:,.1f} s")
-    for text in trace.notes:
-        note(f"{trace.name}: {text}")
+    found = f"{trace.format}, {trace.num_requests:,} requests over {trace.seconds:,.1f} s"
+    notes = tuple(f"{trace.name}: {text}" for text in (found, *trace.notes))
     if arguments.limit is None or arguments.limit >= trace.num_requests:
         whole = as_asked(trace.workload())
-        return lambda _: whole
+        return _Source(lambda _: whole, notes)
     limit: int = arguments.limit
-    return lambda seed: as_asked(trace.window(limit, seed))
+    return _Source(lambda seed: as_asked(trace.window(limit, seed)), notes)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pageturner.service.commands.output import note, show, write
 from pageturner.service.commands.progress import progress
+from pageturner.service.commands.result_files import check_folder
 from pageturner.service.errors import ConfigError
 
 HELP = "run the study of all built-in policies in the simulator"
@@ -33,6 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--seeds", f"an interval needs two at least, not {arguments.seeds}")
     if arguments.only is not None and arguments.only not in AXES:
         raise ConfigError("--only", f"no policy axis {arguments.only!r}; there are {', '.join(AXES)}")
+    if arguments.out:
+        from pageturner.service.simulator.plots import check_matplotlib
+
+        check_matplotlib()
+        check_folder("--out", arguments.out)
     machine = load_machine(arguments.machine)
     cases = [case for case in CASES if arguments.only in (None, case.axis)]
     with progress(len(cases)) as advance:

@@ -76,6 +76,14 @@ def draw_gains(gains: Sequence[tuple[str, str, Interval, bool]]) -> bytes:
     return _png(draw, "Each built-in where it wins", (), height=1 + len(gains) / 4)
 
 
+def check_matplotlib() -> None:
+    """Raises WorkloadError without it: the extra `lab` brings it."""
+    try:
+        import matplotlib.figure  # noqa: F401  # whether it is there is the question
+    except ImportError as error:
+        raise WorkloadError(f"plots need matplotlib: pip install 'pageturner[lab]' ({error})") from error
+
+
 def pictures() -> tuple[tuple[str, Draw], ...]:
     """The title of each picture of an experiment, and what draws it."""
     return tuple((title, draw) for _, title, draw in _PICTURES)
@@ -84,11 +92,10 @@ def pictures() -> tuple[tuple[str, Draw], ...]:
 def draw_figure(draw: Draw, title: str, outcomes: Sequence[Outcome], height: float = 4) -> Figure:
     """height: of the plot itself, in inches; names that need lines of their own add to it. Raises
     WorkloadError without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise WorkloadError(f"plots need matplotlib: pip install 'pageturner[lab]' ({error})") from error
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     num_lines = sum(_label(outcome.name).count("\n") + 1 for outcome in outcomes)
     figure = Figure(figsize=(9, height + _LINE_INCHES * num_lines), layout="constrained")
     FigureCanvasAgg(figure)
@@ -208,7 +215,11 @@ def embed(
     title: str, setting: Mapping[str, Any], table: str, pictures: Mapping[str, bytes], tail: str = ""
 ) -> str:
     """One HTML page that needs no other file. table, tail: HTML."""
-    said = ", ".join(f"{name} {value}" for name, value in setting.items() if value is not None)
+    said = ", ".join(
+        f"{name} {'; '.join(value) if isinstance(value, tuple) else value}"
+        for name, value in setting.items()
+        if value is not None
+    )
     images = "\n".join(
         f'<h2>{html.escape(name)}</h2>\n<img alt="{html.escape(name)}" '
         f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'

@@ -118,7 +118,9 @@ def test_a_workload_that_is_the_same_for_every_seed_is_run_once_without_an_inter
     assert len(contender["runs"]) == 1
     assert contender["metrics"]["ttft_p50"]["low"] is None
     assert "the workload is the same for every seed" in captured.err
-    assert "1 of 5 requests generated nothing and are left out" in captured.err
+    left_out = "burst.csv: 1 of 5 requests generated nothing and are left out"
+    assert left_out in captured.err
+    assert left_out in document["setting"]["workload_notes"]
     assert main([*words, "--sweep=cache.num_blocks=300,3000"]) == 0
     captured = capsys.readouterr()
     assert "one run of each set" in captured.out
@@ -156,7 +158,25 @@ def test_a_trace_is_read_once_for_all_seeds(
 
 def test_a_limit_of_a_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--workload=chat", "--limit=5"]) == 2
-    assert "--workload chat:requests=5" in capsys.readouterr().err
+    assert "a recipe has requests=5 for it" in capsys.readouterr().err
+
+
+@pytest.mark.fault("L")
+@pytest.mark.parametrize(
+    "words",
+    [["simulate", "--plot={}/x"], ["study", "--out={}/x"], ["calibrate", "--out={}/x"]],
+    ids=["simulate", "study", "calibrate"],
+)
+def test_results_that_could_not_be_written_are_refused_before_the_work(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("mine")
+    assert main([word.format(taken) for word in words]) == 2
+    captured = capsys.readouterr()
+    assert "Not a directory" in captured.err
+    assert captured.err.count("\n") == 1
+    assert taken.read_text() == "mine"
 
 
 def test_a_trace_is_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
