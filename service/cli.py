@@ -53,9 +53,13 @@ class Command(Protocol):
     HELP: str
     EXAMPLE: str
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's words and flags."""
+        ...
 
-    def run(self, arguments: argparse.Namespace) -> int: ...
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do the work; the exit code. Raises PageturnerError for what is the user's to mend."""
+        ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -60,6 +60,7 @@ class Answer:
         return later / self.decode_seconds if later > 0 and self.decode_seconds > 0 else 0.0
 
     def figures(self) -> str:
+        """Tokens, pace and cache hits, in words."""
         usage = self.usage
         return (
             f"{usage.num_output_tokens} tokens, the first after {self.ttft_seconds:.3f} s, "
@@ -108,6 +109,7 @@ async def ask(
 
 
 def add_target_flags(parser: argparse.ArgumentParser, positionals: str = "") -> None:
+    """`--target`, and the flags of a server that is started where it is not given."""
     parser.add_argument(
         "--target",
         metavar="HOST:PORT",
@@ -150,6 +152,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None
 
 
 def sampling_options(arguments: argparse.Namespace) -> Options:
+    """The options of the client that these flags gave, by their names on the wire."""
     names = (*Options.__required_keys__, *Options.__optional_keys__)
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     return cast(Options, given)

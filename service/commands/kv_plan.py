@@ -4,8 +4,8 @@ One token leaves a key and a value in every layer for every KV head:
 
     bytes a token = 2 x num_layers x num_kv_heads x head_dim x dtype_bytes
 
-Reserving contiguous memory means max_model_len tokens for each request, since nobody knows how long it
-will get; paging means its tokens rounded up to whole blocks.
+Reserving contiguous memory means max_model_len tokens for each request, since it may
+get so long; paging means its tokens rounded up to whole blocks.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class ModelShape:
 
     @property
     def bytes_per_token(self) -> int:
+        """A key and a value in every layer and KV head."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
 
 
@@ -75,10 +76,12 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> int:
+        """As the shape has it."""
         return self.shape.bytes_per_token
 
     @property
     def bytes_per_block(self) -> int:
+        """A key and a value in every layer and KV head, for each token of a block."""
         return self.block_size * self.bytes_per_token
 
     @property
@@ -88,6 +91,7 @@ class Plan:
 
     @property
     def bytes_per_batch(self) -> int:
+        """Of all requests that run at once."""
         return self.batch * self.bytes_per_request
 
     @property
@@ -97,14 +101,17 @@ class Plan:
 
     @property
     def blocks_per_request(self) -> int:
+        """Blocks that paging takes for a request: its last one may be part empty."""
         return -(-self.request_tokens // self.block_size)
 
     @property
     def contiguous_bytes_per_request(self) -> int:
+        """What contiguous reservation sets aside for a request."""
         return self.reserved_tokens * self.bytes_per_token
 
     @property
     def paged_bytes_per_request(self) -> int:
+        """A request's blocks, whole."""
         return self.blocks_per_request * self.bytes_per_block
 
     @property

@@ -72,7 +72,7 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Whoever writes to it meanwhile raises OutputLost, or BrokenPipeError where the reader went away."""
+    """A write to it meanwhile raises OutputLost, or BrokenPipeError where the reader went away."""
     try:
         yield
     except BrokenPipeError:

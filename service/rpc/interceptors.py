@@ -28,6 +28,9 @@ _BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)
 """Errors whose cause the log has to show: the client is not told it."""
 _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 
+_QUIET_METHODS = frozenset({"Tokenize", "Detokenize"})
+"""Of which clients may make one for each request, as the load test does: logged at debug unless they fail."""
+
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """The one place where a call begins and ends.
@@ -117,7 +120,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await context.abort_with_status(status)
         finally:
             self._metrics.call_handled(method, code.name)
-            log = self._logger.debug if method.grpc_service in _QUIET_SERVICES else self._logger.info
+            is_quiet = method.grpc_service in _QUIET_SERVICES or (
+                method.grpc_method in _QUIET_METHODS and code is grpc.StatusCode.OK
+            )
+            log = self._logger.debug if is_quiet else self._logger.info
             log(
                 "rpc",
                 service=method.grpc_service,

@@ -1,6 +1,6 @@
 """Measures what this machine does, once, before the first request: the `Rates` that policies weigh.
 
-Runs a handful of steps on blocks that nobody owns yet. Whatever they leave there is never read.
+Runs a handful of steps on blocks that no request owns yet. What they leave there is never read.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ConfigReloader:
 def change_to(config: PoliciesConfig, in_force: PoliciesInfo, origin: str) -> PolicyChange:
     """What must change so that this configuration is in force. Raises ConfigError.
 
-    An axis in quarantine changes too: whoever reloads wants it tried again.
+    An axis in quarantine changes too: a reload tries its policy again.
     """
     wanted, shadows = config.create(), config.create_shadows()
     policies: dict[str, PolicySpec] = {}

@@ -196,6 +196,15 @@ async def test_the_access_log_tells_who_what_and_how_long_and_no_prompt() -> Non
     assert "private" not in repr(served.log.entries)
 
 
+@pytest.mark.fault("K")
+async def test_token_counts_of_a_load_test_are_logged_at_debug() -> None:
+    async with serving(FakeEngine()) as served:
+        await served.client.detokenize([1, 2])
+        await served.client.models()
+        levels = {entry["method"]: entry["log_level"] for entry in served.log.entries if "method" in entry}
+    assert levels == {"Detokenize": "debug", "ListModels": "info"}
+
+
 async def test_prompts_are_logged_only_when_asked_for() -> None:
     async with serving(FakeEngine(), log_prompts=True) as served:
         await served.client.generate("my private words")
