@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.fake_server import serve
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES
@@ -42,6 +43,19 @@ def test_each_configuration_loads(toml: str, tmp_path: Path) -> None:
 def test_the_policy_of_ones_own_takes_its_option() -> None:
     policy = registry.create("victim", "my_policies:Youngest", {"min_output_tokens": 4})
     assert registry.options_of(policy) == {"min_output_tokens": 4}
+
+
+@pytest.mark.fault("M")
+@pytest.mark.parametrize("path", ["README.md", "service/client/README.md"])
+def test_the_programs_shown_run_as_scripts_when_pasted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a fake server. The policy shown is a module to import, and is tried above."""
+    sources = re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
+    programs = [source for source in sources if "localhost:50051" in source]
+    assert programs
+    with serve() as server:
+        for program in programs:
+            exec(compile(program.replace("localhost:50051", server.address), path, "exec"), {"__name__": "x"})
+    assert len(server.requests) == len(programs)
 
 
 def test_every_command_is_listed() -> None:

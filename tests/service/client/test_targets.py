@@ -133,10 +133,8 @@ async def test_the_error_of_a_server_elsewhere_names_the_proxy_variable(
 async def test_a_unix_socket_is_reached_by_a_relative_and_an_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's own way to listen there is another test's: this one binds gRPC directly."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ServerOptions, "address", property(lambda options: "unix:pt.sock"))
-    server = new_server(ServerOptions(), FakeEngine())
+    server = new_server(ServerOptions(host="unix:pt.sock"), FakeEngine())
     await server.start()
     try:
         for target in ("unix:pt.sock", f"unix:{tmp_path}/pt.sock", f"unix://{tmp_path}/pt.sock"):
