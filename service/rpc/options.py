@@ -14,7 +14,8 @@ class ServerOptions:
 
     host: an address of this machine, a name of it, or unix:PATH for a socket file, which whoever may write
     to it reaches. port: 0 takes any free one.
-    max_request_bytes, max_response_bytes: of one message.
+    max_request_bytes, max_response_bytes: of one message. A request is parsed before its fields can be
+    counted, which stops all streams meanwhile: 2 MiB take 0.15 s at worst, and hold 400,000 tokens of text.
     keepalive_seconds, keepalive_timeout_seconds: how often a silent client is pinged, and how long its
     answer may take before its calls are cancelled. min_ping_interval_seconds: clients that ping more
     often are disconnected. max_connection_idle_seconds: a connection without a call is closed after so long,
@@ -29,7 +30,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 50051
-    max_request_bytes: int = 16 << 20
+    max_request_bytes: int = 2 << 20
     max_response_bytes: int = 64 << 20
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 10.0

@@ -14,6 +14,8 @@ from pageturner.service.engine.api import AcceptedEvent, ChatMessage, Prompt
 from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
 from pageturner.service.errors import InvalidArgument, QueueFull
 from pageturner.service.rpc import convert
+from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.rpc.status import UnknownStatus
 
 
 async def _counts(service: RealService) -> tuple[int, int]:
@@ -148,3 +150,15 @@ def test_ids_and_turns_are_counted_before_they_are_copied() -> None:
         message: Any = Message(form)
         with pytest.raises(InvalidArgument, match=f"prompt.{form}"):
             convert.to_prompt(message, TIGHT)
+
+
+@pytest.mark.fault("O")
+async def test_a_message_too_large_to_be_parsed_in_passing_is_refused_unparsed() -> None:
+    """500,000 axes, 2.5 million empty turns, texts of 15 MB: gRPC drops the bytes."""
+    assert ServerOptions().max_request_bytes == 2 << 20
+    engine = FakeEngine()
+    async with serving(engine) as served:
+        with pytest.raises(UnknownStatus, match=str(2 << 20)) as caught:
+            await served.client.generate("x" * (2 << 20))
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+    assert engine.requests == []
