@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pageturner.service.core.record import record
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.token_log import TokenView
 from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class SampleRow:
 
     index: the choice (0 .. n-1). position: absolute position of the token to be sampled, the
     counter of the random stream. prompt_token_ids, output_token_ids: filled only when
-    params.needs_history. banned_token_ids: must not be sampled (stops below min_tokens).
+    params.needs_history; the outputs are a view of the sequence's log, which grows. banned_token_ids: must
+    not be sampled (stops below min_tokens).
     """
 
     seq_id: int
@@ -65,7 +67,7 @@ class SampleRow:
     seed: int
     params: SamplingParams
     prompt_token_ids: tuple[int, ...] = ()
-    output_token_ids: tuple[int, ...] = ()
+    output_token_ids: tuple[int, ...] | TokenView = ()
     banned_token_ids: tuple[int, ...] = ()
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.token_log import TokenLog, TokenView
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class RequestStatus(Enum):
 class Sequence:
     """One choice of a request: its tokens and how far their KV has come.
 
-    tokens: prompt and accepted outputs; only ever appended to.
+    tokens: prompt and accepted outputs; only ever appended to. token_log: of them, once a sampler asks.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
     num_ever_computed: leading positions whose KV was made at some time and given up since.
@@ -83,6 +84,7 @@ class Sequence:
         "num_kv_tokens",
         "request",
         "seq_id",
+        "token_log",
         "tokens",
     )
 
@@ -91,6 +93,7 @@ class Sequence:
         self.request = request
         self.index = index
         self.tokens = list(request.new.prompt_token_ids)
+        self.token_log: TokenLog | None = None
         self.block_hashes: list[bytes] = []
         self.epoch = 0
         self.is_finished = False
@@ -125,6 +128,12 @@ class Sequence:
     def num_known_tokens(self) -> int:
         """Tokens it may compute now: all it has, or before a fork the prompt."""
         return len(self.tokens) if self.request.is_forked else self.request.num_prompt_tokens
+
+    def output_view(self) -> TokenView:
+        """The accepted outputs of this moment."""
+        if self.token_log is None:
+            self.token_log = TokenLog(self.tokens)
+        return self.token_log.view(self.request.num_prompt_tokens, len(self.tokens))
 
     def reset(self, num_kv_tokens: int, block_size: int) -> None:
         """Void work in flight; KV of the first `num_kv_tokens` positions stays."""

@@ -1,4 +1,5 @@
-"""Logits to tokens. Stateless: all that a choice depends on is in its row and its SampleRow.
+"""Logits to tokens. All that a choice depends on is in its row and its SampleRow: what is kept from step to
+step, counts of tokens, is derived from the rows alone.
 
 For each row, in this order: logit bias, penalties, bans (on float32 logits), temperature, min_p, top_k,
 top_p (each on what the one before left), then one uniform number by inverse CDF in the order of the
@@ -29,6 +30,7 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits, PageturnerError
 from pageturner.service.model.random_streams import uniforms
+from pageturner.service.model.token_counts import CountsOfSequences
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
 from pageturner.service.model.upload import Array, upload
 
@@ -50,6 +52,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._counts = CountsOfSequences()
 
     def sample(self, logits: torch.Tensor, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         """One SampledSequence for each SampleRow, in order.
@@ -77,7 +80,8 @@ class Sampler:
                     slow.append(place)
         chunk_rows = _CPU_CHUNK_ROWS if logits.device.type == "cpu" else _GPU_CHUNK_ROWS
         for places in batched(slow, chunk_rows):
-            chosen = _choose(_rows(logits, [rows[i] for i in places]).float(), [samples[i] for i in places])
+            edited = _rows(logits, [rows[i] for i in places]).float()
+            chosen = _choose(edited, [samples[i] for i in places], self._counts)
             for i, outcome in zip(places, chosen, strict=True):
                 outcomes[i] = outcome
 
@@ -107,14 +111,14 @@ def _rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return values.index_select(0, ids)
 
 
-def _choose(edited: torch.Tensor, samples: Sequence[SampleRow]) -> list[_Outcome]:
+def _choose(edited: torch.Tensor, samples: Sequence[SampleRow], counts: CountsOfSequences) -> list[_Outcome]:
     """Edit, scale, truncate and draw. `edited`: float32 [R, V], a copy of the samples' rows to work in.
 
     The rows are finite before they are edited.
     """
     with_edits = [(row, sample) for row, sample in zip(edited, samples, strict=True) if _edits(sample)]
     for row, sample in with_edits:
-        _edit(row, sample)
+        _edit(row, sample, counts)
     best, best_ids = row_maxima(edited)
     outcomes: list[_Outcome] = [0] * len(samples)
     if with_edits:
@@ -183,7 +187,7 @@ def _edits(sample: SampleRow) -> bool:
     return bool(sample.banned_token_ids or sample.params.logit_bias or sample.params.needs_history)
 
 
-def _edit(row: torch.Tensor, sample: SampleRow) -> None:
+def _edit(row: torch.Tensor, sample: SampleRow, counts: CountsOfSequences) -> None:
     """Apply bias, penalties and bans to one float32 row, in place."""
     params = sample.params
 
@@ -193,16 +197,16 @@ def _edit(row: torch.Tensor, sample: SampleRow) -> None:
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         row.index_add_(0, *sent(ids, biases))
-    if params.repetition_penalty != 1.0:
-        seen, _ = sent(np.unique(sample.prompt_token_ids + sample.output_token_ids))
+    if params.needs_history:
+        history = counts.of(sample)
+        num_outputs = history.output_counts
+        subtracted = params.presence_penalty * (num_outputs > 0) + params.frequency_penalty * num_outputs
+        seen, subtrahends = sent(history.ids, subtracted)
         values = row[seen]
-        penalty = params.repetition_penalty
-        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if sample.output_token_ids and (params.presence_penalty or params.frequency_penalty):
-        distinct, counts = np.unique(np.array(sample.output_token_ids), return_counts=True)
-        penalties = params.presence_penalty + params.frequency_penalty * counts
-        distinct_ids, subtracted = sent(distinct, penalties)
-        row[distinct_ids] -= subtracted
+        if params.repetition_penalty != 1.0:
+            penalty = params.repetition_penalty
+            values = torch.where(values > 0, values / penalty, values * penalty)
+        row[seen] = values - subtrahends
     if sample.banned_token_ids:
         banned, _ = sent(sample.banned_token_ids)
         row.index_fill_(0, banned, -math.inf)

@@ -233,6 +233,6 @@ class Committer:
             new.seed,
             new.params,
             new.prompt_token_ids if request.needs_history else (),
-            tuple(sequence.tokens[num_prompt:]) if request.needs_history else (),
+            sequence.output_view() if request.needs_history else (),
             request.stop_ids if position - num_prompt < new.params.min_tokens else (),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,9 +17,11 @@ from support.reference_sampler import allowed_probabilities, greedy_token, sampl
 
 from pageturner.service.core.outputs import SampledSequence, SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.token_log import TokenLog
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits
 from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.sampler import Sampler, inverse_cdf, row_maxima
+from pageturner.service.model.token_counts import CountsOfSequences
 from pageturner.service.model.truncation import mass_of_runs, truncate_
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -474,3 +478,71 @@ def test_any_mix_of_rows_draws_what_the_definition_allows(rows: list[SampleRow],
             params = replace(row.params, top_p=min(1.0, row.params.top_p + 1e-5))
             assert token_id in allowed_probabilities(row_logits.tolist(), replace(row, params=params))
         assert _sample(row_logits[None], row)[0].tokens == result.tokens
+
+
+# --- penalties along a sequence ----------------------------------------------------------------
+
+PENALISED = SamplingParams(
+    temperature=0.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7
+)
+
+
+@pytest.mark.fault("41")
+def test_penalties_of_a_growing_sequence_are_those_of_its_whole_history() -> None:
+    """Two sequences in turns, one of which is overtaken: what is kept never mixes or lags."""
+    generator = torch.Generator().manual_seed(3)
+    sampler, width = Sampler(12), 12
+    logs = [TokenLog([1, 2, 2]), TokenLog([7])]
+    tokens = [log._tokens for log in logs]
+    num_prompt = [3, 1]
+    for step in range(60):
+        rows, whole = [], []
+        for i in (0, 1) if step % 3 else (0,):
+            row = replace(sample_row(PENALISED), seq_id=i, prompt_token_ids=tuple(tokens[i][: num_prompt[i]]))
+            rows.append(replace(row, output_token_ids=logs[i].view(num_prompt[i], len(tokens[i]))))
+            whole.append(replace(row, output_token_ids=tuple(tokens[i][num_prompt[i] :])))
+        assert rows == whole
+        logits = torch.randn(len(rows), width, generator=generator)
+        chosen = _tokens(sampler.sample(logits, step_of(*([row] for row in rows))))
+        assert chosen == _tokens(Sampler(width).sample(logits, step_of(*([row] for row in whole))))
+        for row, token_id in zip(rows, chosen, strict=True):
+            tokens[row.seq_id].append(token_id)
+
+
+@pytest.mark.fault("41")
+def test_penalties_read_each_token_of_a_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read = 0
+    read = TokenLog.slice
+
+    def counted(log: TokenLog, start: int, stop: int) -> tuple[int, ...]:
+        nonlocal num_read
+        num_read += stop - start
+        return read(log, start, stop)
+
+    monkeypatch.setattr(TokenLog, "slice", counted)
+    sampler, tokens = Sampler(4), [0] * 50
+    log = TokenLog(tokens)
+    for _ in range(200):
+        row = replace(sample_row(PENALISED), prompt_token_ids=(0,) * 50)
+        row = replace(row, output_token_ids=log.view(50, len(tokens)))
+        tokens += _tokens(sampler.sample(torch.zeros(1, 4), step_of([row])))
+    assert num_read == 199
+
+
+def test_the_counts_of_a_sequence_that_ended_are_forgotten() -> None:
+    counts, log = CountsOfSequences(), TokenLog([1, 2])
+    counts.of(replace(sample_row(PENALISED), output_token_ids=log.view(1, 2)))
+    assert len(counts) == 1
+    del log
+    gc.collect()
+    assert len(counts) == 0
+
+
+def test_a_view_of_a_log_stays_as_it_was_and_is_pickled_as_a_tuple() -> None:
+    tokens = [1, 2, 3]
+    view = TokenLog(tokens).view(1, 3)
+    tokens.append(4)
+    assert (tuple(view), len(view), view[-1], view[1:], repr(view)) == ((2, 3), 2, 3, (3,), "(2, 3)")
+    assert view == (2, 3)
+    assert hash(view) == hash((2, 3))
+    assert pickle.loads(pickle.dumps(view)) == (2, 3)
