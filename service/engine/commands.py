@@ -1,5 +1,5 @@
-"""What enters the step loop and what leaves it: plain frozen data, so that the loop may move into a
-process of its own."""
+"""What enters the step loop and what leaves it: frozen values, all of which can be pickled, except that
+SetPolicies holds policies, which are whatever their authors made them."""
 
 from __future__ import annotations
 
