@@ -27,15 +27,8 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.rpc.options import ServerOptions
-from pageturner.service.schema import (
-    Bytes,
-    Key,
-    from_text,
-    from_toml,
-    keys_of,
-    to_plain,
-    to_toml,
-)
+from pageturner.service.schema import Key, from_text, from_toml, keys_of, to_plain, to_toml
+from pageturner.service.sizes import Bytes
 from pageturner.service.startup.logs import LogOptions
 
 ENV_PREFIX = "PAGETURNER_"
@@ -44,22 +37,21 @@ CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV cache, in the operator's units; `service.startup.sizing` turns bytes into blocks.
-
-    block_size: tokens of one block. num_blocks: blocks on the device; absent, a memory budget decides.
-    kv_cache_memory: that budget, such as "2GiB"; absent on a GPU, gpu_memory_utilization of its memory
-    less weights and activations; absent on a CPU, a quarter of the machine's memory and at most 1 GiB.
-    gpu_memory_utilization: share of the GPU's memory that may be in use, weights included.
-    swap_space: host memory for the KV of requests swapped out, pinned where there is a GPU; 0 for none.
-    enable_prefix_caching: whether finished blocks are kept for later prompts that start alike.
-    """
+    """The KV cache, in the operator's units; `service.startup.sizing` turns bytes into blocks."""
 
     block_size: int = 16
+    """Tokens of one block."""
     num_blocks: int | None = None
+    """Blocks on the device; absent, a memory budget decides."""
     kv_cache_memory: Bytes | None = None
+    """Memory of the device blocks, such as "2GiB"; absent on a GPU, gpu_memory_utilization of its memory less
+    weights and activations; absent on a CPU, a quarter of the machine's memory and at most 1 GiB."""
     gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory that may be in use, weights included."""
     swap_space: Bytes = Bytes(1 << 30)
+    """Host memory for the KV of requests swapped out, pinned where there is a GPU; 0 for none."""
     enable_prefix_caching: bool = True
+    """Whether finished blocks are kept for later prompts that start alike."""
 
     def __post_init__(self) -> None:
         if self.num_blocks is not None and self.kv_cache_memory is not None:
@@ -72,23 +64,25 @@ def _default(axis: str) -> PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class PoliciesConfig:
-    """The policy of each axis: a name, "module:Class", or a table { name = ..., option = ... }.
-
-    queue: the order of waiting, preempted and swapped requests. admission: whether the next may start.
-    batch: how a step's token budget is split. victim: who yields when blocks or slots run out.
-    reclaim: how a victim yields. eviction: which cached block is overwritten first.
-    preset: a named set, such as "vllm-v1", for the axes (and the options of the scheduler that belong to
-    it) that are not given. shadow: by axis, policies that are asked and not obeyed.
-    """
+    """The policy of each axis: a name, "module:Class", or a table { name = ..., option = ... }."""
 
     queue: PolicySpec = field(default_factory=lambda: _default("queue"))
+    """The order of waiting, preempted and swapped requests."""
     admission: PolicySpec = field(default_factory=lambda: _default("admission"))
+    """Whether the next may start."""
     batch: PolicySpec = field(default_factory=lambda: _default("batch"))
+    """How a step's token budget is split."""
     victim: PolicySpec = field(default_factory=lambda: _default("victim"))
+    """Who yields when blocks or slots run out."""
     reclaim: PolicySpec = field(default_factory=lambda: _default("reclaim"))
+    """How a victim yields."""
     eviction: PolicySpec = field(default_factory=lambda: _default("eviction"))
+    """Which cached block is overwritten first."""
     preset: str | None = None
+    """A named set, such as "vllm-v1", for the axes (and the options of the scheduler that belong to it)
+    that are not given."""
     shadow: Mapping[str, PolicySpec] = field(default_factory=dict)
+    """By axis, policies that are asked and not obeyed."""
 
     def create(self) -> PolicySet:
         """The six policies. Raises ConfigError naming the axis of an unknown name or a bad option."""

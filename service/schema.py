@@ -5,32 +5,26 @@ Knows no section by name. Errors are ValueErrors that say what was expected; the
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import json
-import math
-import re
+import textwrap
 import tomllib
 import types
 from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+import cattrs
 
 from pageturner.policies.errors import PolicySpecError
 from pageturner.policies.spec import PolicySpec, parse_spec, spec_from_table
+from pageturner.service.codec import before, scalar, strict_converter
+from pageturner.service.sizes import Bytes, check_size, format_size, parse_size
 
-Bytes = NewType("Bytes", int)
-"""A size: bytes, or text with a unit such as "2GiB"."""
-
-_UNITS = {
-    "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
-}
-_SMALLEST_BARE_SIZE = 1 << 16
 _BOOLEANS = {
     "true": True,
     "1": True,
@@ -45,16 +39,24 @@ _BOOLEANS = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One field of one section. annotation is resolved; default is MISSING where there is none."""
+    """One field of one section. annotation is resolved; default is MISSING where there is none.
+
+    options: the dataclass of the section.
+    """
 
     section: str
     name: str
     annotation: Any
     default: object
-    doc: str
+    options: type
 
     def __str__(self) -> str:
         return f"{self.section}.{self.name}"
+
+    @property
+    def doc(self) -> str:
+        """What the field's own docstring says."""
+        return _field_docs(self.options).get(self.name, "")
 
 
 @cache
@@ -62,7 +64,7 @@ def keys_of(config: type) -> Mapping[str, Key]:
     """Every key of a dataclass whose fields are sections, by its dotted name, in order."""
     keys: dict[str, Key] = {}
     for section, options in get_type_hints(config).items():
-        hints, docs = get_type_hints(options), _field_docs(options)
+        hints = get_type_hints(options)
         for spec in dataclasses.fields(options):
             default = spec.default
             if spec.default_factory is not dataclasses.MISSING:
@@ -70,159 +72,116 @@ def keys_of(config: type) -> Mapping[str, Key]:
             annotation = hints[spec.name]
             if annotation is int and spec.name.endswith("_bytes"):
                 annotation = Bytes
-            key = Key(section, spec.name, annotation, default, docs.get(spec.name, ""))
+            key = Key(section, spec.name, annotation, default, options)
             keys[str(key)] = key
     return types.MappingProxyType(keys)
 
 
-def _field_docs(options: type) -> dict[str, str]:
-    """The sentences of a class docstring that have the form `name, other: what it is.`"""
-    names = {spec.name for spec in dataclasses.fields(options)}
-    text = " ".join((options.__doc__ or "").split())
-    docs: dict[str, str] = {}
-    found: list[str] = []
-    position = 0
-    for match in re.finditer(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ", text):
-        subjects = match[1].split(", ")
-        if not names.issuperset(subjects):
-            continue
-        for name in found:
-            docs[name] = text[position : match.start()].strip()
-        found, position = subjects, match.end()
-    for name in found:
-        docs[name] = text[position:].strip()
+@cache
+def _field_docs(options: type) -> Mapping[str, str]:
+    """The docstring below each field, which an editor shows as well."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = " ".join(doc.split())
     return docs
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "2GiB", "500 MB" or "4096". Raises ValueError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if match is None or (match[2] and match[2].lower() not in _UNITS):
-        raise ValueError(f"{text!r} is no size; write 512MiB or 2GiB")
-    if not match[2]:
-        return _check_size(int(float(match[1])))
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def format_size(size: int) -> str:
-    """The shortest exact form: 2GiB, else bytes."""
-    for power, prefix in reversed(tuple(enumerate("KMGT", 1))):
-        if size and size % 1024**power == 0:
-            return f"{size // 1024**power}{prefix}iB"
-    return str(size)
-
-
-def _check_size(size: int) -> int:
-    if size < 0:
-        raise ValueError(f"{size} is negative")
-    # vLLM counts swap space in GiB: a bare 4 means that, and must not become four bytes.
-    if 0 < size < _SMALLEST_BARE_SIZE:
-        raise ValueError(f"a size needs a unit: write {size}GiB, or bytes from {_SMALLEST_BARE_SIZE} up")
-    return size
 
 
 def from_toml(annotation: Any, value: object) -> Any:
     """A TOML value as a field value. Raises ValueError."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        inner = [argument for argument in arguments if argument is not types.NoneType]
-        return None if value is None else from_toml(inner[0], value)
-    if origin is Literal:
-        if value not in arguments:
-            raise ValueError(f"{value!r} is none of {', '.join(str(argument) for argument in arguments)}")
-        return value
-    if origin in (tuple, list):
-        if not isinstance(value, list):
-            raise ValueError(f"{value!r} is not a list")
-        return tuple(from_toml(arguments[0], item) for item in value)
-    if annotation is PolicySpec:
-        return _policy_spec(value)
-    if origin is abc.Mapping:
-        if not isinstance(value, dict):
-            raise ValueError(f"{value!r} is not a table")
-        return {name: from_toml(arguments[1], item) for name, item in value.items()}
-    if annotation is Bytes:
-        if isinstance(value, str):
-            return parse_size(value)
-        return _check_size(int(_expect(value, int, "a size such as 2GiB")))
-    if annotation is bool:
-        return _expect(value, bool, "true or false")
-    if annotation is int:
-        return _expect(value, int, "a whole number")
-    if annotation is float:
-        number = float(_expect(value, (int, float), "a number"))
-        if not math.isfinite(number):
-            raise ValueError(f"{number} is not finite")
-        return number
-    if annotation is str:
-        return _expect(value, str, "a string")
-    if annotation is Path:
-        return Path(_expect(value, str, "a path"))
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        try:
-            return annotation(value)
-        except ValueError:
-            raise ValueError(f"{value!r} is none of {', '.join(str(m.value) for m in annotation)}") from None
-    raise TypeError(f"no reading of {annotation} is known")
+    return _TOML.structure(value, annotation)
 
 
-def _expect(value: object, kind: type | tuple[type, ...], name: str) -> Any:
-    # bool is an int to Python, not to an operator.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{value!r} is not {name}")
+def from_text(annotation: Any, text: str) -> Any:
+    """Text of a flag or an environment variable as a field value. Raises ValueError."""
+    return _TEXT.structure(text, annotation)
+
+
+def to_plain(value: object) -> Any:
+    """A field value as JSON and TOML know it; None stays None."""
+    return _TOML.unstructure(value)
+
+
+def _toml_converter() -> cattrs.Converter:
+    converter = strict_converter()
+    converter.register_structure_hook(Bytes, _size)
+    converter.register_structure_hook(PolicySpec, _policy_spec)
+    converter.register_structure_hook_func(_is_literal, _word)
+    converter.register_unstructure_hook(
+        PolicySpec, lambda spec: {"name": spec.name, **spec.options} if spec.options else spec.name
+    )
+    return converter
+
+
+def _text_converter() -> cattrs.Converter:
+    """As TOML, where a text says what TOML has types for."""
+    converter = _toml_converter()
+    converter.register_structure_hook(bool, _flag)
+    converter.register_structure_hook(int, _number)
+    converter.register_structure_hook(float, _number)
+    before(converter, lambda annotation: get_origin(annotation) is abc.Mapping, _table)
+    before(converter, lambda annotation: types.NoneType in get_args(annotation), _none_or_text)
+    return converter
+
+
+def _is_literal(annotation: Any) -> bool:
+    origin: object = get_origin(annotation)
+    return origin is Literal
+
+
+def _size(value: object, _: Any) -> int:
+    if isinstance(value, str):
+        return parse_size(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a size such as 2GiB")
+    return check_size(value)
+
+
+def _word(value: object, annotation: Any) -> object:
+    words = get_args(annotation)
+    if value not in words:
+        raise ValueError(f"{value!r} is none of {', '.join(map(str, words))}")
     return value
 
 
-def _policy_spec(value: object) -> PolicySpec:
+def _policy_spec(value: object, _: Any) -> PolicySpec:
     try:
         return parse_spec(value) if isinstance(value, str) else spec_from_table(value)
     except PolicySpecError as error:
         raise ValueError(str(error)) from None
 
 
-def from_text(annotation: Any, text: str) -> Any:
-    """Text of a flag or an environment variable as a field value. Raises ValueError."""
-    arguments = get_args(annotation)
-    if types.NoneType in arguments:
-        if text.lower() in ("", "none"):
-            return None
-        return from_text(next(argument for argument in arguments if argument is not types.NoneType), text)
-    if get_origin(annotation) in (tuple, list):
-        return tuple(from_text(arguments[0], item.strip()) for item in text.split(",") if item.strip())
-    if annotation is bool:
-        if text.lower() not in _BOOLEANS:
-            raise ValueError(f"{text!r} is not true or false")
-        return _BOOLEANS[text.lower()]
-    if annotation in (int, float):
-        return from_toml(annotation, _number(text, annotation))
-    if get_origin(annotation) is abc.Mapping and text.lstrip().startswith("{"):
-        try:
-            return from_toml(annotation, tomllib.loads(f"value = {text}")["value"])
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{text!r} is no TOML table: {error}") from None
-    return from_toml(annotation, text)
+def _flag(text: str, _: Any) -> bool:
+    if text.lower() not in _BOOLEANS:
+        raise ValueError(f"{text!r} is not true or false")
+    return _BOOLEANS[text.lower()]
 
 
 def _number(text: str, annotation: type[int] | type[float]) -> int | float:
     try:
-        return annotation(text.replace("_", ""))
+        number = annotation(text.replace("_", ""))
     except ValueError:
         raise ValueError(f"{text!r} is not {'a whole number' if annotation is int else 'a number'}") from None
+    return cast(int | float, scalar(number, annotation))
 
 
-def to_plain(value: object) -> Any:
-    """A field value as JSON and TOML know it; None stays None."""
-    if isinstance(value, PolicySpec):
-        return {"name": value.name, **value.options} if value.options else value.name
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, tuple):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: to_plain(item) for name, item in value.items()}
-    return value
+def _table(text: object) -> object:
+    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{text!r} is no TOML table: {error}") from None
+
+
+def _none_or_text(text: object) -> object:
+    return None if isinstance(text, str) and text.lower() in ("", "none") else text
+
+
+_TOML, _TEXT = _toml_converter(), _text_converter()
 
 
 def to_toml(annotation: Any, value: object) -> str:

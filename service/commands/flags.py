@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import KEYS, LoadedConfig, load_config
-from pageturner.service.schema import Bytes, Key, format_size, to_plain
+from pageturner.service.schema import Key, to_plain
+from pageturner.service.sizes import Bytes, format_size
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
@@ -46,7 +47,10 @@ def add_config_flags(parser: argparse.ArgumentParser, positionals: str = "") -> 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, key: Key) -> None:
     flag, destination = flag_of(key), _DESTINATION + name
-    shown = f"{key.doc.rstrip('.;')}{_default_of(key)}".replace("%", "%%")
+    doc = key.doc.rstrip(".")
+    if doc[1:2].islower() or doc[1:2] == " ":  # a sentence in the code, a phrase of the help
+        doc = doc[0].lower() + doc[1:]
+    shown = f"{doc}{_default_of(key)}".replace("%", "%%")
     if key.annotation is not bool:
         group.add_argument(
             flag, type=str, dest=destination, metavar=_metavar(key), default=None, help=shown

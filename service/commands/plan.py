@@ -9,7 +9,7 @@ from pathlib import Path
 from pageturner.service.commands import kv_plan
 from pageturner.service.commands.output import show, write
 from pageturner.service.errors import ConfigError, ModelError
-from pageturner.service.schema import parse_size
+from pageturner.service.sizes import parse_size
 
 HELP = "compute the size of a KV cache: a token, a block, a request, a budget"
 EXAMPLE = "pageturner plan --num-layers 80 --num-kv-heads 8 --head-dim 128 --dtype float16 --budget 80GiB"

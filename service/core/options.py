@@ -17,34 +17,34 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """Bounds of the scheduler.
-
-    max_model_len: tokens of one sequence, prompt and output together. max_num_seqs: sequences that run
-    at once. max_num_batched_tokens: tokens that one step computes.
-    max_waiting: requests that may wait; more are refused. max_queued_tokens: prompt tokens that may wait.
-    max_n: parallel samples of one request.
-    watermark: share of the pool that admissions leave available (rounded up in blocks).
-    max_bypasses: how many admissions may overtake one waiting request before admissions hold for it.
-    max_preemptions: after this many a request is no victim except for the guarded request.
-    max_skips: how many waiting requests one step may look past.
-    starvation_seconds: a request that waited longer is the next guarded request. Until it has waited so long,
-        or been preempted max_preemptions times, it gives way to a more urgent head of the queue.
-    resort_interval_seconds: how often a queue key that changes with time is computed anew.
-    max_step_failures: a request named in more failed steps than this fails.
-    max_policy_faults: after so many bad answers a policy is quarantined: the axis's default decides.
-    """
+    """Bounds of the scheduler."""
 
     max_model_len: int = 2048
+    """Tokens of one sequence, prompt and output together."""
     max_num_seqs: int = 64
+    """Sequences that run at once."""
     max_num_batched_tokens: int = 512
+    """Tokens that one step computes."""
     watermark: float = 0.03
+    """Share of the pool that admissions leave available (rounded up in blocks)."""
     max_waiting: int = 1024
+    """Requests that may wait; more are refused."""
     max_queued_tokens: int = 1 << 20
+    """Prompt tokens that may wait."""
     max_n: int = 16
+    """Parallel samples of one request."""
     max_bypasses: int = 64
+    """How many admissions may overtake one waiting request before admissions hold for it."""
     max_preemptions: int = 16
+    """After this many a request is no victim except for the guarded request."""
     max_skips: int = 8
+    """How many waiting requests one step may look past."""
     starvation_seconds: float = 30.0
+    """A request that waited longer is the next guarded request. Until it has waited so long, or been
+    preempted max_preemptions times, it gives way to a more urgent head of the queue."""
     resort_interval_seconds: float = 0.5
+    """How often a queue key that changes with time is computed anew."""
     max_step_failures: int = 16
+    """A request named in more failed steps than this fails."""
     max_policy_faults: int = 100
+    """After so many bad answers a policy is quarantined: the axis's default decides."""

@@ -12,32 +12,30 @@ LONGEST_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Bounds of the step loop and of what it holds for its clients.
-
-    stream_buffer_tokens: tokens a stream holds for a reader that lags; its request is paused when they
-    are reached, and goes on when half of them are left.
-    slow_consumer_timeout_seconds: a request whose reader lags is cancelled after so long: paused by a full
-    buffer, or at a write for which its client's window has no room.
-    max_consecutive_failures: after so many failed steps without one that succeeds, the engine is dead.
-    max_empty_schedules: after so many schedules in a row that plan nothing though there is work, the
-    oldest request is given up.
-    stall_seconds: a step that takes longer is reported, and health is STALLED until it returns.
-    shutdown_seconds: how long a shutdown waits for the step under way.
-    inline_prompt_characters: longer texts are tokenized beside the event loop.
-    num_remembered_requests: finished requests whose ids an abort still knows.
-    flight_recorder_steps: how many steps back the flight record reaches; 0 records nothing. It holds what
-    the scheduler was told and decided, and no text; a file of it is written when a step or the engine fails.
-    """
+    """Bounds of the step loop and of what it holds for its clients."""
 
     stream_buffer_tokens: int = 1024
+    """Tokens a stream holds for a reader that lags; its request is paused when they are reached, and
+    goes on when half of them are left."""
     slow_consumer_timeout_seconds: float = 30.0
+    """A request whose reader lags is cancelled after so long: paused by a full buffer, or at a write
+    for which its client's window has no room."""
     max_consecutive_failures: int = 64
+    """After so many failed steps without one that succeeds, the engine is dead."""
     max_empty_schedules: int = 256
+    """After so many schedules in a row that plan nothing though there is work, the oldest request is
+    given up."""
     stall_seconds: float = 30.0
+    """A step that takes longer is reported, and health is STALLED until it returns."""
     shutdown_seconds: float = 30.0
+    """How long a shutdown waits for the step under way."""
     inline_prompt_characters: int = 2048
+    """Longer texts are tokenized beside the event loop."""
     num_remembered_requests: int = 4096
+    """Finished requests whose ids an abort still knows."""
     flight_recorder_steps: int = 4096
+    """How many steps back the flight record reaches; 0 records nothing. It holds what the scheduler was
+    told and decided, and no text; a file of it is written when a step or the engine fails."""
 
     def __post_init__(self) -> None:
         for name in ("slow_consumer_timeout_seconds", "stall_seconds", "shutdown_seconds"):

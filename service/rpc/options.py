@@ -10,40 +10,44 @@ from pageturner.service.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to listen, and the bounds of a connection and of a shutdown. Raises ConfigError.
-
-    host: an address of this machine, a name of it, or unix:PATH for a socket file, which whoever may write
-    to it reaches. port: 0 takes any free one.
-    max_request_bytes, max_response_bytes: of one message. A request is parsed before its fields can be
-    counted, which stops all streams meanwhile: 2 MiB take 0.15 s at worst, and hold 400,000 tokens of text.
-    keepalive_seconds, keepalive_timeout_seconds: how often a silent client is pinged, and how long its
-    answer may take before its calls are cancelled. min_ping_interval_seconds: clients that ping more
-    often are disconnected. max_connection_idle_seconds: a connection without a call is closed after so long,
-    so that forgotten ones don't use up the process's file descriptors; a client connects anew by itself.
-    handshake_timeout_seconds: so long may a connection take to speak HTTP/2.
-    drain_seconds: how long a shutdown waits for what runs; abort_seconds: how long for the aborted rest.
-    min_watch_seconds, max_watch_seconds: bounds on WatchLoad's interval. max_abort_ids: ids in one Abort.
-    log_prompts: prompts appear in the log; they are private, so off. allow_policy_imports: clients may set
-    policies as "module:Class", which imports that module here; names of built-ins and of installed entry
-    points do without.
-    """
+    """Where to listen, and the bounds of a connection and of a shutdown. Raises ConfigError."""
 
     host: str = "127.0.0.1"
+    """Where to listen: an address or name of this machine, or unix:PATH for a socket file, which every
+    user reaches who may write to it."""
     port: int = 50051
+    """Where to listen; 0 takes any free port."""
     max_request_bytes: int = 2 << 20
+    """Of one message to the server. A request is parsed before its fields can be counted, which stops all
+    streams meanwhile: 2 MiB take 0.15 s at worst, and hold 400,000 tokens of text."""
     max_response_bytes: int = 64 << 20
+    """Of one message to a client."""
     keepalive_seconds: float = 30.0
+    """How often a silent client is pinged."""
     keepalive_timeout_seconds: float = 10.0
+    """How long the answer to a ping may take before the client's calls are cancelled."""
     min_ping_interval_seconds: float = 10.0
+    """Clients that ping more often are disconnected."""
     max_connection_idle_seconds: float = 300.0
+    """A connection without a call is closed after so long, so that forgotten ones don't use up the
+    process's file descriptors; a client connects anew by itself."""
     handshake_timeout_seconds: float = 20.0
+    """How long a connection may take to speak HTTP/2."""
     drain_seconds: float = 30.0
+    """How long a shutdown waits for what runs."""
     abort_seconds: float = 2.0
+    """How long a shutdown waits for what it aborted after drain_seconds."""
     min_watch_seconds: float = 0.1
+    """The shortest interval of WatchLoad."""
     max_watch_seconds: float = 3600.0
+    """The longest interval of WatchLoad."""
     max_abort_ids: int = 1024
+    """How many ids one Abort may name."""
     log_prompts: bool = False
+    """Prompts appear in the log; they are private, so off."""
     allow_policy_imports: bool = False
+    """Clients may set policies as "module:Class", which imports that module here; names of built-ins
+    and of installed entry points do without."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

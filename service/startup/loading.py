@@ -32,7 +32,7 @@ from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
-from pageturner.service.schema import format_size
+from pageturner.service.sizes import format_size
 from pageturner.service.startup.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, measure_rates
 from pageturner.service.startup.container import (
     anonymous_memory,

@@ -22,14 +22,12 @@ Format = Literal["auto", "console", "json"]
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What is logged, and how.
-
-    level: the least severe kind that is written. format: `auto` is console on a terminal and json
-    otherwise.
-    """
+    """What is logged, and how."""
 
     level: Level = "info"
+    """The least severe kind that is written."""
     format: Format = "auto"
+    """`auto` is console on a terminal and json otherwise."""
 
 
 def detach_stderr(options: LogOptions) -> LogStream:

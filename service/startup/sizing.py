@@ -9,7 +9,7 @@ from pageturner.service.config import CacheConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.model.memory import DeviceMemory, MemoryMeter
-from pageturner.service.schema import Bytes
+from pageturner.service.sizes import Bytes
 
 CPU_CACHE_SHARE = 0.25
 CPU_CACHE_BYTES = 1 << 30

@@ -10,7 +10,7 @@ from support.fake_meter import FakeMeter
 from pageturner.service.config import CacheConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError
-from pageturner.service.schema import Bytes
+from pageturner.service.sizes import Bytes
 from pageturner.service.startup.sizing import (
     CPU_CACHE_BYTES,
     HostMemory,
