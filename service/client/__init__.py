@@ -12,6 +12,8 @@ from pageturner.service.client.targets import DEFAULT_TARGET
 from pageturner.service.client.values import Choice, Completion, Options, PromptLike, Sampling, Turn
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, FinishReason, TokenEvent
 from pageturner.service.engine.api import AcceptedEvent, ChatMessage, ChatPrompt, StreamEvent, TextPrompt
+from pageturner.service.errors import PageturnerError
+from pageturner.service.rpc.status import UnknownStatus
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -25,6 +27,7 @@ __all__ = [
     "FinishReason",
     "FinishedEvent",
     "Options",
+    "PageturnerError",
     "PolicySpec",
     "PromptLike",
     "Sampling",
@@ -33,4 +36,5 @@ __all__ = [
     "TextPrompt",
     "TokenEvent",
     "Turn",
+    "UnknownStatus",
 ]

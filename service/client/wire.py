@@ -118,13 +118,17 @@ def to_chat(
     template_variables: Mapping[str, object] = MappingProxyType({}),
     continue_final_message: bool = False,
 ) -> generation_pb2.Prompt:
-    """As `to_prompt`, of a conversation alone. template_variables: values as JSON has them."""
-    prompt = _chat(_parts(messages, "the conversation", "a list of turns"), "messages")
-    for name, value in template_variables.items():
-        prompt.chat.template_variables[name] = json.dumps(value)
-    if continue_final_message:
-        prompt.chat.continue_final_message = True
-    return prompt
+    """As `to_prompt`, of a conversation alone. template_variables: values as JSON has them.
+
+    Raises TypeError for a value that JSON has not.
+    """
+    turns = _parts(messages, "the conversation", "a list of turns")
+    return _chat(
+        turns,
+        "messages",
+        template_variables={name: json.dumps(value) for name, value in template_variables.items()},
+        continue_final_message=continue_final_message or None,
+    )
 
 
 def _parts(given: object, name: str, wanted: str) -> tuple[object, ...]:
@@ -140,13 +144,15 @@ def _is_turn(part: object) -> bool:
     return isinstance(part, ChatMessage | Mapping)
 
 
-def _chat(turns: Sequence[object], name: str) -> generation_pb2.Prompt:
+def _chat(turns: Sequence[object], name: str, **fields: object) -> generation_pb2.Prompt:
+    """fields: what else the message holds."""
     messages = []
     for position, turn in enumerate(turns):
         role, content = _role_and_content(turn, f"{name}[{position}]")
         path = f"prompt.chat.messages[{position}]."
         messages.append(build(generation_pb2.ChatMessage, path, role=role, content=content))
-    return generation_pb2.Prompt(chat=generation_pb2.Chat(messages=messages))
+    chat = build(generation_pb2.Chat, "prompt.chat.", messages=messages, **fields)
+    return generation_pb2.Prompt(chat=chat)
 
 
 def _role_and_content(turn: object, name: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from support.fake_engine import FakeEngine
 from support.serving import serving
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.client import ChatMessage, Client, SyncClient, calls
+from pageturner.service.client import ChatMessage, ChatPrompt, Client, SyncClient, TextPrompt, calls
 from pageturner.service.client.wire import LONGEST_TIMEOUT_SECONDS, to_chat, to_prompt, to_timeout
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
@@ -166,6 +166,9 @@ async def test_an_option_that_the_wire_cannot_carry_is_refused_by_its_path(
         ([1 << 32], "prompt.token_ids.ids[0]"),
         ([USER, {"role": "user", "content": LONE}], "prompt.chat.messages[1].content"),
         ([ChatMessage(LONE, "")], "prompt.chat.messages[0].role"),
+        (TextPrompt(LONE), "prompt.text"),
+        (ChatPrompt((ChatMessage("user", LONE),)), "prompt.chat.messages[0].content"),
+        (ChatPrompt((SYSTEM,), {LONE: 1}), f"prompt.chat.template_variables[{LONE!r}]"),
     ],
 )
 def test_a_prompt_that_the_wire_cannot_carry_is_refused_by_its_path(prompt: Any, field: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from types import FrameType
 from typing import Any
@@ -169,13 +169,14 @@ def test_threads_share_one_client() -> None:
 
 
 def interrupt_once_grpc_waits() -> None:
-    """Ctrl-C, once the main thread is in gRPC's wait for the next message."""
+    """Ctrl-C, once the main thread is in gRPC's wait for a message."""
     main = threading.main_thread().ident
     assert main is not None
     while True:
         frame: FrameType | None = sys._current_frames()[main]
         while frame is not None:
-            if frame.f_code.co_name == "_next" and frame.f_code.co_filename.endswith("grpc/_channel.py"):
+            in_grpc = frame.f_code.co_filename.endswith("grpc/_channel.py")
+            if in_grpc and frame.f_code.co_name in ("_next", "result"):
                 signal.pthread_kill(main, signal.SIGINT)
                 return
             frame = frame.f_back
@@ -190,6 +191,24 @@ def test_ctrl_c_ends_a_call_that_waits_and_its_request() -> None:
             with pytest.raises(KeyboardInterrupt):
                 next(events)
         # The server's handler has ended, or else leaving `serve` would wait for it.
+
+
+def test_ctrl_c_ends_a_call_of_one_answer_and_its_request() -> None:
+    port = Future[int]()
+
+    async def serve_until_aborted() -> None:
+        engine = FakeEngine(lambda request, ids: [accepted(request, ids), PAUSE])
+        async with serving(engine) as served:
+            port.set_result(served.port)
+            await engine.reached("paused r")
+            thread.submit(interrupt_once_grpc_waits)
+            await engine.reached("aborted r")
+
+    with ThreadPoolExecutor(2) as thread:
+        server = thread.submit(asyncio.run, serve_until_aborted())
+        with SyncClient(f"127.0.0.1:{port.result()}") as client, pytest.raises(KeyboardInterrupt):
+            client.generate("x", request_id="r")
+        server.result()
 
 
 def test_a_closed_client_fails_what_is_under_way_and_connects_anew() -> None:
