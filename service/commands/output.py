@@ -6,13 +6,15 @@ A result that cannot be written fails the command; a remark for standard error i
 from __future__ import annotations
 
 import codecs
+import copy
+import dataclasses
 import json
 import os
 import select
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.table import Column, Table
 
 LAST_WORD_SECONDS = 2.0
 """How long a command that ends waits for a pipe on standard error that is not read."""
@@ -111,10 +114,48 @@ def wrapped(start: str, text: str) -> str:
 def show(renderable: RenderableType, **options: Any) -> None:
     """A table or the like. options: of rich's `Console.print`. Raises OutputLost, or SystemExit where the
     reader went away, of which rich takes care."""
-    from rich.console import Console
+    from rich.console import Console, Group
 
+    console = Console()
+    parts = renderable.renderables if isinstance(renderable, Group) else [renderable]
     with standard_output():
-        Console().print(renderable, **options)
+        for part in parts:
+            for fitting in _fitting(part, console):
+                console.print(fitting, **options)
+
+
+def _fitting(renderable: RenderableType, console: Console) -> Iterator[RenderableType]:
+    """A table whose figures would be broken over lines as several, each with the first column, that fit."""
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    def fits(columns: Sequence[Column]) -> bool:
+        wanted = Measurement.get(
+            console, console.options.update(max_width=1 << 16), _with_columns(table, columns)
+        )
+        return wanted.maximum <= console.width
+
+    if not isinstance(renderable, Table):
+        yield renderable
+        return
+    table = renderable
+    is_of_figures = all(column.justify == "right" for column in table.columns[1:])
+    if not is_of_figures or fits(table.columns):
+        yield table
+        return
+    first, *rest = table.columns
+    while rest:
+        count = 1
+        while count < len(rest) and fits([first, *rest[: count + 1]]):
+            count += 1
+        yield _with_columns(table, [first, *rest[:count]])
+        rest = rest[count:]
+
+
+def _with_columns(table: Table, columns: Sequence[Column]) -> Table:
+    part = copy.copy(table)
+    part.columns = [dataclasses.replace(column, _index=index) for index, column in enumerate(columns)]
+    return part
 
 
 def note(text: str) -> None:

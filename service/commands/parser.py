@@ -23,11 +23,11 @@ class HelpFormatter(argparse.HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.help or ""
         has_default = action.default not in (None, False, "", argparse.SUPPRESS) and action.default != []
-        if not action.option_strings or not has_default or "(default" in shown:
+        if not action.option_strings or not has_default:
             return action.help
         if "%(default)s" in shown:
             return shown.replace("(%(default)s)", "(default %(default)s)")
-        return f"{shown} (default %(default)s)"
+        return shown if "(default" in shown else f"{shown} (default %(default)s)"
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return _METAVARS.get(action.type) or action.dest.upper()

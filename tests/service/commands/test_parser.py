@@ -15,6 +15,8 @@ def make_parser() -> Parser:
     parser.add_argument("--target", default="here")
     parser.add_argument("--count", type=int, default=3, help="how many")
     parser.add_argument("--out", type=Path, help="where")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each (%(default)s)")
+    parser.add_argument("--size", default="", help="of a block (default: the model's)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--quick", nargs="?", const="true", metavar="BOOL")
     return parser
@@ -58,6 +60,8 @@ def test_the_help_says_defaults_and_what_a_value_looks_like() -> None:
     shown = make_parser().format_help()
     assert "--count N" in shown
     assert "how many (default 3)" in shown
+    assert "runs of each (default 5)" in shown
+    assert "of a block (default: the model's)\n" in shown
     assert "--out FILE" in shown
     assert "where\n" in shown
     assert "as JSON\n" in shown
