@@ -19,7 +19,7 @@ from support.real_service import ENGINE_OPTIONS, TOKENIZER, RealService, real_se
 from pageturner.service.client import AcceptedEvent, ChoiceFinishedEvent, Completion, StreamEvent, TokenEvent
 from pageturner.service.core.outputs import FinishReason
 from pageturner.service.engine.options import EngineOptions
-from pageturner.service.errors import QueueFull, RequestAborted
+from pageturner.service.errors import PageturnerError, QueueFull, RequestAborted
 
 CALLS = ("Generate", "GenerateStream")
 
@@ -102,6 +102,39 @@ async def test_grpc_43360_34843_resident_memory_does_not_grow_with_cancelled_str
             gc.collect()
             resident.append(process.memory_info().rss)
         assert resident[2] - resident[1] < 8 << 20, resident
+
+
+@pytest.mark.slow
+@pytest.mark.fault("S")
+async def test_resident_memory_does_not_grow_with_long_texts_and_refusals() -> None:
+    """A soak in four equal parts: texts read in threads, streams left, prompts refused; the last adds none.
+
+    Leans on bounded caches: of words in `tokenizers`, of cached blocks, of finished ids.
+    """
+    process = psutil.Process()
+    async with real_service(
+        num_blocks=64, block_size=16, max_model_len=900, max_num_batched_tokens=512
+    ) as service:
+
+        async def churn(number: int) -> None:
+            text = " ".join(f"word{(number * 7919 + i) % 100_003}" for i in range(300))
+            await service.client.tokenize(text)
+            with pytest.raises(PageturnerError):
+                await service.client.generate(text * 40)
+            with pytest.raises(PageturnerError):
+                await service.client.generate((1,) * 100_000)
+            stream = service.client.stream(text[:600], request_id=f"r{number}", max_tokens=4)
+            async with aclosing(stream) as items:
+                assert isinstance(await anext(items), AcceptedEvent)
+
+        resident = []
+        for part in range(4):
+            for first in range(0, 100, 10):
+                await asyncio.gather(*(churn(1000 * part + first + i) for i in range(10)))
+            await service.until_idle()
+            gc.collect()
+            resident.append(process.memory_info().rss)
+        assert resident[3] - resident[2] < 8 << 20, resident
 
 
 @pytest.mark.parametrize(
