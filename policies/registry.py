@@ -141,8 +141,10 @@ def create(axis: str, name: str, options: Mapping[str, object] = types.MappingPr
     arguments = _checked_options(policy_class, name, options)
     try:
         return cast(Policy, policy_class(**arguments))
-    except (TypeError, ValueError) as error:  # a third party's own check of its options
-        raise PolicyLoadError(axis, name, f"refuses its options: {error}") from error
+    except PolicyOptionError:
+        raise
+    except (Exception, SystemExit) as error:  # a third party's own check of its options
+        raise PolicyLoadError(axis, name, f"refuses its options: {_said(error)}") from error
 
 
 def create_set(specs: Mapping[str, PolicySpec | str]) -> PolicySet:
@@ -188,9 +190,9 @@ def find_class(axis: str, name: str) -> type[Any]:
         raise UnknownPolicyError(axis, name, names(axis))
     try:
         loaded = plugin.load()
-    except Exception as error:  # a stranger's module may raise anything at import
+    except (Exception, SystemExit) as error:  # another author's module may raise anything at import
         raise PolicyLoadError(
-            axis, name, f"its entry point {plugin.value} cannot be loaded: {error}"
+            axis, name, f"its entry point {plugin.value} cannot be loaded: {_said(error)}"
         ) from error
     return _checked_class(axis, name, loaded)
 
@@ -231,13 +233,23 @@ def _import(axis: str, path: str) -> object:
     module_name, _, class_name = path.partition(":")
     try:
         found: object = importlib.import_module(module_name)
-    except Exception as error:  # a stranger's module may raise anything at import
-        raise PolicyLoadError(axis, path, f"cannot import {module_name!r}: {error}") from error
-    for part in class_name.split("."):
-        found = getattr(found, part, None)
+        for part in class_name.split("."):
+            found = getattr(found, part, None)
+    except (Exception, SystemExit) as error:  # another author's module may raise anything at import
+        raise PolicyLoadError(axis, path, f"cannot import {module_name!r}: {_said(error)}") from error
     if found is None:
         raise PolicyLoadError(axis, path, f"module {module_name!r} has no {class_name!r}")
     return found
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, and its type where that is not plain from the text."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    is_plain = isinstance(error, (ImportError, ValueError)) and text
+    return text if is_plain else f"{type(error).__name__}: {text}"
 
 
 def _checked_class(axis: str, name: str, found: object) -> type[Any]:

@@ -151,6 +151,8 @@ _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
     "scheduler.resort_interval_seconds": (0.0, None),
     "scheduler.max_step_failures": (0, None),
     "scheduler.max_policy_faults": (1, None),
+    "scheduler.max_policy_fault_share": (0.01, 1.0),
+    "scheduler.policy_budget_ms": (0.0, None),
 }
 
 

@@ -41,13 +41,13 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     GenerationRequest,
     ModelInfo,
-    PoliciesInfo,
     ServerInfo,
     StreamEvent,
 )
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.errors import Draining, InvalidArgument, QueueFull
 from pageturner.service.metrics import Metrics
+from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc import convert
 from pageturner.service.rpc.events import events_of
 from pageturner.service.startup.wiring import build_service

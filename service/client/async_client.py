@@ -29,11 +29,11 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     ModelInfo,
-    PoliciesInfo,
     ServerInfo,
     StreamEvent,
 )
 from pageturner.service.errors import DeadlineExceeded, Draining, Loading
+from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc.status import UnknownStatus
 
 RETRY_SECONDS = 0.2

@@ -32,10 +32,10 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     ModelInfo,
-    PoliciesInfo,
     ServerInfo,
     StreamEvent,
 )
+from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 _R = TypeVar("_R", bound=Message)

@@ -32,15 +32,12 @@ from pageturner.service.engine.api import (
     ChatMessage,
     ChatPrompt,
     ModelInfo,
-    PoliciesInfo,
-    PolicyInfo,
     ServerInfo,
-    ShadowInfo,
     StreamEvent,
     TextPrompt,
 )
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
-from pageturner.service.policy_host.shadow import Disagreement
+from pageturner.service.policy_host.reports import Disagreement, PoliciesInfo, PolicyInfo, ShadowInfo
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 # To the wire
@@ -319,6 +316,11 @@ def from_policy(policy: admin_pb2.Policy) -> PolicyInfo:
         policy.faults,
         policy.last_fault,
         _shadow(policy.axis, policy.shadow) if policy.HasField("shadow") else None,
+        policy.quarantine_reason,
+        policy.calls,
+        policy.seconds,
+        policy.step_seconds,
+        policy.asking_seconds,
     )
 
 
@@ -331,6 +333,9 @@ def _shadow(axis: str, shadow: admin_pb2.Shadow) -> ShadowInfo:
         tuple(Disagreement(axis, one.subject, one.obeyed, one.shadow) for one in shadow.samples),
         shadow.faults,
         shadow.last_fault,
+        shadow.seconds,
+        shadow.step_seconds,
+        shadow.stopped,
     )
 
 

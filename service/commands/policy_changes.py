@@ -14,8 +14,8 @@ from pageturner.policies.spec import PolicySpec, parse_choice
 from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.commands import signals
 from pageturner.service.commands.output import note, write
-from pageturner.service.engine.api import PoliciesInfo, PolicyInfo
 from pageturner.service.errors import ConfigError
+from pageturner.service.policy_host.reports import PoliciesInfo, PolicyInfo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -67,6 +67,15 @@ class SetPolicies:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """`Scheduler.quarantine`."""
+
+    axis: str
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """`Scheduler.schedule`, answered by the step."""
 
@@ -98,6 +107,7 @@ Call: TypeAlias = (
     | PauseRequest
     | ResumeRequest
     | SetPolicies
+    | Quarantine
     | Schedule
     | Update
     | FailStep

@@ -48,3 +48,7 @@ class SchedulerOptions:
     """A request named in more failed steps than this fails."""
     max_policy_faults: int = 100
     """After so many bad answers a policy is quarantined: the axis's default decides."""
+    max_policy_fault_share: float = 0.25
+    """Likewise once so large a share of a policy's last 32 answers were bad, 8 of them at 0.25."""
+    policy_budget_ms: float = 50.0
+    """Likewise once it takes longer a step, in milliseconds on average over 64 steps; 0 for no limit."""

@@ -28,6 +28,7 @@ from pageturner.service.core.listener import (
     FailStep,
     Outcome,
     PauseRequest,
+    Quarantine,
     ResumeRequest,
     Schedule,
     SchedulerListener,
@@ -63,7 +64,9 @@ from pageturner.service.core.scheduling.stats import scheduler_stats
 from pageturner.service.core.scheduling.suspects import Suspects
 from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.errors import DuplicateRequest, PageturnerError, StepFailed
-from pageturner.service.policy_host.host import AxisReport, PolicyHost, PolicyReport
+from pageturner.service.policy_host.active_policy import FaultLimits
+from pageturner.service.policy_host.calls import CallWatch
+from pageturner.service.policy_host.host import PolicyHost
 
 
 class Scheduler:
@@ -71,7 +74,7 @@ class Scheduler:
 
     depth: how many steps may be scheduled before the first of them is updated, less one (0 or 1).
     hash_key: secret of the prefix cache's hashes. hasher: in place of one under that key.
-    shadows: by axis, policies to ask and not to obey.
+    shadows: by axis, policies to ask and not to obey. watch: times the policies' calls.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Scheduler:
         hash_key: bytes = b"",
         hasher: PrefixHasher | None = None,
         shadows: Mapping[str, object] = MappingProxyType({}),
+        watch: CallWatch | None = None,
     ) -> None:
         self._options = options
         self._depth = depth
@@ -94,7 +98,9 @@ class Scheduler:
             policies,
             registry.default_policies(),
             shadows=shadows,
-            max_faults=options.max_policy_faults,
+            limits=FaultLimits(options.max_policy_faults, options.max_policy_fault_share),
+            watch=watch,
+            budget_seconds=options.policy_budget_ms / 1000,
         )
         device = BlockPool(cache.num_blocks, cache.block_size, self.policy_host.eviction_score)
         host = BlockPool(cache.num_host_blocks, cache.block_size)
@@ -406,13 +412,12 @@ class Scheduler:
         self.policy_host.set_policies(policies, shadows, live_history(self.state))
         self._renew_orders()
 
-    def policy_report(self) -> PolicyReport:
-        """Who decides on each axis, with its faults and its shadow."""
-        return self.policy_host.report()
-
-    def take_quarantined(self) -> tuple[AxisReport, ...]:
-        """The axes whose policy was quarantined since this was last asked."""
-        return self.policy_host.take_quarantined()
+    @told(Quarantine)
+    def quarantine(self, axis: str, reason: str, now: float) -> None:
+        """Between two steps: the axis's default decides from now on, as after too many faults."""
+        self.state.now = now
+        self.policy_host.quarantine(axis, reason)
+        self._renew_orders()
 
     def _renew_orders(self) -> None:
         """What was ordered by a policy that no longer decides is ordered by the one that does."""

@@ -21,7 +21,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.errors import InvalidArgument, PageturnerError
-from pageturner.service.policy_host.shadow import Disagreement
+from pageturner.service.policy_host.reports import PoliciesInfo
 
 MAX_NAME_CHARACTERS = 256
 """Of an id, a model's name, a tenant or a salt: they travel in logs and metadata."""
@@ -152,46 +152,6 @@ class ModelInfo:
     num_parameters: int
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowInfo:
-    """A policy that is asked and not obeyed. num_compared: answers held against those of the policy in
-    force; samples: the last of the num_disagreements. num_faults, last_fault: its bad answers."""
-
-    name: str
-    options: Mapping[str, object]
-    num_compared: int
-    num_disagreements: int
-    samples: tuple[Disagreement, ...]
-    num_faults: int
-    last_fault: str
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyInfo:
-    """One axis: the policy that was set (name and options) and the names of those built in.
-
-    is_quarantined: it gave too many bad answers, and the axis's default decides instead. num_faults,
-    last_fault: its bad answers since it was set, the last one in words.
-    """
-
-    axis: str
-    name: str
-    options: Mapping[str, object]
-    available: tuple[str, ...]
-    is_quarantined: bool = False
-    num_faults: int = 0
-    last_fault: str = ""
-    shadow: ShadowInfo | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PoliciesInfo:
-    """All axes at one moment. revision: raised whenever a policy or a shadow comes or goes."""
-
-    revision: int
-    axes: tuple[PolicyInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)

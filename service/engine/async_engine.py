@@ -18,7 +18,6 @@ from pageturner.service.engine.api import (
     EngineHealth,
     GenerationRequest,
     ModelInfo,
-    PoliciesInfo,
     PolicyChange,
     Prompt,
     ServerInfo,
@@ -36,7 +35,6 @@ from pageturner.service.engine.input_processor import InputProcessor
 from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.pending_changes import PendingChanges
-from pageturner.service.engine.policy_changes import describe
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.step_thread import StepThread
@@ -44,6 +42,7 @@ from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
+from pageturner.service.policy_host.reports import PoliciesInfo
 
 
 class AsyncEngine:
@@ -145,7 +144,13 @@ class AsyncEngine:
         seconds = 0.0 if since is None else self._clock.now() - since
         is_stalled = seconds > self._options.stall_seconds
         if is_stalled and self.health is EngineHealth.SERVING:
-            self._logger.error("engine_stalled", seconds=seconds, num_requests=len(self._live))
+            asking = self._engine.asking
+            self._logger.error(
+                "engine_stalled",
+                seconds=seconds,
+                num_requests=len(self._live),
+                policy=None if asking is None else f"{asking.axis} policy {asking.policy} has not answered",
+            )
             self._engine.metrics.stalled()
             self._set_health(EngineHealth.STALLED)
         elif not is_stalled and self.health is EngineHealth.STALLED:
@@ -197,7 +202,15 @@ class AsyncEngine:
         return replace(self._server_info, uptime_seconds=self._clock.now() - self._started_at)
 
     def policies(self) -> PoliciesInfo:
-        return describe(self._engine.policies)
+        """As of the last reading, save for the call under way, which is told as of now."""
+        asking, info = self._engine.asking, self._engine.policies
+        if asking is None:
+            return info
+        axes = (
+            replace(policy, asking_seconds=asking.seconds) if policy.axis == asking.axis else policy
+            for policy in info.axes
+        )
+        return replace(info, axes=tuple(axes))
 
     async def set_policies(self, change: PolicyChange) -> PoliciesInfo:
         return await self._changes.carry_out(change)

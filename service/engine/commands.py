@@ -10,7 +10,7 @@ from pageturner.service.core.outputs import Event
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.errors import PageturnerError
-from pageturner.service.policy_host.host import PolicyReport
+from pageturner.service.policy_host.reports import PoliciesInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class PoliciesChanged:
     """What was in force before and what is now."""
 
     change_id: int
-    old: PolicyReport
-    new: PolicyReport
+    old: PoliciesInfo
+    new: PoliciesInfo
 
 
 @dataclass(frozen=True, slots=True)

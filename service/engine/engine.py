@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, Protocol, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import (
@@ -36,7 +36,8 @@ from pageturner.service.engine.commands import (
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
 from pageturner.service.metrics import Metrics
-from pageturner.service.policy_host.host import AxisReport, PolicyReport
+from pageturner.service.policy_host.host import PolicyHost
+from pageturner.service.policy_host.reports import Asking
 
 Logits = TypeVar("Logits")
 LogitsOut = TypeVar("LogitsOut", covariant=True)
@@ -66,11 +67,12 @@ class StepScheduler(Protocol):
     ) -> tuple[Event, ...]: ...
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]: ...
     def stats(self) -> SchedulerStats: ...
-    def policy_report(self) -> PolicyReport: ...
     def set_policies(
         self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = ...
     ) -> None: ...
-    def take_quarantined(self) -> tuple[AxisReport, ...]: ...
+    def quarantine(self, axis: str, reason: str, now: float) -> None: ...
+    @property
+    def policy_host(self) -> PolicyHost: ...
 
 
 class BlockStore(Protocol):
@@ -140,7 +142,7 @@ class Engine:
         self._on_fault = on_fault
         self.metrics = metrics
         self.stats = scheduler.stats()
-        self.policies = scheduler.policy_report()
+        self.policies = scheduler.policy_host.report()
         # Live requests in order of arrival, each with its deadline.
         self._deadlines: dict[str, float | None] = {}
         self._paused_until: dict[str, float] = {}
@@ -149,6 +151,11 @@ class Engine:
         self._next_stats = 0.0
         self._num_requests = scheduler.num_requests()
         self._planned: SchedulerOutput | None = None
+
+    @property
+    def asking(self) -> Asking | None:
+        """The call of a policy that is under way. From any thread."""
+        return self._scheduler.policy_host.asking()
 
     def adopt_thread(self) -> None:
         """The caller's thread is the one that will compute."""
@@ -180,6 +187,7 @@ class Engine:
     def begin_step(self) -> tuple[Event, ...]:
         """Plan the next step. Returns the ends of requests whose time is up; `stats` holds what waits and
         what runs until `finish_step`."""
+        self._end_policies_step()
         events = self._expire()
         self._planned = self._scheduler.schedule(self._clock.now())
         if not self._planned:
@@ -231,30 +239,38 @@ class Engine:
         return accepted
 
     def _set_policies(self, command: SetPolicies) -> PoliciesAnswer:
-        old = self._scheduler.policy_report()
+        host = self._scheduler.policy_host
+        old = host.report()
         expected = command.expected_revision
         if expected is not None and expected != old.revision:
             return PolicyChangeRefused(command.change_id, StaleRevision(expected, old.revision))
-        policies: dict[str, Any] = {axis.axis: axis.chosen for axis in old.axes} | dict(command.policies)
-        shadows: dict[str, object | None] = {
-            axis.axis: axis.shadow.policy for axis in old.axes if axis.shadow is not None
-        }
-        shadows |= command.shadows
+        chosen: Any = command.policies
+        shadows = {**host.shadows, **command.shadows}
         watched = {axis: shadow for axis, shadow in shadows.items() if shadow is not None}
-        self._scheduler.set_policies(PolicySet(**policies), self._clock.now(), shadows=watched)
-        self.policies = self._scheduler.policy_report()
+        self._scheduler.set_policies(replace(host.policies, **chosen), self._clock.now(), shadows=watched)
+        self.policies = host.report()
         return PoliciesChanged(command.change_id, old, self.policies)
 
-    def _report_quarantined(self) -> None:
-        for axis in self._scheduler.take_quarantined():
+    def _end_policies_step(self) -> None:
+        """Quarantine the policies that take too long, as a change of its own, so that a replay repeats it."""
+        for late in self._scheduler.policy_host.end_step():
+            self._scheduler.quarantine(late.axis, late.reason, self._clock.now())
+
+    def _report_policies(self) -> None:
+        """Log the faults that are due, and who was quarantined."""
+        host = self._scheduler.policy_host
+        for fault in host.take_faults():
+            self._logger.warning("policy_fault", **asdict(fault))
+        for policy in host.take_quarantined():
             self._logger.error(
                 "policy_quarantined",
-                axis=axis.axis,
-                policy=registry.name_of(axis.chosen),
-                num_faults=axis.num_faults,
-                last_fault=axis.last_fault,
+                axis=policy.axis,
+                policy=policy.name,
+                reason=policy.quarantine_reason,
+                num_faults=policy.num_faults,
+                last_fault=policy.last_fault,
             )
-            self.policies = self._scheduler.policy_report()
+            self.policies = host.report()
 
     def _expire(self) -> tuple[Event, ...]:
         now = self._clock.now()
@@ -315,7 +331,7 @@ class Engine:
             if isinstance(event, FinishedEvent):
                 self._deadlines.pop(event.request_id, None)
                 self._paused_until.pop(event.request_id, None)
-        self._report_quarantined()
+        self._report_policies()
         self.metrics.observe(events, self._clock.now())
 
     def _refresh(self) -> None:
@@ -326,6 +342,6 @@ class Engine:
             or now >= self._next_stats
             or (not self._planned and not self._scheduler.has_work())
         ):
-            self.stats, self.policies = self._scheduler.stats(), self._scheduler.policy_report()
+            self.stats, self.policies = self._scheduler.stats(), self._scheduler.policy_host.report()
             self._num_requests = num_requests
             self._next_stats = now + STATS_INTERVAL

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
-from pageturner.service.engine.api import PoliciesInfo, PolicyChange
+from pageturner.service.engine.api import PolicyChange
 from pageturner.service.engine.commands import (
     Command,
     PoliciesAnswer,
@@ -16,8 +16,9 @@ from pageturner.service.engine.commands import (
     SetPolicies,
 )
 from pageturner.service.engine.health import Health
-from pageturner.service.engine.policy_changes import create_policies, describe, summarise
+from pageturner.service.engine.policy_changes import create_policies, summarise
 from pageturner.service.errors import EngineDead, PageturnerError
+from pageturner.service.policy_host.reports import PoliciesInfo
 
 MAX_REASON_CHARACTERS = 1000
 
@@ -52,7 +53,7 @@ class PendingChanges:
             old={axis: old[axis] for axis in changed},
             new={axis: new[axis] for axis in changed},
         )
-        return describe(done.new)
+        return done.new
 
     def deliver(self, answer: PoliciesAnswer) -> None:
         waiting = self._answers.get(answer.change_id)

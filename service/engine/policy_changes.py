@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from pageturner.policies import presets, registry
 from pageturner.policies.errors import PolicyError, PolicyOptionError
 from pageturner.policies.interfaces import AXES
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.engine.api import PoliciesInfo, PolicyChange, PolicyInfo, ShadowInfo
+from pageturner.service.engine.api import PolicyChange
 from pageturner.service.errors import InvalidArgument
-from pageturner.service.policy_host.host import AxisReport, PolicyReport
+from pageturner.service.policy_host.reports import PoliciesInfo, PolicyInfo
 
 
 def create_policies(change: PolicyChange) -> tuple[Mapping[str, object], Mapping[str, object | None]]:
     """The policies and the shadows that the change names, by axis; may import what others wrote.
+
+    Call it in a worker thread: an import may take its time, and whatever it raises is caught.
 
     Raises InvalidArgument with the path of the culprit, such as `policies[reclaim].options[bias]`.
     """
@@ -50,52 +51,16 @@ def _create(field: str, axis: str, spec: PolicySpec | None) -> Any:
         raise InvalidArgument(f"{path}.options[{error.option}]", str(error)) from error
     except PolicyError as error:
         raise InvalidArgument(f"{path}.name", str(error)) from error
+    except BaseException as error:  # no signal reaches this thread: the policy's module or class raised it
+        raise InvalidArgument(f"{path}.name", f"raised {type(error).__name__}") from error
 
 
-def describe(report: PolicyReport) -> PoliciesInfo:
-    return PoliciesInfo(report.revision, tuple(map(_describe_axis, report.axes)))
-
-
-def summarise(report: PolicyReport) -> dict[str, str]:
+def summarise(info: PoliciesInfo) -> dict[str, str]:
     """One line an axis, for the log: `reclaim` -> `cost-model(bias=2.0)`, a shadow behind it."""
-    return {axis.axis: _summary(axis) for axis in report.axes}
+    return {policy.axis: _summary(policy) for policy in info.axes}
 
 
-def _describe_axis(axis: AxisReport) -> PolicyInfo:
-    shadow = axis.shadow
-    return PolicyInfo(
-        axis.axis,
-        registry.name_of(axis.chosen),
-        registry.options_of(axis.chosen),
-        _available(axis.axis),
-        axis.is_quarantined,
-        axis.num_faults,
-        axis.last_fault,
-        None
-        if shadow is None
-        else ShadowInfo(
-            registry.name_of(shadow.policy),
-            registry.options_of(shadow.policy),
-            shadow.num_asked,
-            shadow.num_disagreements,
-            shadow.samples,
-            shadow.num_faults,
-            shadow.last_fault,
-        ),
-    )
-
-
-@cache
-def _available(axis: str) -> tuple[str, ...]:
-    """What is installed does not change while the process runs, and looking costs milliseconds."""
-    return registry.names(axis)
-
-
-def _summary(axis: AxisReport) -> str:
-    text = _text(axis.chosen) + (" (quarantined)" if axis.is_quarantined else "")
-    return text if axis.shadow is None else f"{text}, shadow {_text(axis.shadow.policy)}"
-
-
-def _text(policy: object) -> str:
-    options = ", ".join(f"{name}={value!r}" for name, value in registry.options_of(policy).items())
-    return f"{registry.name_of(policy)}({options})"
+def _summary(policy: PolicyInfo) -> str:
+    text = str(policy.spec) + (" (quarantined)" if policy.is_quarantined else "")
+    shadow = policy.shadow
+    return text if shadow is None else f"{text}, shadow {PolicySpec(shadow.name, shadow.options)}"

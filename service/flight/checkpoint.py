@@ -158,7 +158,13 @@ def _with_memories(
 
 
 def _plain_memory(memory: object, axis: str, field: str) -> object:
-    plain = to_plain(memory)
-    if from_plain(type(memory), plain) != memory:
+    try:
+        plain = to_plain(memory)
+        is_plain = bool(from_plain(type(memory), plain) == memory)
+    except Malformed:
+        raise
+    except BaseException as error:  # a memory of another author's, whose __eq__ may raise anything
+        raise Malformed(f"the {field} of the {axis} policy raised {type(error).__name__}") from error
+    if not is_plain:
         raise Malformed(f"the {field} of the {axis} policy is not made of plain values")
     return plain

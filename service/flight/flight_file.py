@@ -46,8 +46,8 @@ def _make_converter() -> cattrs.Converter:
     converter = strict_converter(omit_if_default=True)
     converter.register_unstructure_hook(bytes, lambda content: base64.b64encode(content).decode())
     converter.register_structure_hook(bytes, lambda text, _: base64.b64decode(text, validate=True))
-    converter.register_unstructure_hook(
-        FrozenMap,
+    converter.register_unstructure_hook_func(
+        lambda kind: kind is FrozenMap or _is_frozen_map(kind),
         lambda entries: [
             [converter.unstructure(key), converter.unstructure(value)]
             for key, value in sorted(entries.items(), key=str)

@@ -45,6 +45,8 @@ def _checkpoint(plain: dict[str, Any]) -> dict[str, Any]:
             name = block.pop("name")
             block["block_hash"] = _hash(name) if name else None
             block["parent_hash"] = None  # it did not say which block goes before
+    for seat in guard["seats"].values():
+        seat["quarantine_reason"] = "too many faults" if seat.pop("is_quarantined", False) else ""
     plain["policies"] = {"axes": guard["seats"], "faults": guard["faults"], "stale": guard["stale"]}
     return {"requests": requests, "scheduler": plain}
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
-from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.decisions import ChoiceEnded, Decision, Ended, PolicyFault, PolicyReplaced
 from pageturner.service.core.listener import (
     AbortRequest,
@@ -17,6 +15,7 @@ from pageturner.service.core.listener import (
     FailStep,
     Outcome,
     PauseRequest,
+    Quarantine,
     ResumeRequest,
     Schedule,
     SetPolicies,
@@ -35,7 +34,6 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, TextFailed
 from pageturner.service.flight.block_names import name_of, names_of, names_of_prompt
 from pageturner.service.flight.checkpoint import take_checkpoint
-from pageturner.service.flight.flight_file import Malformed, to_plain
 from pageturner.service.flight.records import (
     Aborted,
     Added,
@@ -47,6 +45,7 @@ from pageturner.service.flight.records import (
     Paused,
     PoliciesSet,
     PolicySpecs,
+    Quarantined,
     RecordedRequest,
     RowResult,
     Scheduled,
@@ -56,6 +55,7 @@ from pageturner.service.flight.records import (
     pack_rows,
 )
 from pageturner.service.flight.ring import EntryRing
+from pageturner.service.policy_host.calls import safe_spec
 from pageturner.service.policy_host.host import PolicyHost
 
 
@@ -118,7 +118,7 @@ class FlightRecorder:
                     for row in part.samples
                     for sequence in (sequences.get(row.seq_id),)
                 ]
-        if isinstance(call, (Schedule, Update, FailStep, SetPolicies)):
+        if isinstance(call, (Schedule, Update, FailStep, SetPolicies, Quarantine)):
             self._unnoted_now = None
         self._standing = _PolicyStanding(self._policy_host)
 
@@ -154,6 +154,8 @@ class FlightRecorder:
                 return Paused(now, request_id, is_paused=False, decisions=decisions, raised=raised)
             case SetPolicies(_, now):
                 return PoliciesSet(now, self._new_specs, decisions, raised)
+            case Quarantine(axis, reason, now):
+                return Quarantined(now, axis, reason, decisions, raised)
             case Schedule(now):
                 if raised:
                     return Scheduled(now, 0, decisions=decisions, raised=raised)
@@ -268,21 +270,7 @@ def _ends(events: tuple[Event, ...]) -> list[Decision]:
 
 def policy_specs(policies: PolicySet, axes: tuple[str, ...] = AXES) -> PolicySpecs:
     """The names and options of these axes' policies; an option with no plain form as its repr."""
-    chosen = {axis: getattr(policies, axis) for axis in axes}
-    return {
-        axis: PolicySpec(
-            registry.name_of(policy),
-            {name: _plain_or_repr(value) for name, value in registry.options_of(policy).items()},
-        )
-        for axis, policy in chosen.items()
-    }
-
-
-def _plain_or_repr(value: object) -> object:
-    try:
-        return to_plain(value)
-    except Malformed:
-        return repr(value)
+    return {axis: safe_spec(getattr(policies, axis)) for axis in axes}
 
 
 class _PolicyStanding:

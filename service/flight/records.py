@@ -208,6 +208,20 @@ class PoliciesSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A policy took too long, so that the default of its axis took over. reason: in words.
+
+    What faults led to is no entry: a replay comes to the same.
+    """
+
+    now: float
+    axis: str
+    reason: str
+    decisions: tuple[Decision, ...] = ()
+    raised: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Scheduled:
     """A step was decided. step_id: 0 if there was nothing to do.
 
@@ -260,7 +274,7 @@ class Failed:
     raised: str = ""
 
 
-Entry = Added | Aborted | Expired | Paused | PoliciesSet | Scheduled | Updated | Failed
+Entry = Added | Aborted | Expired | Paused | PoliciesSet | Quarantined | Scheduled | Updated | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from pageturner.service.flight.records import (
     Paused,
     PoliciesSet,
     PolicySpecs,
+    Quarantined,
     RecordedError,
     Scheduled,
     Updated,
@@ -167,6 +168,8 @@ class _Player:
                 come = {axis: _created_one(axis, choice) for axis, choice in entry.policies.items()}
                 policies: Any = {axis: getattr(self._policy_host.policies, axis) for axis in AXES} | come
                 scheduler.set_policies(PolicySet(**policies), entry.now)
+            case Quarantined():
+                scheduler.quarantine(entry.axis, entry.reason, entry.now)
             case Scheduled():
                 output = scheduler.schedule(entry.now)
                 self._in_flight[output.step_id] = output

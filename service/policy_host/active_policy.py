@@ -1,21 +1,41 @@
-"""One axis: the policy that was chosen, and the default behind it."""
+"""One axis: the policy that was chosen, the default behind it, and when the one gives way to the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pageturner.service.policy_host.caller import PolicyCaller, raised
+from pageturner.service.policy_host.answers import WANTED
+from pageturner.service.policy_host.calls import CallWatch, PolicyCaller, PolicyFault
+from pageturner.service.policy_host.reports import FaultNote
 from pageturner.service.policy_host.snapshot import ActivePolicyState
 
+NUM_RECENT_ANSWERS = 32
+_RECENT = (1 << NUM_RECENT_ANSWERS) - 1
+
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultLimits:
+    """When a policy is quarantined: after max_faults bad answers in all, or once so many of its last
+    NUM_RECENT_ANSWERS were bad as make max_share of them (8 at 0.25), the first answers included.
+
+    So one that always fails gives way after 8 questions, however seldom it is asked; and one that fails
+    now and then, after max_faults.
+    """
+
+    max_faults: int = 100
+    max_share: float = 0.25
 
 
 class ActivePolicy:
     """Answers every question of its axis, whatever the chosen policy does.
 
-    default: answers where the chosen one fails; trusted. max_faults: after so many bad answers the
-    chosen one is not asked any more. on_fault: told of each; on_quarantine: told once.
+    default: answers where the chosen one fails; trusted. on_fault: told of each bad answer, with a note for
+    the log of the first, second, fourth, eighth, ..., so that one that always fails does not flood it.
+    on_quarantine: told once.
     """
 
     def __init__(
@@ -23,21 +43,28 @@ class ActivePolicy:
         axis: str,
         chosen: object,
         default: PolicyCaller,
+        watch: CallWatch,
+        limits: FaultLimits,
         *,
-        max_faults: int,
-        on_fault: Callable[[str], None],
+        on_fault: Callable[[str, FaultNote | None], None],
         on_quarantine: Callable[[str], None],
     ) -> None:
         self.axis = axis
         self.num_faults = 0
         self.last_fault = ""
-        self.is_quarantined = False
+        self.quarantine_reason = ""
         self._num_offences = 0
-        self._max_faults = max_faults
+        self._recent = 0  # a bit for each of the last answers, the newest lowest; set where it was bad
+        self._limits = limits
         self._on_fault = on_fault
         self._on_quarantine = on_quarantine
         self.default = default
-        self.chosen = PolicyCaller(axis, chosen, self._offence)
+        self.chosen = PolicyCaller(axis, chosen, watch, self._offence)
+        self.chosen.start_memory()
+
+    @property
+    def is_quarantined(self) -> bool:
+        return bool(self.quarantine_reason)
 
     @property
     def in_force(self) -> PolicyCaller:
@@ -48,7 +75,8 @@ class ActivePolicy:
         return ActivePolicyState(
             self.num_faults,
             self._num_offences,
-            self.is_quarantined,
+            self._recent,
+            self.quarantine_reason,
             self.chosen.state,
             self.default.state,
         )
@@ -57,7 +85,8 @@ class ActivePolicy:
         """Take the standing of one that has the same policies."""
         self.num_faults = state.num_faults
         self._num_offences = state.num_offences
-        self.is_quarantined = state.is_quarantined
+        self._recent = state.recent
+        self.quarantine_reason = state.quarantine_reason
         self.chosen.state = state.chosen_memory
         self.default.state = state.default_memory
 
@@ -68,20 +97,55 @@ class ActivePolicy:
         """
         if not self.is_quarantined:
             try:
-                return parse(self.chosen.ask(*arguments))
-            except Exception as error:
-                self._offence(raised(error))
-        return parse(self.default.ask(*arguments))
+                answer = self.chosen.ask(parse, *arguments)
+            except PolicyFault as fault:
+                self._offence(fault)
+            else:
+                if self._recent:
+                    self._recent = self._recent << 1 & _RECENT
+                return answer
+        return self.default.ask(parse, *arguments)
 
     def note_fault(self, what: str) -> None:
         """Count an answer that the moment made impossible (no host room): no reason for quarantine."""
         self.num_faults += 1
         self.last_fault = what
-        self._on_fault(self.axis)
+        self._on_fault(self.axis, fault_note(self.axis, self.chosen, self.num_faults, what))
 
-    def _offence(self, what: str) -> None:
-        self.note_fault(what)
-        self._num_offences += 1
-        if self._num_offences >= self._max_faults and not self.is_quarantined:
-            self.is_quarantined = True
+    def quarantine(self, reason: str) -> None:
+        """The default decides from now on. Nothing happens if it does already."""
+        if not self.is_quarantined:
+            self.quarantine_reason = reason
             self._on_quarantine(self.axis)
+
+    def _offence(self, fault: PolicyFault) -> None:
+        self.num_faults += 1
+        self.last_fault = fault.what
+        self._num_offences += 1
+        self._recent = (self._recent << 1 | 1) & _RECENT
+        note = fault_note(self.axis, self.chosen, self.num_faults, fault.what, fault)
+        self._on_fault(self.axis, note)
+        num_recent = self._recent.bit_count()
+        if self._num_offences >= self._limits.max_faults:
+            self.quarantine(f"{self._num_offences} bad answers")
+        elif num_recent >= self._limits.max_share * NUM_RECENT_ANSWERS:
+            self.quarantine(f"{num_recent} of its last {NUM_RECENT_ANSWERS} answers were bad")
+
+
+def fault_note(
+    axis: str,
+    caller: PolicyCaller,
+    num_faults: int,
+    what: str,
+    fault: PolicyFault | None = None,
+    *,
+    is_shadow: bool = False,
+) -> FaultNote | None:
+    """The num_faults-th fault of a policy for the log; None unless that is a power of two."""
+    is_due = num_faults.bit_count() == 1
+    told = fault.traceback() if is_due and fault is not None else ""
+    if fault is not None:
+        fault.release()
+    if not is_due:
+        return None
+    return FaultNote(axis, caller.spec.name, is_shadow, WANTED[axis], what, num_faults, told)

@@ -1,22 +1,21 @@
 """Asks the policies, checks the answers, and falls back to an axis's default where one is no good.
 
-The core survives any answer: an exception, a wrong type, an unknown id, an impossible choice. Each is
-counted as a fault of its axis, and the last one is kept in words for the operator. Feasibility that only
-the scheduler knows (is there host room?) is the scheduler's to check; it reports through `fault`.
+The core survives any answer: an exception of any kind, a wrong type, an unknown id, an endless iterator, an
+impossible choice. Each is counted as a fault of its axis, and the last one is kept in words for the operator.
+Feasibility that only the scheduler knows (is there host room?) is the scheduler's to check; it reports
+through `fault`.
 
-A policy that offends too often is quarantined: its default decides from then on. Policies may be replaced
-between any two steps. Either way the orders that were derived from the old answers are void, of which
-`take_stale_axes` tells the scheduler.
+A policy that offends too often (`FaultLimits`) or takes too long (`end_step`) is quarantined: its default
+decides from then on. Policies may be replaced between any two steps. Either way the orders that were derived
+from the old answers are void, of which `take_stale_axes` tells the scheduler.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
 
 from pageturner.policies import registry
 from pageturner.policies.events import PolicyEvent
@@ -39,41 +38,30 @@ from pageturner.policies.views import (
     VictimView,
 )
 from pageturner.service.policy_host import answers
-from pageturner.service.policy_host.active_policy import ActivePolicy
-from pageturner.service.policy_host.caller import BadAnswer, PolicyCaller
-from pageturner.service.policy_host.shadow import Shadow, ShadowReport
+from pageturner.service.policy_host.active_policy import ActivePolicy, FaultLimits
+from pageturner.service.policy_host.calls import NUM_AVERAGED_STEPS, CallWatch, PolicyCaller, PolicyFault
+from pageturner.service.policy_host.reports import (
+    Asking,
+    FaultNote,
+    OverBudget,
+    PoliciesInfo,
+    PolicyInfo,
+)
+from pageturner.service.policy_host.shadow import Shadow
 from pageturner.service.policy_host.snapshot import PolicyHostState
 
-
-@dataclass(frozen=True, slots=True)
-class AxisReport:
-    """chosen: the policy that was asked for; while it is quarantined the default decides instead.
-
-    num_faults: its bad answers since it was put in. last_fault: the last of them in words.
-    """
-
-    axis: str
-    chosen: object
-    is_quarantined: bool
-    num_faults: int
-    last_fault: str
-    shadow: ShadowReport | None
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyReport:
-    """All axes at one moment. revision: raised whenever a policy or a shadow comes or goes."""
-
-    revision: int
-    axes: tuple[AxisReport, ...]
+_MAX_NOTES = 64
+"""Fault notes that are kept until they are taken; older ones are dropped."""
 
 
 class PolicyHost:
-    """policies: in force at first. defaults: answer in their place when they fail; trusted.
+    """The six policies in force, their defaults and their shadows; bound to the thread of its scheduler.
 
-    shadows: by axis, policies that are asked and not obeyed. max_faults: bad answers of one policy before
-    it is quarantined. faults: by axis, bad answers since the start, of whichever policy. names: of the
-    policies in force by axis; another object whenever another policy comes into force.
+    policies: in force at first. defaults: answer in their place when they fail; trusted.
+    shadows: by axis, policies that are asked and not obeyed. limits: when faults end in quarantine.
+    watch: times the calls. budget_seconds: what one policy may take a step on average; 0 for any time.
+    faults: by axis, bad answers since the start, of whichever policy. names: of the policies in force by
+    axis; another object whenever another policy comes into force.
     """
 
     def __init__(
@@ -82,24 +70,31 @@ class PolicyHost:
         defaults: PolicySet,
         *,
         shadows: Mapping[str, object] = MappingProxyType({}),
-        max_faults: int = 100,
+        limits: FaultLimits | None = None,
+        watch: CallWatch | None = None,
+        budget_seconds: float = 0.0,
     ) -> None:
         self.faults: Counter[str] = Counter()
         self.revision = 1
         self.names: Mapping[str, str] = {}
-        self._max_faults = max_faults
+        self._limits = limits or FaultLimits()
+        self._watch = watch or CallWatch()
+        self._budget_seconds = budget_seconds or float("inf")
         self._ranked_at = 0.0
         self._stale: set[str] = set()
         self._quarantined: list[str] = []
+        self._notes: deque[FaultNote] = deque(maxlen=_MAX_NOTES)
         self._active: dict[str, ActivePolicy] = {}
         self._shadows: dict[str, Shadow] = {}
         self._in_force: list[PolicyCaller] = []
         self._listeners: tuple[PolicyCaller, ...] = ()
         for axis in AXES:
-            default = PolicyCaller(axis, getattr(defaults, axis), partial(self.fault, axis))
+            report = partial(self._default_failed, axis)
+            default = PolicyCaller(axis, getattr(defaults, axis), self._watch, report)
             self._active[axis] = self._activate(axis, getattr(policies, axis), default)
+            default.start_memory()
         for axis, policy in shadows.items():
-            self._shadows[axis] = Shadow(axis, policy)
+            self._shadows[axis] = self._shadow(axis, policy)
         self._refresh()
 
     # --- who decides -----------------------------------------------------------------------
@@ -109,8 +104,8 @@ class PolicyHost:
     ) -> None:
         """Put other policies in force, and other shadows beside them.
 
-        Whoever is the very object that sits there already is left alone. Anybody else begins afresh: no
-        fault counted, no quarantine, a memory by the rule of `policies.interfaces.Stateful`.
+        A policy that is the very object in force is left alone. Any other begins afresh: no fault counted,
+        no quarantine, a memory by the rule of `policies.interfaces.Stateful`.
         history: the live requests, told to memories that begin anew.
         """
         active, watchers = dict(self._active), dict(self._shadows)
@@ -118,7 +113,7 @@ class PolicyHost:
             old, chosen = self._active[axis], getattr(policies, axis)
             if chosen is not old.chosen.policy:
                 active[axis] = self._activate(axis, chosen, old.default)
-                active[axis].chosen.inherit(old.in_force, history)  # in quarantine nobody told it anything
+                active[axis].chosen.inherit(old.in_force, history)  # in quarantine it was told nothing
                 self._stale.add(axis)
                 if axis in watchers:
                     watchers[axis].forget_ranks()
@@ -126,7 +121,7 @@ class PolicyHost:
             if shadow is None:
                 watchers.pop(axis, None)
             elif watched is None or shadow is not watched.caller.policy:
-                watchers[axis] = Shadow(axis, shadow)
+                watchers[axis] = self._shadow(axis, shadow)
                 watchers[axis].caller.inherit(old.default if watched is None else watched.caller, history)
         if watchers != self._shadows or active != self._active:
             self._active, self._shadows = active, watchers
@@ -147,18 +142,52 @@ class PolicyHost:
         self._stale = set(state.stale)
         self._refresh()
 
+    def quarantine(self, axis: str, reason: str) -> None:
+        """The default of the axis decides from now on; nothing happens if it does already."""
+        self._active[axis].quarantine(reason)
+
+    def end_step(self) -> tuple[OverBudget, ...]:
+        """A step has ended: the policies that took longer than they may, for `quarantine`.
+
+        Over budget are those whose last NUM_AVERAGED_STEPS took more than so many budgets together, one step
+        counting for at most 16. A shadow that does is asked no more; it decides nothing, so no more is due.
+        """
+        for shadow in self._shadows.values():
+            if shadow.caller.times.end_step(self._budget_seconds) and not shadow.is_stopped:
+                shadow.stop(self._over(shadow.caller))
+                self._refresh()
+        late = [
+            active
+            for active in self._active.values()
+            if active.chosen.times.end_step(self._budget_seconds) and not active.is_quarantined
+        ]
+        return tuple(OverBudget(active.axis, self._over(active.chosen)) for active in late)
+
     def take_stale_axes(self) -> frozenset[str]:
         """The axes where another policy came into force since this was last asked."""
         stale, self._stale = frozenset(self._stale), set()
         return stale
 
-    def take_quarantined(self) -> tuple[AxisReport, ...]:
+    # --- what is told of it ----------------------------------------------------------------
+
+    def take_quarantined(self) -> tuple[PolicyInfo, ...]:
         """Those that were quarantined since this was last asked."""
         axes, self._quarantined = self._quarantined, []
         return tuple(self._report(axis) for axis in axes)
 
-    def report(self) -> PolicyReport:
-        return PolicyReport(self.revision, tuple(map(self._report, AXES)))
+    def take_faults(self) -> tuple[FaultNote, ...]:
+        """The faults to be logged since this was last asked: of each policy its 1st, 2nd, 4th, 8th, ..."""
+        notes = tuple(self._notes)
+        self._notes.clear()
+        return notes
+
+    def report(self) -> PoliciesInfo:
+        """Every axis at this moment."""
+        return PoliciesInfo(self.revision, tuple(map(self._report, AXES)))
+
+    def asking(self) -> Asking | None:
+        """The call of a policy that is under way. From any thread."""
+        return self._watch.asking()
 
     @property
     def policies(self) -> PolicySet:
@@ -206,20 +235,19 @@ class PolicyHost:
 
     @property
     def key_change(self) -> KeyChange:
-        return _key_change(self._active["queue"].in_force.policy)
+        """When a key of the queue policy in force may change."""
+        return self._active["queue"].in_force.key_change
 
     def queue_key(self, request: RequestView, load: LoadView) -> SortKey:
         key = self._active["queue"].ask(answers.sort_key, request, load)
         if "queue" in self._shadows:
             shadow = self._shadows["queue"]
-            if load.now != self._ranked_at and KeyChange.WITH_TIME in (
-                self.key_change,
-                _key_change(shadow.caller.policy),
-            ):
+            changes = (self.key_change, shadow.caller.key_change)
+            if load.now != self._ranked_at and KeyChange.WITH_TIME in changes:
                 shadow.forget_ranks()
             self._ranked_at = load.now
             rank = answers.comparable(key)
-            shadow.compare_rank(request.request_id, rank, _comparable_key, (request, load))
+            shadow.compare_rank(request.request_id, rank, answers.comparable_key, (request, load))
         return key
 
     def admission(self, candidate: AdmissionView, load: LoadView) -> Admission:
@@ -231,10 +259,7 @@ class PolicyHost:
 
     def batch_split(self, batch: BatchView) -> BatchSplit:
         """A split that lets something advance if there is work and budget."""
-
-        def parse(answer: Any) -> BatchSplit:
-            return answers.batch_split(answer, batch)
-
+        parse = answers.batch_split(batch)
         split = self._active["batch"].ask(parse, batch)
         if "batch" in self._shadows:
             self._shadows["batch"].compare("a step", split, parse, (batch,))
@@ -243,24 +268,19 @@ class PolicyHost:
     def victim_order(
         self, candidates: Sequence[VictimView], claimant: RequestView, load: LoadView
     ) -> list[str]:
-        """Every candidate exactly once. Strangers and doubles are dropped, those forgotten come last."""
-        known = {view.request.request_id for view in candidates}
-        understood: list[list[str]] = []
-
-        def parse(answer: Any) -> list[str]:
-            ranked = list(answer)
-            order = [rid for rid in dict.fromkeys(ranked) if rid in known]
-            understood.append(order)
-            if len(order) == len(known) == len(ranked):
-                return order
-            raise BadAnswer(ranked)
-
-        whole = self._active["victim"].ask(parse, candidates, claimant, load)
-        head = set(understood[0])
-        order = understood[0] + [rid for rid in whole if rid not in head]
+        """Every candidate exactly once. Unknown and repeated ids are dropped, those left out come last."""
+        frozen = tuple(candidates)
+        known = [view.request.request_id for view in frozen]
+        reader = answers.VictimReader(known)
+        whole = self._active["victim"].ask(reader.parse, frozen, claimant, load)
+        order = list(dict.fromkeys((*reader.understood, *whole)))
         if "victim" in self._shadows and order:
+            shadowed = answers.VictimReader(known)
             self._shadows["victim"].compare(
-                claimant.request_id, order[0], lambda answer: parse(answer)[0], (candidates, claimant, load)
+                claimant.request_id,
+                order[0],
+                lambda answer: shadowed.parse(answer)[0],
+                (frozen, claimant, load),
             )
         return order
 
@@ -275,7 +295,9 @@ class PolicyHost:
     def default_reclaim(
         self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView
     ) -> Reclaim:
-        return answers.reclaim(self._active["reclaim"].default.ask(victim, num_blocks_short, rates, load))
+        """What the default of the axis would choose."""
+        default = self._active["reclaim"].default
+        return default.ask(answers.reclaim, victim, num_blocks_short, rates, load)
 
     def eviction_score(self, block: BlockView) -> float:
         score = self._active["eviction"].ask(answers.score, block)
@@ -291,15 +313,24 @@ class PolicyHost:
             axis,
             chosen,
             default,
-            max_faults=self._max_faults,
+            self._watch,
+            self._limits,
             on_fault=self._count_fault,
-            on_quarantine=self._quarantine,
+            on_quarantine=self._on_quarantine,
         )
 
-    def _count_fault(self, axis: str) -> None:
-        self.faults[axis] += 1
+    def _shadow(self, axis: str, policy: object) -> Shadow:
+        return Shadow(axis, policy, self._watch, self._notes.append)
 
-    def _quarantine(self, axis: str) -> None:
+    def _count_fault(self, axis: str, note: FaultNote | None) -> None:
+        self.faults[axis] += 1
+        if note is not None:
+            self._notes.append(note)
+
+    def _default_failed(self, axis: str, fault: PolicyFault) -> None:
+        self.fault(axis, fault.what)
+
+    def _on_quarantine(self, axis: str) -> None:
         self._quarantined.append(axis)
         self._stale.add(axis)
         self.revision += 1
@@ -307,35 +338,43 @@ class PolicyHost:
             self._shadows[axis].forget_ranks()
         self._refresh()
 
+    def _over(self, caller: PolicyCaller) -> str:
+        took, may = 1000 * caller.times.step_seconds, 1000 * self._budget_seconds
+        return f"took {took:.3g} ms a step over the last {NUM_AVERAGED_STEPS} steps; {may:.3g} ms are allowed"
+
     def _refresh(self) -> None:
-        """Derive what follows from who sits where."""
+        """Derive what follows from which policies are in force."""
         in_force = [active.in_force for active in self._active.values()]
         if in_force != self._in_force:
             self._in_force = in_force
             self.names = MappingProxyType(
-                {axis: registry.name_of(active.in_force.policy) for axis, active in self._active.items()}
+                {axis: active.in_force.spec.name for axis, active in self._active.items()}
             )
         callers = [active.chosen for active in self._active.values() if not active.is_quarantined]
         callers += [active.default for active in self._active.values()]
-        callers += [shadow.caller for shadow in self._shadows.values()]
+        callers += [shadow.caller for shadow in self._shadows.values() if not shadow.is_stopped]
         self._listeners = tuple(caller for caller in callers if caller.has_memory)
 
-    def _report(self, axis: str) -> AxisReport:
+    def _report(self, axis: str) -> PolicyInfo:
         active, shadow = self._active[axis], self._shadows.get(axis)
-        return AxisReport(
+        spec, times = active.chosen.spec, active.chosen.times
+        return PolicyInfo(
             axis,
-            active.chosen.policy,
+            spec.name,
+            spec.options,
+            _available(axis),
             active.is_quarantined,
             active.num_faults,
             active.last_fault,
             None if shadow is None else shadow.report(),
+            active.quarantine_reason,
+            times.num_calls,
+            times.seconds,
+            times.step_seconds,
         )
 
 
-def _key_change(policy: object) -> KeyChange:
-    change = getattr(policy, "key_change", None)
-    return change if isinstance(change, KeyChange) else KeyChange.WITH_TIME
-
-
-def _comparable_key(answer: Any) -> tuple[tuple[int, float | str], ...]:
-    return answers.comparable(answers.sort_key(answer))
+@cache
+def _available(axis: str) -> tuple[str, ...]:
+    """What is installed does not change while the process runs, and looking costs milliseconds."""
+    return registry.names(axis)

@@ -4,58 +4,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pageturner.service.policy_host.caller import PolicyCaller, raised
+from pageturner.service.policy_host.active_policy import fault_note
+from pageturner.service.policy_host.calls import CallWatch, PolicyCaller, PolicyFault
+from pageturner.service.policy_host.reports import Disagreement, FaultNote, ShadowInfo
 
 NUM_SAMPLES = 8
 """How many of the last disagreements are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disagreement:
-    """What the policy in force and its shadow said of one subject (a request id, a block), in words."""
-
-    axis: str
-    subject: str
-    obeyed: str
-    shadow: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowReport:
-    """policy: the shadow. num_asked: answers that could be compared; num_disagreements: those that differed.
-
-    samples: the last of these. num_faults, last_fault: answers of the shadow that could not have been
-    followed; they are not compared.
-    """
-
-    policy: object
-    num_asked: int
-    num_disagreements: int
-    num_faults: int
-    last_fault: str
-    samples: tuple[Disagreement, ...]
 
 
 class Shadow:
     """Compares choices as they are, and ranks (queue keys, eviction scores) by pairs.
 
     A rank means nothing beside another policy's, so a pair is compared: whether both policies put the
-    subject before or after the one that they ranked last.
+    subject before or after the one that they ranked last. on_fault: given the notes for the log.
     """
 
-    def __init__(self, axis: str, policy: object) -> None:
+    def __init__(
+        self, axis: str, policy: object, watch: CallWatch, on_fault: Callable[[FaultNote], None]
+    ) -> None:
         self._axis = axis
-        self.num_asked = 0
-        self.num_disagreements = 0
-        self.num_faults = 0
-        self.last_fault = ""
+        self._on_fault = on_fault
+        self._num_compared = 0
+        self._num_disagreements = 0
+        self._num_faults = 0
+        self._last_fault = ""
         self._samples: deque[Disagreement] = deque(maxlen=NUM_SAMPLES)
         self._last_pair: tuple[Any, Any] | None = None
-        self.caller = PolicyCaller(axis, policy, self._fault)
+        self.is_stopped = False
+        self.caller = PolicyCaller(axis, policy, watch, self._fault)
+        self.caller.start_memory()
 
     def compare(
         self, subject: str, obeyed: object, parse: Callable[[Any], Any], arguments: tuple[object, ...]
@@ -64,7 +44,7 @@ class Shadow:
         said = self._ask(parse, arguments)
         if said is None:
             return
-        self.num_asked += 1
+        self._num_compared += 1
         if said != obeyed:
             self._disagree(subject, _words(obeyed), _words(said))
 
@@ -78,7 +58,7 @@ class Shadow:
         last, self._last_pair = self._last_pair, (obeyed, said)
         if last is None:
             return
-        self.num_asked += 1
+        self._num_compared += 1
         one, other = _side(obeyed, last[0]), _side(said, last[1])
         if one != other:
             self._disagree(subject, one, other)
@@ -87,29 +67,43 @@ class Shadow:
         """What was ranked before is no longer comparable: another policy is obeyed, or time has passed."""
         self._last_pair = None
 
-    def report(self) -> ShadowReport:
-        return ShadowReport(
-            self.caller.policy,
-            self.num_asked,
-            self.num_disagreements,
-            self.num_faults,
-            self.last_fault,
+    def stop(self, reason: str) -> None:
+        """Ask it no more."""
+        self.is_stopped = True
+        self._last_fault = reason
+
+    def report(self) -> ShadowInfo:
+        return ShadowInfo(
+            self.caller.spec.name,
+            self.caller.spec.options,
+            self._num_compared,
+            self._num_disagreements,
             tuple(self._samples),
+            self._num_faults,
+            self._last_fault,
+            self.caller.times.seconds,
+            self.caller.times.step_seconds,
+            self.is_stopped,
         )
 
     def _ask(self, parse: Callable[[Any], Any], arguments: tuple[object, ...]) -> Any:
+        if self.is_stopped:
+            return None
         try:
-            return parse(self.caller.ask(*arguments))
-        except Exception as error:
-            self._fault(raised(error))
+            return self.caller.ask(parse, *arguments)
+        except PolicyFault as fault:
+            self._fault(fault)
             return None
 
-    def _fault(self, what: str) -> None:
-        self.num_faults += 1
-        self.last_fault = what
+    def _fault(self, fault: PolicyFault) -> None:
+        self._num_faults += 1
+        self._last_fault = fault.what
+        note = fault_note(self._axis, self.caller, self._num_faults, fault.what, fault, is_shadow=True)
+        if note is not None:
+            self._on_fault(note)
 
     def _disagree(self, subject: str, obeyed: str, shadow: str) -> None:
-        self.num_disagreements += 1
+        self._num_disagreements += 1
         self._samples.append(Disagreement(self._axis, subject, obeyed, shadow))
 
 

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ActivePolicyState:
-    """One axis. chosen_memory, default_memory: of stateful policies, else None."""
+    """One axis, as `active_policy.ActivePolicy` has it.
+
+    recent: a bit for each of the last answers. chosen_memory, default_memory: of stateful policies, else
+    None.
+    """
 
     num_faults: int
     num_offences: int
-    is_quarantined: bool
+    recent: int = 0
+    quarantine_reason: str = ""
     chosen_memory: object = None
     default_memory: object = None
 

@@ -31,17 +31,15 @@ from pageturner.service.engine.api import (
     ChatPrompt,
     GenerationRequest,
     ModelInfo,
-    PoliciesInfo,
     PolicyChange,
-    PolicyInfo,
     Prompt,
     ServerInfo,
-    ShadowInfo,
     StreamEvent,
     TextPrompt,
 )
 from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.errors import InvalidArgument
+from pageturner.service.policy_host.reports import PoliciesInfo, PolicyInfo, ShadowInfo
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 MAX_TEMPLATE_VARIABLES = 64
@@ -296,6 +294,11 @@ def from_policy(policy: PolicyInfo) -> admin_pb2.Policy:
         quarantined=policy.is_quarantined,
         faults=policy.num_faults,
         last_fault=policy.last_fault,
+        quarantine_reason=policy.quarantine_reason,
+        calls=policy.num_calls,
+        seconds=policy.seconds,
+        step_seconds=policy.step_seconds,
+        asking_seconds=policy.asking_seconds,
     )
     if policy.shadow is not None:
         message.shadow.CopyFrom(from_shadow(policy.shadow))
@@ -314,6 +317,9 @@ def from_shadow(shadow: ShadowInfo) -> admin_pb2.Shadow:
         ],
         faults=shadow.num_faults,
         last_fault=shadow.last_fault,
+        seconds=shadow.seconds,
+        step_seconds=shadow.step_seconds,
+        stopped=shadow.is_stopped,
     )
 
 

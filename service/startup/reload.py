@@ -11,8 +11,9 @@ from structlog.typing import FilteringBoundLogger
 from pageturner.policies import registry
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import LoadedConfig, PoliciesConfig
-from pageturner.service.engine.api import EngineClient, PoliciesInfo, PolicyChange
+from pageturner.service.engine.api import EngineClient, PolicyChange
 from pageturner.service.errors import PageturnerError
+from pageturner.service.policy_host.reports import PoliciesInfo
 
 POLL_SECONDS = 2.0
 """How often the file is looked at: a glance at its time and size."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from pathlib import Path
 from random import SystemRandom
 
@@ -27,6 +28,7 @@ from pageturner.service.flight.recording import LineFile, RecordedEngine, Worklo
 from pageturner.service.flight.records import Setting
 from pageturner.service.metrics import Metrics
 from pageturner.service.model.backend import Backend
+from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
 
 
@@ -118,6 +120,7 @@ def build_scheduler(
         # reader of a record can find out what a block says.
         hash_key=secrets.token_bytes(16),
         shadows=config.policies.create_shadows(),
+        watch=CallWatch(time.perf_counter, escapes=()),
     )
     if recording is not None:
         engine = RecordedEngine(

@@ -24,6 +24,7 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
+from pageturner.service.policy_host.calls import CallWatch
 from support.fake_model import FakeModel, Stop, expected_tokens
 
 GUARDED_PATIENCE = 2
@@ -102,7 +103,14 @@ class CoreHarness:
         self.text = NoText()
         self.cache = CacheOptions(num_blocks, block_size, num_host_blocks, enable_prefix_caching)
         self.scheduler = scheduler_class(
-            self.options, self.cache, policies, self.text, rates or Rates(), depth=depth, hash_key=b"test"
+            self.options,
+            self.cache,
+            policies,
+            self.text,
+            rates or Rates(),
+            depth=depth,
+            hash_key=b"test",
+            watch=CallWatch(escapes=()),
         )
         self.model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
         self.depth = depth

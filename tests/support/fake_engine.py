@@ -32,12 +32,9 @@ from pageturner.service.engine.api import (
     EngineHealth,
     GenerationRequest,
     ModelInfo,
-    PoliciesInfo,
     PolicyChange,
-    PolicyInfo,
     Prompt,
     ServerInfo,
-    ShadowInfo,
     StreamEvent,
     TextPrompt,
 )
@@ -53,7 +50,7 @@ from pageturner.service.errors import (
     RequestAborted,
     StaleRevision,
 )
-from pageturner.service.policy_host.shadow import Disagreement
+from pageturner.service.policy_host.reports import Disagreement, PoliciesInfo, PolicyInfo, ShadowInfo
 
 VOCAB_SIZE = 0x110000
 MAX_N = 8

@@ -21,6 +21,7 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.metrics import Metrics
+from pageturner.service.policy_host.calls import CallWatch
 from support.fake_model import FakeModel
 from support.scripted import recording_logger
 from support.tiny_tokenizers import byte_level_bpe
@@ -49,11 +50,12 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class PolicyHouse:
-    """scheduler: to look at once the engine rests. log: what the engine wrote."""
+    """scheduler: to look at once the engine rests. log: what the engine wrote. clock: times policies too."""
 
     engine: AsyncEngine
     scheduler: Scheduler
     log: list[MutableMapping[str, Any]]
+    clock: ManualClock
 
 
 @asynccontextmanager
@@ -70,6 +72,7 @@ async def policy_house(max_policy_faults: int = 100) -> AsyncIterator[PolicyHous
         TextOutput(tokenizer),
         Rates(),
         hash_key=b"test",
+        watch=CallWatch(clock.now, escapes=()),
     )
     model = _Model()
     engine = AsyncEngine(
@@ -94,6 +97,6 @@ async def policy_house(max_policy_faults: int = 100) -> AsyncIterator[PolicyHous
     )
     await engine.start()
     try:
-        yield PolicyHouse(engine, scheduler, log)
+        yield PolicyHouse(engine, scheduler, log, clock)
     finally:
         await engine.aclose()

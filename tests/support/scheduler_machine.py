@@ -52,6 +52,7 @@ def scheduler_options(draw: st.DrawFn) -> SchedulerOptions:
         max_bypasses=draw(st.sampled_from((1, 4, 64))),
         max_skips=draw(st.sampled_from((0, 2, 8))),
         starvation_seconds=draw(st.sampled_from((5.0, 50.0))),
+        max_policy_fault_share=1.0,  # junk is to be asked for long
     )
 
 

@@ -37,7 +37,7 @@ from pageturner.service.errors import (
     QueueFull,
     StepFailed,
 )
-from pageturner.service.policy_host.host import AxisReport, PolicyHost, PolicyReport
+from pageturner.service.policy_host.host import PolicyHost
 
 TIMINGS = RequestTimings(0.5, 0.1, 0.1, 0, 0, 0)
 DEFAULT_MAX_TOKENS = 16
@@ -180,16 +180,13 @@ class ScriptedScheduler:
             num_steps_total=self._step_id,
         )
 
-    def policy_report(self) -> PolicyReport:
-        return self.policy_host.report()
-
     def set_policies(
         self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = MappingProxyType({})
     ) -> None:
         self.policy_host.set_policies(policies, shadows, ())
 
-    def take_quarantined(self) -> tuple[AxisReport, ...]:
-        return self.policy_host.take_quarantined()
+    def quarantine(self, axis: str, reason: str, now: float) -> None:
+        self.policy_host.quarantine(axis, reason)
 
     def _scheduled(self, entry: _Entry) -> ScheduledSequence:
         prompt = entry.request.prompt_token_ids

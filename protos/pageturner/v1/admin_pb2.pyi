@@ -205,7 +205,7 @@ class SetPoliciesResponse(_message.Message):
     def __init__(self, policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("axis", "name", "options", "available", "quarantined", "faults", "last_fault", "shadow")
+    __slots__ = ("axis", "name", "options", "available", "quarantined", "faults", "last_fault", "shadow", "quarantine_reason", "calls", "seconds", "step_seconds", "asking_seconds")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,11 @@ class Policy(_message.Message):
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
     SHADOW_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_REASON_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASKING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     axis: str
     name: str
     options: _containers.ScalarMap[str, str]
@@ -229,10 +234,15 @@ class Policy(_message.Message):
     faults: int
     last_fault: str
     shadow: Shadow
-    def __init__(self, axis: _Optional[str] = ..., name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., available: _Optional[_Iterable[str]] = ..., quarantined: bool = ..., faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ...) -> None: ...
+    quarantine_reason: str
+    calls: int
+    seconds: float
+    step_seconds: float
+    asking_seconds: float
+    def __init__(self, axis: _Optional[str] = ..., name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., available: _Optional[_Iterable[str]] = ..., quarantined: bool = ..., faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., quarantine_reason: _Optional[str] = ..., calls: _Optional[int] = ..., seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., asking_seconds: _Optional[float] = ...) -> None: ...
 
 class Shadow(_message.Message):
-    __slots__ = ("name", "options", "compared", "disagreements", "samples", "faults", "last_fault")
+    __slots__ = ("name", "options", "compared", "disagreements", "samples", "faults", "last_fault", "seconds", "step_seconds", "stopped")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +257,9 @@ class Shadow(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     options: _containers.ScalarMap[str, str]
     compared: int
@@ -254,7 +267,10 @@ class Shadow(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[Disagreement]
     faults: int
     last_fault: str
-    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., compared: _Optional[int] = ..., disagreements: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Disagreement, _Mapping]]] = ..., faults: _Optional[int] = ..., last_fault: _Optional[str] = ...) -> None: ...
+    seconds: float
+    step_seconds: float
+    stopped: bool
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., compared: _Optional[int] = ..., disagreements: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Disagreement, _Mapping]]] = ..., faults: _Optional[int] = ..., last_fault: _Optional[str] = ..., seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., stopped: bool = ...) -> None: ...
 
 class Disagreement(_message.Message):
     __slots__ = ("subject", "obeyed", "shadow")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
 from support.fake_engine import FakeEngine
 from support.fake_model import Stop, expected_tokens
-from support.policy_house import policy_house
+from support.policy_house import PolicyHouse, policy_house
 from support.serving import serving
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, KeyChange
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import Completion, FinishedEvent, TokenEvent
-from pageturner.service.engine.api import PolicyChange
+from pageturner.service.engine.api import EngineHealth, PolicyChange
+from pageturner.service.engine.commands import SetPolicies
 from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
 
@@ -32,6 +34,32 @@ class Fails:
 
     def key(self, *_: object) -> Any:
         raise ValueError("planted")
+
+
+@dataclass(frozen=True)
+class Takes:
+    """Takes `seconds` of the clock each time it is asked, and leaves by SystemExit if it is told to."""
+
+    clock: Any
+    seconds: float = 0.0
+    leaves: bool = False
+    gate: threading.Event | None = None
+    is_asked: threading.Event = field(default_factory=threading.Event)
+    key_change: ClassVar[KeyChange] = KeyChange.NEVER
+
+    def key(self, *_: object) -> Any:
+        self.clock.advance(self.seconds)
+        self.is_asked.set()
+        if self.gate is not None:
+            self.gate.wait(60)
+        if self.leaves:
+            raise SystemExit(1)
+        return (0,)
+
+
+async def put_in_force(house: PolicyHouse, **policies: object) -> None:
+    """As `set_policies`, with the objects themselves."""
+    house.engine._send(SetPolicies(-1, policies, {}))
 
 
 FAILS = f"{Fails.__module__}:Fails"
@@ -233,3 +261,65 @@ async def test_the_wire_carries_the_change_as_it_was_meant() -> None:
         change.origin,
     )
     assert json.dumps(change.origin).startswith('"peer ipv4:')
+
+
+@pytest.mark.fault("I")
+async def test_a_policy_that_leaves_by_system_exit_ends_neither_engine_nor_request() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        await put_in_force(house, queue=Takes(house.clock, leaves=True))
+        answers = await asyncio.gather(*(served.client.generate((0, 1), max_tokens=2) for _ in range(12)))
+        assert all(len(answer.choices[0].tokens) == 2 for answer in answers)
+        queue = (await served.client.policies()).axes[0]
+        assert (queue.is_quarantined, queue.last_fault) == (True, "raised SystemExit(1)")
+        assert house.engine.health is EngineHealth.SERVING
+    told = [entry for entry in house.log if entry["event"] == "policy_fault"]
+    assert [entry["num_faults"] for entry in told] == [1, 2, 4, 8]
+    assert told[0]["wanted"].startswith("a tuple")
+    assert "raise SystemExit(1)" in told[0]["traceback"]
+
+
+@pytest.mark.fault("I")
+async def test_a_policy_beyond_its_budget_is_quarantined_and_its_time_shown() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        await put_in_force(house, queue=Takes(house.clock, seconds=2.0))
+        for _ in range(5):
+            await served.client.generate((0, 1), max_tokens=2)
+        queue = (await served.client.policies()).axes[0]
+        assert queue.is_quarantined
+        assert queue.quarantine_reason.endswith("ms a step over the last 64 steps; 50 ms are allowed")
+        assert (queue.num_calls, queue.seconds, queue.num_faults) == (5, 10.0, 0)
+        assert queue.step_seconds > 0.05
+    (entry,) = [entry for entry in house.log if entry["event"] == "policy_quarantined"]
+    assert entry["reason"] == queue.quarantine_reason
+
+
+@pytest.mark.fault("I")
+async def test_a_policy_that_does_not_answer_is_shown_while_it_hangs_and_logged_once() -> None:
+    async with policy_house() as house, serving(house.engine) as served:
+        gate = threading.Event()
+        hangs = Takes(house.clock, gate=gate)
+        await put_in_force(house, queue=hangs)
+        asked = asyncio.ensure_future(served.client.generate((0, 1), max_tokens=2))
+        assert await asyncio.to_thread(hangs.is_asked.wait, 60)
+        house.clock.advance(31.0)
+        house.engine.check_heartbeat()
+        house.engine.check_heartbeat()
+        assert house.engine.health is EngineHealth.STALLED
+        by_axis = {policy.axis: policy.asking_seconds for policy in (await served.client.policies()).axes}
+        assert by_axis["queue"] == 31.0
+        assert max(seconds for axis, seconds in by_axis.items() if axis != "queue") == 0.0
+        gate.set()
+        await asked
+    (entry,) = [entry for entry in house.log if entry["event"] == "engine_stalled"]
+    assert entry["policy"].startswith("queue policy ")
+    assert entry["policy"].endswith(":Takes has not answered")
+
+
+@pytest.mark.fault("I")
+async def test_a_policy_whose_making_leaves_by_system_exit_is_refused() -> None:
+    async with policy_house() as house:
+        for name in ("Leaves", "LeavesAtImport", "Interrupts"):
+            change = PolicyChange({"queue": PolicySpec(f"support.leaving:{name}")})
+            with pytest.raises(InvalidArgument, match=r"SystemExit|KeyboardInterrupt") as caught:
+                await house.engine.set_policies(change)
+            assert caught.value.field == "policies[queue].name"

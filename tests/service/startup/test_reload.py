@@ -12,7 +12,8 @@ from support.scripted import recording_logger
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import load_config
-from pageturner.service.engine.api import PoliciesInfo, PolicyChange
+from pageturner.service.engine.api import PolicyChange
+from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.startup.reload import POLL_SECONDS, ConfigReloader
 
 
