@@ -51,8 +51,10 @@ from pageturner.service.core.request import NewRequest, Request, RequestStatus, 
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.deadlines import Deadlines
+from pageturner.service.core.scheduling.decode import plan_decodes
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.intake import check_queue, checked_max_tokens
+from pageturner.service.core.scheduling.plan import Plan
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
@@ -230,10 +232,8 @@ class Scheduler:
         """
         assert len(self._unfinished_steps) <= self._depth, "schedule ran too far ahead of update"
         self.state.now = now
-        self._keep_suspects()
         self._renew_orders()
-        self._queue_order.refresh(self.state.waiting, now)
-        plan = self._planner.plan(choose_guarded(self.state, self._guarded))
+        plan = plan_decodes(self.state, self._guarded) or self._plan_any(now)
         is_new, self._guarded = plan.guarded is not self._guarded, plan.guarded
         if self.state.decisions is not None:
             if is_new and plan.guarded is not None:
@@ -246,13 +246,18 @@ class Scheduler:
             self.state.counters["steps"] += 1
         return output
 
+    def _plan_any(self, now: float) -> Plan:
+        self._keep_suspects()
+        self._queue_order.refresh(self.state.waiting, now)
+        return self._planner.plan(choose_guarded(self.state, self._guarded))
+
     @told(Update)
     def update(
         self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...], now: float
     ) -> tuple[Event, ...]:
         """Take the results of a step that succeeded. Results of an older epoch are dropped."""
         self._end_step(output, now)
-        for result in sampled if self._suspects else ():
+        for result in sampled if self.state.suspects is not None else ():
             sequence = self.state.sequences.get(result.seq_id)
             if sequence is not None and sequence.epoch == result.epoch and result.error is None:
                 self._suspects.cleared(sequence.request.order)
@@ -289,6 +294,7 @@ class Scheduler:
         for request in computed:
             request.num_step_failures += 1
         culprit = self._suspects.failed(request.order for request in computed) if computed else None
+        state.suspects = self._suspects.running_alone
         return tuple(
             self._finisher.abort(request, StepFailed(f"the model failed on this request: {error}"))
             for request in computed

@@ -41,7 +41,7 @@ class PlantedBug:
 
 def _skip_one_release(original: Any) -> Any:
     def free(self: BlockManager, sequence: Sequence, release: Release) -> None:
-        table = self._tables.pop(sequence.seq_id, [])
+        table = self.tables.pop(sequence.seq_id, [])
         for block_id in reversed(table[1:]):
             self.device.release(block_id, release)
 
@@ -142,7 +142,7 @@ def _write_in_shared_block(original: Any) -> Any:
 
 def _fork_without_reference(original: Any) -> Any:
     def fork(self: BlockManager, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        self._tables[child.seq_id] = self._tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
+        self.tables[child.seq_id] = self.tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
 
     return fork
 

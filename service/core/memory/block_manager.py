@@ -33,7 +33,8 @@ _EMPTY: list[int] = []
 class BlockManager:
     """Tables over a device pool and a host pool of equal block size.
 
-    hasher: names blocks for the prefix cache; None switches the cache off.
+    hasher: names blocks for the prefix cache; None switches the cache off. tables: device blocks by sequence,
+    to be read and not kept (`table` gives a copy).
     """
 
     def __init__(self, device: BlockPool, host: BlockPool, hasher: PrefixHasher | None) -> None:
@@ -41,29 +42,29 @@ class BlockManager:
         self.host = host
         self.block_size = device.block_size
         self._hasher = hasher
-        self._tables: dict[int, list[int]] = {}
+        self.tables: dict[int, list[int]] = {}
         self._host_tables: dict[int, list[int]] = {}
 
     # --- what a sequence holds -------------------------------------------------------------
 
     def table(self, sequence: Sequence) -> tuple[int, ...]:
-        return tuple(self._tables.get(sequence.seq_id, ()))
+        return tuple(self.tables.get(sequence.seq_id, ()))
 
     def peek(self, sequence: Sequence) -> list[int]:
-        """The table itself, to be read and not kept; `table` gives a copy."""
-        return self._tables.get(sequence.seq_id, _EMPTY)
+        """The table itself, empty if there is none, to be read and not kept."""
+        return self.tables.get(sequence.seq_id, _EMPTY)
 
     def num_blocks(self, sequence: Sequence) -> int:
-        return len(self._tables.get(sequence.seq_id, ()))
+        return len(self.tables.get(sequence.seq_id, ()))
 
     def holds_device_blocks(self, request: Request) -> bool:
-        return any(sequence.seq_id in self._tables for sequence in request.sequences)
+        return any(sequence.seq_id in self.tables for sequence in request.sequences)
 
     def references(self, request: Request) -> Counter[int]:
         """Device blocks of all sequences of a request, and how many of its tables name each."""
         counter: Counter[int] = Counter()
         for sequence in request.sequences:
-            counter.update(self._tables.get(sequence.seq_id, ()))
+            counter.update(self.tables.get(sequence.seq_id, ()))
         return counter
 
     def host_table(self, sequence: Sequence) -> tuple[int, ...]:
@@ -72,7 +73,7 @@ class BlockManager:
     def num_tail_blocks(self, sequence: Sequence) -> int:
         """Exclusive blocks at the end of the table, the ones a tail reclaim can free."""
         count = 0
-        for block_id in reversed(self._tables.get(sequence.seq_id, ())):
+        for block_id in reversed(self.tables.get(sequence.seq_id, ())):
             if self.device.ref_count(block_id) > 1:
                 break
             count += 1
@@ -82,7 +83,7 @@ class BlockManager:
         """Allocated device slots that hold no token; a shared block counts once, by its fullest holder."""
         filled: dict[int, int] = {}
         for sequence in sequences:
-            for index, block_id in enumerate(self._tables.get(sequence.seq_id, ())):
+            for index, block_id in enumerate(self.tables.get(sequence.seq_id, ())):
                 used = min(self.block_size, max(0, sequence.num_kv_tokens - index * self.block_size))
                 filled[block_id] = max(filled.get(block_id, 0), used)
         return sum(self.block_size - used for used in filled.values())
@@ -120,7 +121,7 @@ class BlockManager:
             end = sequence.num_kv_tokens
         elif sequence.num_kv_tokens != first * self.block_size:
             return []
-        elif first and not self.device.is_cached(self._tables[sequence.seq_id][-1]):
+        elif first and not self.device.is_cached(self.tables[sequence.seq_id][-1]):
             return []  # what continues an uncached block is out of reach
         found = []
         for index in range(first, end // self.block_size):
@@ -142,7 +143,7 @@ class BlockManager:
         """
         if self._hasher is None:
             return
-        table = self._tables.get(sequence.seq_id, [])
+        table = self.tables.get(sequence.seq_id, [])
         for index in range(sequence.num_cached_blocks, sequence.num_accepted_tokens // self.block_size):
             own, parent = table[index], table[index - 1] if index else None
             block_hash = self.block_hash(sequence, index)
@@ -157,7 +158,7 @@ class BlockManager:
         """Let all tables of the request that name its own block at `index` name its cached twin."""
         release = Release(fence=request.last_step)
         for sequence in request.unfinished:
-            table = self._tables.get(sequence.seq_id, [])
+            table = self.tables.get(sequence.seq_id, [])
             if index < len(table) and table[index] == own:
                 self.device.share(cached)
                 table[index] = cached
@@ -167,7 +168,7 @@ class BlockManager:
 
     def claim(self, sequence: Sequence, block_ids: list[int]) -> None:
         """Append pinned cached blocks to the table, one reference each."""
-        table = self._tables.setdefault(sequence.seq_id, [])
+        table = self.tables.setdefault(sequence.seq_id, [])
         if sequence.num_cached_blocks == len(table):
             sequence.num_cached_blocks += len(block_ids)
         for block_id in block_ids:
@@ -189,7 +190,7 @@ class BlockManager:
         missing = blocks_for(num_tokens, self.block_size) - self.num_blocks(sequence)
         if missing > 0:
             new = self.device.allocate(missing)
-            self._tables.setdefault(sequence.seq_id, []).extend(new)
+            self.tables.setdefault(sequence.seq_id, []).extend(new)
 
     def prepare_write(self, sequence: Sequence, position: int, release: Release) -> BlockCopy | None:
         """Make the block of `position` safe to write for this sequence alone.
@@ -197,7 +198,7 @@ class BlockManager:
         A shared block is replaced by a fresh one and the copy to be made is returned. A cached block
         held once is uncached. Raises OutOfBlocks and changes nothing.
         """
-        table = self._tables.get(sequence.seq_id, [])
+        table = self.tables.get(sequence.seq_id, [])
         index = position // self.block_size
         if index >= len(table):
             return None
@@ -212,11 +213,11 @@ class BlockManager:
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Let `child` share the blocks that hold the parent's first `num_tokens` tokens."""
-        assert child.seq_id not in self._tables, f"sequence {child.seq_id} already has a table"
-        shared = self._tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
+        assert child.seq_id not in self.tables, f"sequence {child.seq_id} already has a table"
+        shared = self.tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
         for block_id in shared:
             self.device.share(block_id)
-        self._tables[child.seq_id] = list(shared)
+        self.tables[child.seq_id] = list(shared)
         child.num_cached_blocks = min(parent.num_cached_blocks, num_tokens // self.block_size)
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
@@ -225,17 +226,17 @@ class BlockManager:
     def free(self, sequence: Sequence, release: Release) -> None:
         """Drop the whole table, tails first, so that heads stay cached longest. No table: no effect."""
         release = replace(release, num_chain_blocks=sequence.num_cached_blocks)
-        for block_id in reversed(self._tables.pop(sequence.seq_id, ())):
+        for block_id in reversed(self.tables.pop(sequence.seq_id, ())):
             self.device.release(block_id, release)
 
     def truncate(self, sequence: Sequence, num_blocks: int, release: Release) -> None:
         """Keep the first `num_blocks` blocks of the table."""
-        table = self._tables.get(sequence.seq_id, [])
+        table = self.tables.get(sequence.seq_id, [])
         release = replace(release, num_chain_blocks=sequence.num_cached_blocks)
         while len(table) > num_blocks:
             self.device.release(table.pop(), release)
         if not table:
-            self._tables.pop(sequence.seq_id, None)
+            self.tables.pop(sequence.seq_id, None)
 
     def tail_cuts(self, request: Request, num_blocks: int) -> list[tuple[Sequence, int]]:
         """How to free `num_blocks` exclusive tail blocks: (sequence, blocks it keeps), last choice first.
@@ -273,7 +274,7 @@ class BlockManager:
         """
         held: dict[int, list[int]] = {}
         for sequence in request.sequences:
-            table = self._tables.get(sequence.seq_id)
+            table = self.tables.get(sequence.seq_id)
             if table:
                 held[sequence.seq_id] = table[: blocks_for(sequence.num_kv_tokens, self.block_size)]
         distinct = list(dict.fromkeys(block_id for table in held.values() for block_id in table))
@@ -317,7 +318,7 @@ class BlockManager:
                 else:
                     self.device.share(block_id)
                 table.append(block_id)
-            self._tables[sequence.seq_id] = table
+            self.tables[sequence.seq_id] = table
             sequence.num_cached_blocks = len(list(itertools.takewhile(hits.__contains__, host_table)))
         self.drop_host(request, release)
         return tuple(BlockCopy(host_block, device_of[host_block]) for host_block in missing)
@@ -333,7 +334,7 @@ class BlockManager:
 
         The pools are restored beside it: references are not counted anew."""
         if table:
-            self._tables[sequence.seq_id] = list(table)
+            self.tables[sequence.seq_id] = list(table)
         if host_table:
             self._host_tables[sequence.seq_id] = list(host_table)
 
@@ -341,10 +342,10 @@ class BlockManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless both pools agree with the tables."""
-        for pool, tables in ((self.device, self._tables), (self.host, self._host_tables)):
+        for pool, tables in ((self.device, self.tables), (self.host, self._host_tables)):
             references: Counter[int] = Counter()
             for table in tables.values():
                 references.update(table)
             pool.check_integrity(references)
-        both = self._tables.keys() & self._host_tables.keys()
+        both = self.tables.keys() & self._host_tables.keys()
         assert not both, f"swapped: sequences {sorted(both)} hold device and host blocks"

@@ -13,6 +13,7 @@ from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.admission import AdmissionPlanner
 from pageturner.service.core.scheduling.constraints import Constraints
+from pageturner.service.core.scheduling.decode import Work, lacking_tokens
 from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.plan import Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
@@ -46,7 +47,7 @@ class Attempt:
 
     def run(self) -> Plan | Shortage:
         """The whole step, or the first shortage for which others may yield."""
-        work = self._work()
+        work = lacking_tokens(self._running, self._guarded, self._state.suspects)
         self._split_budget(work)
         shortage = self._admit_guarded() or self._continue_all(work) or self._admit()
         if shortage is not None:
@@ -76,20 +77,7 @@ class Attempt:
 
     # --- running requests ------------------------------------------------------------------
 
-    def _work(self) -> list[tuple[Sequence, int]]:
-        """Running sequences and the tokens each lacks, those of the guarded request first."""
-        guarded, may_run = self._guarded, self._state.may_run
-        work = [
-            (sequence, sequence.num_remaining)
-            for request in self._running
-            if not request.is_paused and may_run(request)
-            for sequence in request.computing
-        ]
-        if work and work[0][0].request is not guarded:
-            work.sort(key=lambda item: item[0].request is not guarded)
-        return work
-
-    def _split_budget(self, work: list[tuple[Sequence, int]]) -> None:
+    def _split_budget(self, work: Work) -> None:
         lacking = [remaining for _, remaining in work]
         prefills = tuple(remaining for remaining in lacking if remaining > 1)
         batch = BatchView(
@@ -101,7 +89,7 @@ class Attempt:
             # Not everybody gets a token in this step: turns are taken, by the guarded request too.
             work.sort(key=lambda item: item[0].last_step)
 
-    def _continue_all(self, work: list[tuple[Sequence, int]]) -> Shortage | None:
+    def _continue_all(self, work: Work) -> Shortage | None:
         budget = self.budget
         for sequence, remaining in work:
             if remaining == 1 and budget.book_in_place(sequence):

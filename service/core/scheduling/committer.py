@@ -202,7 +202,7 @@ class Committer:
             tuple(token_ids),
             start,
             write_start,
-            self._manager.table(sequence),
+            tuple(self._manager.tables[sequence.seq_id]),
             samples,
         )
 

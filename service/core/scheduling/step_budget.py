@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pageturner.policies.interfaces import BatchSplit
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus, Sequence
+from pageturner.service.core.scheduling.decode import has_slot_of_its_own
 from pageturner.service.core.scheduling.ledger import Checkpoint, Ledger
 from pageturner.service.core.scheduling.plan import Chunk, PlannedAdmission
 from pageturner.service.core.scheduling.state import SchedulerState
@@ -102,18 +103,10 @@ class StepBudget:
         return max(0, min(allowed, remaining, self.total_left))
 
     def book_in_place(self, sequence: Sequence) -> bool:
-        """Book one decoded token if its slot is there already and the sequence's own; else nothing.
-
-        This is nearly every chunk there is, so it asks no ledger: a block held once and not cached
-        can neither be claimed nor given up by anyone else in this step.
-        """
+        """Book one decoded token if its slot is there already and the sequence's own; else nothing."""
         if self.decode_left <= 0 or self.total_left <= 0:
             return False
-        table = self._manager.peek(sequence)
-        position = sequence.num_kv_tokens
-        if position != sequence.num_computed_tokens or position >= len(table) * self._block_size:
-            return False
-        if not self._manager.device.is_private(table[position // self._block_size]):
+        if not has_slot_of_its_own(self._manager, sequence):
             return False
         self.total_left -= 1
         self.decode_left -= 1

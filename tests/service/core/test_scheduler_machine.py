@@ -7,6 +7,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.scheduler_machine import SchedulerMachine, SwappingMachine
 
+from pageturner.service.core import scheduler as scheduler_module
+from pageturner.service.core.request import Request
+from pageturner.service.core.scheduling.decode import plan_decodes
+from pageturner.service.core.scheduling.plan import Plan
+from pageturner.service.core.scheduling.planner import Planner
+from pageturner.service.core.scheduling.starvation_guard import choose_guarded
+from pageturner.service.core.scheduling.state import SchedulerState
+
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -36,3 +44,21 @@ def test_tokens_and_books_while_policies_are_swapped_at_length() -> None:
     run_state_machine_as_test(
         SwappingMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
     )
+
+
+def test_an_ordinary_step_is_planned_as_the_planner_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_compared = 0
+
+    def compared(state: SchedulerState, guarded: Request | None) -> Plan | None:
+        nonlocal num_compared
+        plan = plan_decodes(state, guarded)
+        if plan is not None:
+            num_compared += 1
+            assert plan == Planner(state).plan(choose_guarded(state, guarded)), "plan: not the planner's"
+        return plan
+
+    monkeypatch.setattr(scheduler_module, "plan_decodes", compared)
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
+    )
+    assert num_compared > 50
