@@ -12,10 +12,9 @@ fair: queue=virtual-token-counter              under a name of one's own, which 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pageturner.policies import registry
@@ -26,6 +25,7 @@ from pageturner.policies.spec import PolicySpec, parse_spec, parse_value, split_
 from pageturner.service.errors import ConfigError
 from pageturner.service.simulator.experiment import Contender
 from pageturner.service.simulator.machine import SimulatedMachine
+from pageturner.service.simulator.tables import read_table
 
 _SECTIONS = ("cache", "scheduler", "step_time")
 
@@ -49,16 +49,15 @@ class Setup:
             raise ConfigError("--policies", str(error)) from error
         for key, value in self.bounds.items():
             section, _, name = key.partition(".")
-            options = getattr(machine, section)
-            kind = next(
-                (type(getattr(options, f.name)) for f in dataclasses.fields(options) if f.name == name), None
-            )
-            if kind is None:
-                raise ConfigError("--sweep", f"{section} has no {name!r}")
             try:
-                machine = replace(machine, **{section: replace(options, **{name: kind(value)})})
+                options = read_table(
+                    type(getattr(machine, section)),
+                    {**asdict(getattr(machine, section)), name: value},
+                    f"{section}.",
+                )
+                machine = replace(machine, **{section: options})
             except ValueError as error:
-                raise ConfigError("--sweep", f"{key}: {error}") from error
+                raise ConfigError("--sweep", str(error)) from error
         return Contender(self.name, policies, machine)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.simulator.errors import MachineError
 from pageturner.service.simulator.step_time import StepTimeModel
+from pageturner.service.simulator.tables import read_table
 
 _SHIPPED = "machines"
+
+_AT_LEAST_ONE = frozenset(
+    ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_n")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,20 @@ class SimulatedMachine:
     request_seconds: float = 0.0
     measured: StepTimeModel | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a bound with which no scheduler could work."""
+        for section in ("cache", "scheduler"):
+            for name, value in dataclasses.asdict(getattr(self, section)).items():
+                least = 1 if name in _AT_LEAST_ONE else 0
+                if not (math.isfinite(value) and value >= least):
+                    raise ValueError(f"{section}.{name} must be at least {least}, not {value}")
+        if self.scheduler.watermark >= 1:
+            raise ValueError(f"scheduler.watermark must be below 1, not {self.scheduler.watermark}")
+        if self.block_bytes < 1:
+            raise ValueError(f"block_bytes must be at least 1, not {self.block_bytes}")
+        if not (math.isfinite(self.request_seconds) and self.request_seconds >= 0):
+            raise ValueError(f"request_seconds must be at least 0, not {self.request_seconds}")
+
     def to_json(self) -> str:
         """The text of a file that `load_machine` reads back as this."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -54,22 +73,9 @@ def load_machine(source: str) -> SimulatedMachine:
             text = (folder / f"{source}.json").read_text(encoding="utf-8")
         else:
             text = Path(source).read_text(encoding="utf-8")
-        return _machine(json.loads(text))
+        return read_table(SimulatedMachine, json.loads(text))
     except OSError as error:
         known = ", ".join(shipped_machines())
         raise MachineError(f"{source}: {error.strerror}; shipped are {known}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise MachineError(f"{source} is no machine file: {error}") from error
-
-
-def _machine(document: dict[str, Any]) -> SimulatedMachine:
-    return SimulatedMachine(
-        **{
-            **document,
-            "derivation": tuple(document["derivation"]),
-            "step_time": StepTimeModel(**document["step_time"]),
-            "measured": None if document.get("measured") is None else StepTimeModel(**document["measured"]),
-            "cache": CacheOptions(**document["cache"]),
-            "scheduler": SchedulerOptions(**document.get("scheduler", {})),
-        }
-    )

@@ -14,6 +14,7 @@ from pageturner.service.simulator.errors import LineError, MachineError
 from pageturner.service.simulator.json_traces import RECORDING_KEY, STEP_KEY
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.step_time import FitError, TimedStep, fit, fit_error
+from pageturner.service.simulator.tables import read_table
 from pageturner.service.simulator.trace_file import OnBytes, ignore_bytes, json_objects, open_lines
 
 MAX_TRUSTED_ERROR = 0.1
@@ -94,11 +95,13 @@ def fit_machine(path: Path, on_bytes: OnBytes = ignore_bytes) -> MachineFit:
             derivation=(f"Fitted to {len(steps)} steps of a recording.", *notes),
             step_time=model,
             block_bytes=block_bytes,
-            cache=CacheOptions(**header["cache"]),
-            scheduler=SchedulerOptions(**header["scheduler"]),
+            cache=read_table(CacheOptions, header["cache"], "cache."),
+            scheduler=read_table(SchedulerOptions, header["scheduler"], "scheduler."),
         )
         error = fit_error(model, [step for step in steps if step.seconds > 0])
-    except (KeyError, TypeError, ValueError) as failure:
+    except KeyError as failure:
+        raise MachineError(f"{path}: the header has no {failure}") from failure
+    except (TypeError, ValueError, ArithmeticError) as failure:
         raise MachineError(f"{path} is no recording: {failure}") from failure
     if error.mean > MAX_TRUSTED_ERROR:
         warnings.append(

@@ -82,9 +82,18 @@ def test_a_set_that_cannot_be_is_refused(text: str, reason: str) -> None:
     [
         ("reclaim", "is not KEY=VALUE"),
         ("block_size=4", "no axis"),
-        ("cache.size=4", "cache has no 'size'"),
+        ("cache.size=4", "cache.size is unknown"),
         ("step_time.a_token=-1", "a_token"),
-        ("cache.num_blocks=many", "num_blocks"),
+        ("cache.num_blocks=many", "cache.num_blocks: 'many' is not a whole number"),
+        ("cache.num_blocks=0", "cache.num_blocks must be at least 1, not 0"),
+        ("cache.block_size=0", "cache.block_size must be at least 1"),
+        ("cache.num_host_blocks=-1", "cache.num_host_blocks must be at least 0"),
+        ("cache.num_blocks=1e400", "num_blocks: "),
+        ("cache.enable_prefix_caching=maybe", "cache.enable_prefix_caching: 'maybe' is not true or false"),
+        ("scheduler.max_num_batched_tokens=0", "max_num_batched_tokens must be at least 1"),
+        ("scheduler.watermark=2", "scheduler.watermark must be below 1"),
+        ("scheduler.starvation_seconds=nan", "scheduler.starvation_seconds"),
+        ("step_time.a_token=inf", "step_time.a_token"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(text: str, reason: str) -> None:
