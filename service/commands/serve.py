@@ -75,6 +75,7 @@ async def _serve(
     from pageturner.service.rpc.options import format_address
     from pageturner.service.rpc.server import Server
     from pageturner.service.startup import logs
+    from pageturner.service.startup.allocator import bound_arenas
     from pageturner.service.startup.reload import ConfigReloader
 
     loaded = load()
@@ -86,6 +87,7 @@ async def _serve(
         logger.warning("variables_ignored", names=loaded.service_variables, reason=reason)
     stopped, hung_up = asyncio.Event(), asyncio.Event()
     options = loaded.config.server
+    bound_arenas(options.malloc_arenas)  # before the threads that would have arenas
     write_timeout = loaded.config.engine.slow_consumer_timeout_seconds
     server = Server(options, logger, clock, metrics, write_timeout_seconds=write_timeout)
     # Before a thread loads, whose end the process would wait for: an address that is taken is known at once,

@@ -43,6 +43,9 @@ class ServerOptions:
     """The longest interval of WatchLoad."""
     max_abort_ids: int = 1024
     """How many ids one Abort may name."""
+    malloc_arenas: int = 2
+    """Arenas of glibc's allocator that the process's threads share, so that memory which a burst freed in one
+    is used again; 0 leaves the allocator, and MALLOC_ARENA_MAX, alone."""
     log_prompts: bool = False
     """Prompts appear in the log; they are private, so off."""
     allow_policy_imports: bool = False
@@ -76,6 +79,8 @@ class ServerOptions:
                 "server.min_watch_seconds",
                 f"{self.min_watch_seconds} is not in (0, max_watch_seconds = {self.max_watch_seconds}]",
             )
+        if self.malloc_arenas < 0:
+            raise ConfigError("server.malloc_arenas", f"{self.malloc_arenas} is below 0")
         if self.max_abort_ids < 1:
             raise ConfigError("server.max_abort_ids", f"{self.max_abort_ids} is not at least 1")
 
