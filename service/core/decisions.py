@@ -16,7 +16,7 @@ from pageturner.policies.interfaces import Reclaim
 class Guard(Enum):
     """Who decides where no policy is asked."""
 
-    CHAMPION = "champion"
+    GUARDED = "guarded request"
     CLAIM = "claim"
     CAPACITY = "capacity"
     PAUSED_FIRST = "paused first"
@@ -29,7 +29,7 @@ class Guard(Enum):
     DEFAULT = "the default policy"
 
 
-class ChampionReason(Enum):
+class GuardedReason(Enum):
     """Why a request became the one that no policy can hold back."""
 
     STARVED = "starved"
@@ -99,7 +99,7 @@ class AdmissionsHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class Yielded:
+class Preempted:
     """A request gave up blocks. chosen_by: the victim policy, or a guard. how_by: the reclaim policy, or
     a guard where there was no choice.
 
@@ -120,7 +120,7 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """A running request lacks blocks for its next token and nobody yields to it.
+    """A running request lacks blocks for its next token and no request is preempted for it.
 
     awaits_pending: enough of them fall free when the step in flight ends.
     """
@@ -131,11 +131,11 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
-class ChampionChosen:
+class GuardedChosen:
     """From now on no policy can hold this request back."""
 
     request_id: str
-    reason: ChampionReason
+    reason: GuardedReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +183,9 @@ Decision = (
     | AwaitsProducer
     | Overtaken
     | AdmissionsHeld
-    | Yielded
+    | Preempted
     | Stalled
-    | ChampionChosen
+    | GuardedChosen
     | PolicyFault
     | PolicyReplaced
     | ChoiceEnded

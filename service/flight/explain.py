@@ -9,16 +9,16 @@ from pageturner.service.core.decisions import (
     AdmissionsHeld,
     Admitted,
     AwaitsProducer,
-    ChampionChosen,
     ChoiceEnded,
     Decision,
     Ended,
     Guard,
+    GuardedChosen,
     Overtaken,
     PolicyReplaced,
+    Preempted,
     Refused,
     Stalled,
-    Yielded,
 )
 from pageturner.service.core.request import RequestStatus
 from pageturner.service.errors import PageturnerError
@@ -146,18 +146,22 @@ class _RequestHistory:
                 self._say(now, f"waited for {producer}, which computes blocks of the same prefix")
             case Overtaken(request_id, by) if request_id == self._id:
                 self._say(now, f"overtaken by {by}, which was admitted")
-            case Yielded(request_id) if request_id == self._id:
-                self._say(now, _yielded(decision))
+            case Preempted(request_id) if request_id == self._id:
+                self._say(now, _preempted(decision))
                 self._is_waiting, self._queued_at = True, now
-            case Yielded(request_id, claimant) if claimant == self._id:
-                self._say(now, f"{request_id} yielded to it by {decision.how.value}")
+            case Preempted(request_id, claimant) if claimant == self._id:
+                self._say(now, f"{request_id} was preempted for it by {decision.how.value}")
             case Stalled(request_id) if request_id == self._id:
-                until = "some in flight come free next" if decision.awaits_pending else "nobody yields to it"
+                until = (
+                    "some in flight come free next"
+                    if decision.awaits_pending
+                    else "no request is preempted for it"
+                )
                 self._say(
                     now, f"stalled: {_count(decision.num_blocks_short, 'block')} short, {until}", Stalled
                 )
-            case ChampionChosen(request_id, reason) if request_id == self._id:
-                self._say(now, f"became champion ({reason.value}): no policy can hold it back")
+            case GuardedChosen(request_id, reason) if request_id == self._id:
+                self._say(now, f"became the guarded request ({reason.value}): no policy can hold it back")
             case PolicyReplaced(axis, policy, successor):
                 self._say(now, f"{axis} policy {policy} was replaced by {successor}")
             case ChoiceEnded(request_id, index, reason) if request_id == self._id:
@@ -185,8 +189,8 @@ def _admitted(decision: Admitted, seconds: float) -> str:
         "admitted" if decision.is_first else "swapped in and resumed" if decision.was_swapped else "resumed"
     )
     by = {
-        Guard.CHAMPION.value: "as champion, whatever the policies say",
-        Guard.CLAIM.value: "since others yielded to it",
+        Guard.GUARDED.value: "as the guarded request, whatever the policies say",
+        Guard.CLAIM.value: "since others were preempted for it",
     }.get(decision.by, f"by admission policy {decision.by}")
     cached = decision.num_cached_tokens
     hits = f"; {_count(cached, 'token')} of it were cached" if cached and not decision.was_swapped else ""
@@ -224,7 +228,7 @@ def _held(decision: AdmissionsHeld) -> str:
     return f"stood behind in the order of queue policy {decision.queue}; admissions stopped{after}: {why}"
 
 
-def _yielded(decision: Yielded) -> str:
+def _preempted(decision: Preempted) -> str:
     how = {
         Reclaim.SWAP: "preempted by swap",
         Reclaim.RECOMPUTE: "preempted by recompute",
@@ -237,8 +241,8 @@ def _yielded(decision: Yielded) -> str:
         short.append(_count(decision.num_slots_short, "slot"))
     whom = "itself" if decision.claimant == decision.request_id else decision.claimant
     chosen = {
-        Guard.HOLDERS_FIRST.value: "waiting requests that hold blocks yield first",
-        Guard.PAUSED_FIRST.value: "requests whose reader lags yield first",
+        Guard.HOLDERS_FIRST.value: "waiting requests that hold blocks are preempted first",
+        Guard.PAUSED_FIRST.value: "requests whose reader lags are preempted first",
     }.get(
         decision.chosen_by,
         f"victim policy {decision.chosen_by} ranked it {decision.rank} of {decision.num_candidates}",
@@ -255,5 +259,5 @@ def _ended(decision: Ended) -> str:
     facts = [_count(decision.num_output_tokens, "output token")]
     facts.append(f"{decision.queue_seconds:.3f} s in the queue")
     if decision.num_preemptions:
-        facts.append(f"yielded {_count(decision.num_preemptions, 'time')}")
+        facts.append(f"preempted {_count(decision.num_preemptions, 'time')}")
     return f"{f'ended by {decision.error}' if decision.error else 'finished'}: {', '.join(facts)}"

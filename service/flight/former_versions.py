@@ -11,19 +11,29 @@ from typing import Any
 
 from pageturner.service.flight.block_names import hash_of
 
+_DECISIONS = {"Yielded": "Preempted", "ChampionChosen": "GuardedChosen"}
+_DECIDERS = {"champion": "guarded request"}
 _SEQUENCE_FIELDS = {"num_published_blocks": "num_cached_blocks"}
 
 
 def from_version_1(line: Any) -> Any:
     """A line of version 1, its head or an entry, as it is written today. Raises as a damaged line would."""
     if "format" not in line:
-        return {
-            name: part if name in ("is", "decisions") else _without_kinds(part) for name, part in line.items()
-        }
+        entry = {name: part if name == "is" else _without_kinds(part) for name, part in line.items()}
+        if "decisions" in line:
+            entry["decisions"] = [_decision(decision) for decision in line["decisions"]]
+        return entry
     head = _without_kinds(line)
     if head["start"] is not None and "checkpoint" in head["start"]:
         head["start"]["checkpoint"] = _checkpoint(head["start"]["checkpoint"])
     return head
+
+
+def _decision(plain: dict[str, Any]) -> dict[str, Any]:
+    renamed = {"is": _DECISIONS.get(plain["is"], plain["is"])}
+    if "by" in plain:
+        renamed["by"] = _DECIDERS.get(plain["by"], plain["by"])
+    return plain | renamed
 
 
 def _without_kinds(plain: Any) -> Any:

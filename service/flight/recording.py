@@ -61,7 +61,7 @@ class RecordedEngine:
 
 
 class LineFile:
-    """JSON lines to a file, from a thread of its own: whoever writes is never delayed, and never fails.
+    """JSON lines to a file, from a thread of its own: `write` never waits and never fails.
 
     The first error of the file is logged and ends it; lines that come then, and those that find
     MAX_LINES_WAITING before them, are dropped and counted (num_dropped).

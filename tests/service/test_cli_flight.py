@@ -62,7 +62,7 @@ def test_a_replay_that_differs_shows_where(file: Path, capsys: pytest.CaptureFix
     assert main(["replay", str(file)]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
     assert first == "test, from the start of the engine: entry 2, at step 1, differs:"
-    assert second.startswith("  + Admitted(request_id='r0', by='champion'")
+    assert second.startswith("  + Admitted(request_id='r0', by='guarded request'")
     assert last == "(- recorded, + replayed)"
 
 
@@ -82,7 +82,7 @@ def test_an_explanation(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["explain", "stranger", "--file", "{file}"], "no request 'stranger' in this record"),
+        (["explain", "unknown", "--file", "{file}"], "no request 'unknown' in this record"),
         (["replay", "{file}.gone"], "No such file"),
         (["replay", __file__], "not a pageturner flight record"),
     ],

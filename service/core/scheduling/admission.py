@@ -114,7 +114,7 @@ class AdmissionPlanner:
     def _admitted(self, request: Request, is_privileged: bool) -> Admitted:
         by = self._state.policy_host.names["admission"]
         if is_privileged:
-            by = Guard.CHAMPION.value if request is self._guarded else Guard.CLAIM.value
+            by = Guard.GUARDED.value if request is self._guarded else Guard.CLAIM.value
         start = self._budget.admissions[-1]
         num_hits = len(start.host_hits) + sum(len(blocks) for blocks in start.claims.values())
         return Admitted(

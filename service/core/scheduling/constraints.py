@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pageturner.service.core.decisions import Decision, Yielded
+from pageturner.service.core.decisions import Decision, Preempted
 from pageturner.service.core.scheduling.plan import Preemption
 
 
@@ -25,4 +25,4 @@ class Constraints:
     claimants: set[int] = field(default_factory=set)
     await_pending: bool = False
     notes: list[Decision] = field(default_factory=list)
-    preemption_notes: dict[int, Yielded] = field(default_factory=dict)
+    preemption_notes: dict[int, Preempted] = field(default_factory=dict)

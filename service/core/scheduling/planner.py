@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.decisions import Guard, Refused, Stalled, Yielded
+from pageturner.service.core.decisions import Guard, Preempted, Refused, Stalled
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.attempt import Attempt, book_preemption
@@ -108,7 +108,7 @@ class Planner:
             by = Guard.HOLDERS_FIRST.value
         elif victim.is_paused:
             by = Guard.PAUSED_FIRST.value
-        constraints.preemption_notes[victim.order] = Yielded(
+        constraints.preemption_notes[victim.order] = Preempted(
             victim.request_id,
             shortage.claimant.request_id,
             by,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pageturner.service.core.decisions import ChampionChosen, ChampionReason
+from pageturner.service.core.decisions import GuardedChosen, GuardedReason
 from pageturner.service.core.request import QueueEntry, Request, RequestStatus
 from pageturner.service.core.scheduling.state import SchedulerState
 
@@ -47,15 +47,15 @@ def gives_way(state: SchedulerState, guarded: Request | None, claimant: Request)
     return waited <= options.starvation_seconds and guarded.num_preemptions < options.max_preemptions
 
 
-def guard_note(state: SchedulerState, guarded: Request) -> ChampionChosen:
+def guard_note(state: SchedulerState, guarded: Request) -> GuardedChosen:
     """Why this one was chosen just now; asked before it is started."""
     if guarded.status is RequestStatus.RUNNING:
-        reason = ChampionReason.HEAD_OF_RUNNING
+        reason = GuardedReason.HEAD_OF_RUNNING
     elif guarded.queued_since < _starved_before(state):
-        reason = ChampionReason.STARVED
+        reason = GuardedReason.STARVED
     else:
-        reason = ChampionReason.HEAD_OF_QUEUE
-    return ChampionChosen(guarded.request_id, reason)
+        reason = GuardedReason.HEAD_OF_QUEUE
+    return GuardedChosen(guarded.request_id, reason)
 
 
 def _is_eligible(state: SchedulerState, request: Request) -> bool:

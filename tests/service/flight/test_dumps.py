@@ -114,7 +114,7 @@ def test_steps_that_fail_in_a_row_leave_one_file_and_a_process_a_few(tmp_path: P
             house.engine.step()
 
 
-def test_a_disk_that_takes_nothing_is_logged_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_dump_to_an_unwritable_folder_is_logged_counted_and_fails_no_request(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
     house = House(in_the_way)

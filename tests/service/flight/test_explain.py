@@ -40,8 +40,8 @@ def test_a_request_alone() -> None:
     scene.run_to_end()
     assert told(scene, name) == (
         "0.000 s  queued: 3 prompt tokens, at most 2 output tokens, tenant t0\n"
-        "1.000 s  became champion (head of the queue): no policy can hold it back\n"
-        "1.000 s  admitted after 1.000 s in the queue, as champion, whatever the policies say\n"
+        "1.000 s  became the guarded request (head of the queue): no policy can hold it back\n"
+        "1.000 s  admitted after 1.000 s in the queue, as the guarded request, whatever the policies say\n"
         "2.000 s  choice 0 ended: length\n"
         "2.000 s  finished: 2 output tokens, 1.000 s in the queue"
     )
@@ -65,13 +65,13 @@ def test_preempted_by_swap_overtaken_and_resumed() -> None:
         "7.000 s  not admitted by admission policy first-chunk (needs 4 blocks, 3 available) (2 steps)\n"
         "9.000 s  not admitted: it does not fit (needs 3 blocks, 2 available)\n"
         "9.000 s  overtaken by r3, which was admitted\n"
-        "11.000 s  became champion (head of the queue): no policy can hold it back\n"
-        "11.000 s  swapped in and resumed after 6.000 s in the queue, as champion, whatever the policies "
-        "say\n"
+        "11.000 s  became the guarded request (head of the queue): no policy can hold it back\n"
+        "11.000 s  swapped in and resumed after 6.000 s in the queue, as the guarded request, whatever "
+        "the policies say\n"
         "12.000 s  choice 0 ended: length\n"
-        "12.000 s  finished: 6 output tokens, 7.000 s in the queue, yielded 1 time"
+        "12.000 s  finished: 6 output tokens, 7.000 s in the queue, preempted 1 time"
     )
-    assert "5.000 s  r1 yielded to it by swap" in told(scene, "r0")
+    assert "5.000 s  r1 was preempted for it by swap" in told(scene, "r0")
 
 
 def test_refused_by_the_admission_policy_for_a_while() -> None:
@@ -85,8 +85,8 @@ def test_refused_by_the_admission_policy_for_a_while() -> None:
         "budget was spent, as batch policy decode-first split it\n"
         "2.000 s  not admitted by admission policy full-prompt (needs 3 blocks, 3 available, watermark 2) "
         "(2 steps)\n"
-        "4.000 s  became champion (head of the queue): no policy can hold it back\n"
-        "4.000 s  admitted after 4.000 s in the queue, as champion, whatever the policies say\n"
+        "4.000 s  became the guarded request (head of the queue): no policy can hold it back\n"
+        "4.000 s  admitted after 4.000 s in the queue, as the guarded request, whatever the policies say\n"
         "5.000 s  choice 0 ended: length\n"
         "5.000 s  finished: 2 output tokens, 4.000 s in the queue"
     )
@@ -117,8 +117,8 @@ def test_a_claim_of_a_higher_priority() -> None:
     scene.run_to_end()
     assert told(scene, urgent) == (
         "0.000 s  queued: 5 prompt tokens, at most 1 output token, priority 1, tenant t1\n"
-        "1.000 s  r1 yielded to it by recompute\n"
-        "1.000 s  admitted after 1.000 s in the queue, since others yielded to it\n"
+        "1.000 s  r1 was preempted for it by recompute\n"
+        "1.000 s  admitted after 1.000 s in the queue, since others were preempted for it\n"
         "1.000 s  choice 0 ended: length\n"
         "1.000 s  finished: 1 output token, 1.000 s in the queue"
     )
@@ -142,8 +142,8 @@ def test_policies_swapped_while_it_lived_a_lagging_reader_and_an_abort() -> None
     scene.abort(name)
     assert told(scene, name) == (
         "0.000 s  queued: 3 prompt tokens, at most 9 output tokens, tenant t0\n"
-        "1.000 s  became champion (head of the queue): no policy can hold it back\n"
-        "1.000 s  admitted after 1.000 s in the queue, as champion, whatever the policies say\n"
+        "1.000 s  became the guarded request (head of the queue): no policy can hold it back\n"
+        "1.000 s  admitted after 1.000 s in the queue, as the guarded request, whatever the policies say\n"
         "1.000 s  its reader lags behind: paused\n"
         "1.000 s  victim policy least-computed was replaced by last-arrived\n"
         "2.000 s  its reader reads on: resumed\n"
@@ -158,10 +158,10 @@ def test_refused_on_arrival() -> None:
     assert told(scene, "r0") == "0.000 s  refused on arrival (9 prompt tokens): InvalidArgument"
 
 
-def test_a_stranger_is_not_in_the_record() -> None:
+def test_a_request_that_is_not_in_the_record_is_refused_by_its_id() -> None:
     scene = harness({}, num_blocks=8)
-    with pytest.raises(NotInRecord, match="no request 'nobody' in this record of 0 entries"):
-        told(scene, "nobody")
+    with pytest.raises(NotInRecord, match="no request 'unknown' in this record of 0 entries"):
+        told(scene, "unknown")
 
 
 def test_a_request_that_is_older_than_the_record() -> None:

@@ -22,7 +22,7 @@ from support.scheduler_machine import requests, scheduler_options
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service.cli import main
-from pageturner.service.core.decisions import Admitted, Ended, PolicyFault, PolicyReplaced, Refused, Yielded
+from pageturner.service.core.decisions import Admitted, Ended, PolicyFault, PolicyReplaced, Preempted, Refused
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SampledSequence, SampledToken
 from pageturner.service.errors import InvalidArgument, QueueFull, RequestAborted, TextFailed
@@ -168,7 +168,7 @@ def test_the_pressed_run_holds_every_kind_of_entry() -> None:
     kinds = {type(entry) for entry in record.entries}
     assert {Added, Aborted, Failed, PoliciesSet, Scheduled, Updated} <= kinds
     decided = {type(decision) for entry in record.entries for decision in entry.decisions}
-    assert {Admitted, Refused, Yielded} <= decided
+    assert {Admitted, Refused, Preempted} <= decided
     assert replay(record).difference is None
 
 
@@ -177,7 +177,7 @@ def test_a_changed_decision_is_found_at_its_step() -> None:
     index, entry = next(
         (index, entry)
         for index, entry in enumerate(record.entries)
-        if isinstance(entry, Scheduled) and any(isinstance(d, Yielded) for d in entry.decisions)
+        if isinstance(entry, Scheduled) and any(isinstance(d, Preempted) for d in entry.decisions)
     )
     assert isinstance(entry, Scheduled)
     planted = replace(entry, decisions=entry.decisions[:-1])

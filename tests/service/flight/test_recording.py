@@ -116,7 +116,7 @@ def test_a_step_that_follows_another_owns_the_time_between() -> None:
     recording.add("one", 1, 2, 3)
     recording.step()
     recording.step()
-    recording.clock.advance(50.0)  # a rest is nobody's
+    recording.clock.advance(50.0)  # a rest counts for no step
     recording.add("two", 4, 5, 6, output_tokens=1)
     recording.step()
     assert [line["seconds"] for line in recording.lines("step")] == [1.0, 1.25, 1.0]
