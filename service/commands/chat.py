@@ -19,6 +19,7 @@ from pageturner.service.commands.answer import (
     target_of,
 )
 from pageturner.service.commands.output import OutputLost, note, standard_output, write
+from pageturner.service.commands.template_variables import add_template_flags, chat_prompt
 from pageturner.service.commands.text import input_text
 from pageturner.service.engine.api import ChatMessage
 from pageturner.service.errors import PageturnerError
@@ -30,6 +31,7 @@ COMMANDS = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C end
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message in front of the conversation")
+    add_template_flags(parser)
     add_sampling_flags(parser, temperature=0.7, max_tokens=512)
     add_target_flags(parser)
 
@@ -78,9 +80,8 @@ def _converse(runner: asyncio.Runner, client: Client, arguments: argparse.Namesp
 
 
 async def _answer(client: Client, messages: list[ChatMessage], arguments: argparse.Namespace) -> Answer:
-    return await ask(
-        client, tuple(messages), sampling_options(arguments), lambda _index, text: write(text, end="")
-    )
+    prompt = chat_prompt(messages, arguments)
+    return await ask(client, prompt, sampling_options(arguments), lambda _index, text: write(text, end=""))
 
 
 def _lines() -> Iterator[str]:

@@ -18,8 +18,10 @@ from pageturner.service.commands.answer import (
     target_of,
 )
 from pageturner.service.commands.output import note, write, write_json
+from pageturner.service.commands.template_variables import add_template_flags, chat_prompt
 from pageturner.service.commands.text import input_text
 from pageturner.service.engine.api import ChatMessage, Prompt
+from pageturner.service.errors import ConfigError
 
 HELP = "stream the answer to one prompt"
 EXAMPLE = 'pageturner generate "Why is the sky blue?" --max-tokens 100'
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout-seconds", type=float, metavar="X", help="time limit, kept by the server")
     parser.add_argument("--priority", type=int, metavar="X", help="larger is more urgent")
     parser.add_argument("--json", action="store_true", help="no stream; the answer and its figures as JSON")
+    add_template_flags(parser)
     add_sampling_flags(parser)
     add_target_flags(parser, " PROMPT")
 
@@ -57,9 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prompt(text: str, arguments: argparse.Namespace) -> Prompt:
     if arguments.raw:
+        if arguments.template_variables:
+            raise ConfigError("--template-variable", "is for the chat template, which --raw leaves out")
         return f"{arguments.system}\n{text}" if arguments.system else text
     system = (ChatMessage("system", arguments.system),) if arguments.system else ()
-    return (*system, ChatMessage("user", text))
+    return chat_prompt((*system, ChatMessage("user", text)), arguments)
 
 
 async def _generate(target: str, prompt: Prompt, arguments: argparse.Namespace) -> Answer:
