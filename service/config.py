@@ -49,7 +49,8 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that may be in use, weights included."""
     swap_space: Bytes = Bytes(1 << 30)
-    """Host memory for the KV of requests swapped out, pinned where there is a GPU; 0 for none."""
+    """Host memory for the KV of requests swapped out, pinned where there is a GPU; 0 for none. The default
+    shrinks to what weights and pool leave of the memory; a stated size that does not fit is refused."""
     enable_prefix_caching: bool = True
     """Whether finished blocks are kept for later prompts that start alike."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,8 +49,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments of these words. Raises UsageError, or SystemExit after --help."""
-        # argparse cannot mix in a command of commands, nor (before Python 3.13) beside a `--`.
-        if "--" in words or any(action.nargs == argparse.PARSER for action in self._actions):
+        for action in self._actions:
+            if action.nargs == argparse.PARSER:  # a command of commands
+                return self.parse_args(_name_first(words, tuple(action.choices or ())))
+        if "--" in words:  # argparse cannot mix beside it before Python 3.13
             return self.parse_args(words)
         return self.parse_intermixed_args(words)
 
@@ -79,3 +81,13 @@ class Parser(argparse.ArgumentParser):
             lacks_value = word in optional and following.lower() not in BOOLEAN_WORDS
             explicit.append(f"{word}=true" if lacks_value else word)
         return explicit
+
+
+def _name_first(words: Sequence[str], names: Container[str]) -> list[str]:
+    """The words with the first that is a name in front of the flags before it."""
+    ordered = list(words)
+    found = next((word for word in ordered if word in names), None)
+    if found is not None:
+        ordered.remove(found)
+        ordered.insert(0, found)
+    return ordered

@@ -40,7 +40,7 @@ class ModelOptions:
     forward: Forward = "auto"
     """`auto` takes the lean decoder where it knows the architecture, `transformers` otherwise."""
     num_threads: int | None = None
-    """Threads of torch; None leaves torch's choice."""
+    """Threads of torch; None is torch's choice, within the CPU quota of a container."""
     max_position: int | None = None
     """Rows of the RoPE table, hence the longest sequence; None is the model's own."""
 

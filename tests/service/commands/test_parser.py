@@ -79,3 +79,14 @@ def test_an_argument_that_is_no_text_is_refused_and_a_path_is_kept() -> None:
     with pytest.raises(UsageError, match=r"argument words: 'caf\\xe9' is not UTF-8 text"):
         make_parser().parse(["caf\udce9"])
     assert make_parser().parse(["--out", "caf\udce9"]).out == Path("caf\udce9")
+
+
+@pytest.mark.fault("K")
+@pytest.mark.parametrize("line", ["inner --runs 2 --json", "--runs 2 inner --json", "--json --runs=2 inner"])
+def test_flags_of_a_command_of_commands_may_stand_before_its_name(line: str) -> None:
+    parser = Parser(prog="pageturner outer")
+    inner = parser.add_subparsers(dest="name", required=True).add_parser("inner")
+    inner.add_argument("--runs", type=int)
+    inner.add_argument("--json", action="store_true")
+    arguments = parser.parse(line.split())
+    assert (arguments.name, arguments.runs, arguments.json) == ("inner", 2, True)
