@@ -13,19 +13,15 @@ same words.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import structlog
 from structlog.typing import FilteringBoundLogger
@@ -33,8 +29,9 @@ from structlog.typing import FilteringBoundLogger
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import calls
 from pageturner.service.client.messages import build
-from pageturner.service.client.values import Completion, CompletionBuilder, Options, PromptLike, Turn
-from pageturner.service.client.wire import to_chat, to_prompt, to_request
+from pageturner.service.client.prompts import to_chat, to_prompt
+from pageturner.service.client.values import Completion, Options, PromptLike, Turn
+from pageturner.service.client.wire import to_request
 from pageturner.service.config import LoadedConfig, cache_directory, load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
@@ -45,20 +42,16 @@ from pageturner.service.engine.api import (
     StreamEvent,
 )
 from pageturner.service.engine.async_engine import AsyncEngine
-from pageturner.service.errors import Draining, InvalidArgument, QueueFull
+from pageturner.service.engine_thread import EngineThread, Progress
+from pageturner.service.errors import InvalidArgument
 from pageturner.service.metrics import Metrics
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc import convert
-from pageturner.service.rpc.events import events_of
 from pageturner.service.startup.wiring import build_service
 from pageturner.v1 import admin_pb2, generation_pb2
 
-Progress = Callable[[int, int], object]
-"""Called with the number of prompts that are done and of all, in the engine's event loop: keep it short."""
-
 _Section = Mapping[str, object]
 _NOTHING: _Section = MappingProxyType({})
-_T = TypeVar("_T")
 
 
 class LLM:
@@ -96,7 +89,7 @@ class LLM:
         }
         loaded = load_config(config, given=given)
         self._max_at_once = loaded.config.scheduler.max_waiting
-        self._thread = _EngineThread(_build(loaded, logger or _warnings_on_standard_error()))
+        self._thread = EngineThread(_build(loaded, logger or _warnings_on_standard_error()))
         self._finalizer = weakref.finalize(self, self._thread.close)
 
     def __enter__(self) -> Self:
@@ -135,11 +128,11 @@ class LLM:
                 raise
         if options.get("request_id") and len(requests) > 1:
             raise InvalidArgument("request_id", f"one id cannot name {len(requests)} requests")
-        return self._thread.run(_answer_all(self._engine, requests, self._max_at_once, on_progress))
+        return self._thread.answer_all(requests, self._max_at_once, on_progress)
 
     def chat(self, messages: Iterable[Turn], **options: Unpack[Options]) -> Completion:
         """The answer to one conversation, through the model's chat template."""
-        return self._thread.run(_answer(self._engine, _to_request(self._engine, to_chat(messages), options)))
+        return self._thread.answer(_to_request(self._engine, to_chat(messages), options))
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[StreamEvent, None, None]:
         """The answer as it comes, to a prompt or a conversation: AcceptedEvent; TokenEvents and a
@@ -147,7 +140,7 @@ class LLM:
 
         Leaving it aborts the request. A reader may take its time: what is generated meanwhile is kept.
         """
-        return self._follow(_to_request(self._engine, to_prompt(prompt), options))
+        return self._thread.stream(_to_request(self._engine, to_prompt(prompt), options))
 
     def tokenize(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids that a prompt becomes, a conversation through the model's chat template."""
@@ -198,124 +191,6 @@ class LLM:
     @property
     def _engine(self) -> AsyncEngine:
         return self._thread.engine
-
-    def _follow(self, request: GenerationRequest) -> Generator[StreamEvent, None, None]:
-        events: SimpleQueue[StreamEvent | Exception | None] = SimpleQueue()
-        future = self._thread.start(_put_all(self._engine, request, events.put))
-        try:
-            while (event := events.get()) is not None:
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-        finally:
-            future.cancel()
-
-
-# On the engine's event loop. None of these knows the LLM, which would else be collected there, in their wake.
-
-
-async def _answer(engine: AsyncEngine, request: GenerationRequest) -> Completion:
-    builder = CompletionBuilder()
-    async with aclosing(events_of(engine, request)) as events:
-        async for event in events:
-            builder.add(event)
-    return builder.build()
-
-
-async def _put_all(
-    engine: AsyncEngine, request: GenerationRequest, put: Callable[[StreamEvent | Exception | None], object]
-) -> None:
-    """The events, the error if there is one, and None."""
-    try:
-        async with aclosing(events_of(engine, request)) as events:
-            async for event in events:
-                put(event)
-    except Exception as error:  # whatever it is, the reader raises it
-        put(error)
-    finally:
-        put(None)
-
-
-async def _answer_all(
-    engine: AsyncEngine, requests: list[GenerationRequest], max_at_once: int, on_progress: Progress | None
-) -> list[Completion]:
-    """In order. As many are asked at once as may wait: the scheduler finds what runs well together."""
-    answers: dict[int, Completion] = {}
-    left = iter(enumerate(requests))
-    one_ended = asyncio.Event()
-    num_asking = 0
-
-    async def answer(position: int, request: GenerationRequest) -> Completion:
-        nonlocal num_asking
-        while True:
-            one_ended.clear()
-            num_asking += 1
-            try:
-                return await _answer(engine, request)
-            except QueueFull:
-                if num_asking == 1:
-                    raise  # none of ours is there to make room
-            except Exception as error:
-                error.add_note(f"prompts[{position}]")
-                raise
-            finally:
-                num_asking -= 1
-            await one_ended.wait()
-
-    async def work() -> None:
-        for position, request in left:
-            answers[position] = await answer(position, request)
-            one_ended.set()
-            if on_progress is not None:
-                on_progress(len(answers), len(requests))
-
-    workers = [asyncio.create_task(work()) for _ in range(min(len(requests), max_at_once))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-    return [answers[position] for position in range(len(requests))]
-
-
-class _EngineThread:
-    """An engine, and a thread whose event loop it runs on."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
-        self._is_closed = False
-        self._loop = asyncio.new_event_loop()
-        # A daemon: a program that ends without closing must end. The finalizer closes it before that.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pageturner-llm", daemon=True)
-        self._thread.start()
-        self.run(engine.start())
-
-    def start(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Raises Draining once it is closed."""
-        if self._is_closed:
-            coroutine.close()
-            raise Draining("this LLM is closed")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """What it returns or raises. Whatever interrupts the wait, as Ctrl-C does, cancels it."""
-        future = self.start(coroutine)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # does nothing to what is done
-
-    def close(self) -> None:
-        if threading.current_thread() is self._thread:
-            # The garbage collector's choice of thread: here the wait below would have no end.
-            threading.Thread(target=self.close, name="pageturner-llm-end").start()
-        elif not self._is_closed:
-            self.run(self.engine.aclose())
-            self._is_closed = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
 
 
 def _build(loaded: LoadedConfig, logger: FilteringBoundLogger) -> AsyncEngine:

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client.messages import build, check_number
+from pageturner.service.client.prompts import to_chat, to_prompt
 from pageturner.service.client.values import Completion, Options, PromptLike, Turn
 from pageturner.service.client.wire import (
     ABORT_OUTCOMES,
@@ -22,9 +23,7 @@ from pageturner.service.client.wire import (
     from_response,
     from_server_info,
     from_stats,
-    to_chat,
     to_choices,
-    to_prompt,
     to_request,
     to_timeout,
 )

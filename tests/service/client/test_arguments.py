@@ -14,7 +14,8 @@ from support.serving import serving
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import ChatMessage, ChatPrompt, Client, SyncClient, TextPrompt, calls
-from pageturner.service.client.wire import LONGEST_TIMEOUT_SECONDS, to_chat, to_prompt, to_timeout
+from pageturner.service.client.prompts import to_chat, to_prompt
+from pageturner.service.client.wire import LONGEST_TIMEOUT_SECONDS, to_timeout
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
 from pageturner.v1 import generation_pb2 as pb

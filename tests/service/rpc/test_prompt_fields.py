@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.fake_engine import UNLIMITED
 
-from pageturner.service.client.wire import to_prompt as to_wire
+from pageturner.service.client.prompts import to_prompt as to_wire
 from pageturner.service.engine.api import ChatMessage, ChatPrompt, Prompt, TextPrompt
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc import convert

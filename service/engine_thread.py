@@ -1,0 +1,174 @@
+"""An engine on a thread of its own, for callers that have no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import CancelledError, Future
+from contextlib import aclosing
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from pageturner.service.client.values import Completion, CompletionBuilder
+from pageturner.service.engine.api import GenerationRequest, StreamEvent
+from pageturner.service.engine.async_engine import AsyncEngine
+from pageturner.service.errors import Draining, QueueFull
+from pageturner.service.rpc.events import events_of
+
+Progress = Callable[[int, int], object]
+"""Called with the number of prompts that are done and of all, in the engine's event loop: keep it short."""
+
+_CLOSED = "this LLM is closed"
+_T = TypeVar("_T")
+
+
+class EngineThread:
+    """Starts the engine, and ends it on `close`. Every method is for any thread but its own.
+
+    Interrupting a caller, as Ctrl-C does, aborts what it waits for. Once closed, methods raise Draining.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        self._ended = asyncio.Event()
+        self._is_closed = False
+        self._lock = threading.Lock()  # nothing is sent to the loop once it was told to end
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        # A daemon: a program that ends without closing must end.
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(started)), name="pageturner-llm", daemon=True
+        )
+        self._thread.start()
+        self._loop = started.result()
+
+    def close(self) -> None:
+        """End what runs, then the threads. Closing twice is no error."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._ended.set)
+        # On that thread itself where the garbage collector chose it: there is nothing to wait for then.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """What the coroutine returns or raises, on the engine's event loop."""
+        future = self._send(coroutine)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Draining(_CLOSED) from None
+        finally:
+            future.cancel()  # does nothing to what is done
+
+    def answer(self, request: GenerationRequest) -> Completion:
+        """The whole answer. Raises as `EngineClient.submit` and its stream."""
+        return self.run(_answer(self.engine, request))
+
+    def answer_all(
+        self, requests: list[GenerationRequest], max_at_once: int, on_progress: Progress | None
+    ) -> list[Completion]:
+        """The whole answers, in order, computed together. The first error aborts the others and is raised,
+        with a note of its position."""
+        return self.run(_answer_all(self.engine, requests, max_at_once, on_progress))
+
+    def stream(self, request: GenerationRequest) -> Generator[StreamEvent, None, None]:
+        """The answer's events. They are kept for a reader that takes its time; one that leaves aborts it."""
+        events: SimpleQueue[StreamEvent | Exception | None] = SimpleQueue()
+        future = self._send(_put_all(self.engine, request, events.put))
+        try:
+            while (event := events.get()) is not None:
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            future.cancel()
+
+    def _send(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
+        with self._lock:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise Draining(_CLOSED)
+
+    async def _live(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        try:
+            await self.engine.start()
+        except BaseException as error:
+            started.set_exception(error)
+            raise
+        started.set_result(asyncio.get_running_loop())
+        await self._ended.wait()
+        await self.engine.aclose()
+
+
+# On the engine's event loop.
+
+
+async def _answer(engine: AsyncEngine, request: GenerationRequest) -> Completion:
+    builder = CompletionBuilder()
+    async with aclosing(events_of(engine, request)) as events:
+        async for event in events:
+            builder.add(event)
+    return builder.build()
+
+
+async def _put_all(
+    engine: AsyncEngine, request: GenerationRequest, put: Callable[[StreamEvent | Exception | None], object]
+) -> None:
+    """The events, the error if there is one, and None."""
+    try:
+        async with aclosing(events_of(engine, request)) as events:
+            async for event in events:
+                put(event)
+    except asyncio.CancelledError:
+        put(Draining(_CLOSED))  # or else the reader has left, and reads no more
+        raise
+    except Exception as error:  # whatever it is, the reader raises it
+        put(error)
+    finally:
+        put(None)
+
+
+async def _answer_all(
+    engine: AsyncEngine, requests: list[GenerationRequest], max_at_once: int, on_progress: Progress | None
+) -> list[Completion]:
+    """As many are asked at once as may wait: the scheduler finds what runs well together."""
+    answers: dict[int, Completion] = {}
+    left = iter(enumerate(requests))
+    one_ended = asyncio.Event()
+    num_asking = 0
+
+    async def answer(position: int, request: GenerationRequest) -> Completion:
+        nonlocal num_asking
+        while True:
+            one_ended.clear()
+            num_asking += 1
+            try:
+                return await _answer(engine, request)
+            except QueueFull:
+                if num_asking == 1:
+                    raise  # none of ours is there to make room
+            except Exception as error:
+                error.add_note(f"prompts[{position}]")
+                raise
+            finally:
+                num_asking -= 1
+            await one_ended.wait()
+
+    async def work() -> None:
+        for position, request in left:
+            answers[position] = await answer(position, request)
+            one_ended.set()
+            if on_progress is not None:
+                on_progress(len(answers), len(requests))
+
+    workers = [asyncio.create_task(work()) for _ in range(min(len(requests), max_at_once))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [answers[position] for position in range(len(requests))]
