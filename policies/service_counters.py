@@ -11,6 +11,7 @@ after a preemption cost nothing either, since the tenant did not ask for that.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -18,6 +19,9 @@ from typing import TypeAlias
 
 from pageturner.policies.events import PolicyEvent, RequestEnded, RequestQueued, RequestStarted, StepServed
 from pageturner.policies.frozen_map import FrozenMap
+
+MAX_WEIGHTS_CHARACTERS = 1 << 16
+"""Of the option tenant_weights: some 4,000 tenants. It is kept, compared and shown as a whole."""
 
 _PRUNE_ABOVE = 64
 
@@ -27,7 +31,8 @@ class Account:
     """One tenant. All sums are in weighted tokens over the tenant's weight.
 
     counter: service had. queued, started: prompt costs of all that ever entered the queue, and of all
-    that left it, so that queued - started is what waits.
+    that left it, so that queued - started is what waits. is_listed: it has an entry in
+    `ServiceCounters.waiting`.
     """
 
     counter: float = 0.0
@@ -35,10 +40,18 @@ class Account:
     started: float = 0.0
     num_waiting: int = 0
     num_running: int = 0
+    is_listed: bool = False
 
     def charged(self, cost: float) -> Account:
         """With so much more service; spelt out because `replace` takes twice as long."""
-        return Account(self.counter + cost, self.queued, self.started, self.num_waiting, self.num_running)
+        return Account(
+            self.counter + cost,
+            self.queued,
+            self.started,
+            self.num_waiting,
+            self.num_running,
+            self.is_listed,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +62,18 @@ class Ticket:
     queued_before: float
 
 
+Entry: TypeAlias = tuple[float, str]
+"""A counter and its tenant."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceCounters:
     """The state. last_left: the tenant whose request left the queue last, for a lift when it is empty.
+
+    waiting: a heap with one entry for each tenant that has requests waiting: a counter that it had, and its
+    name. Counters only grow meanwhile, so an entry is a lower bound; one that is out of date, or whose
+    tenant waits no more, is put right when it comes to the top. So the least counter is found without a
+    look at every tenant.
 
     Accounts of tenants that are away, and that a lift would raise anyway, are forgotten now and then: when
     there are more than `prune_above`.
@@ -60,6 +82,7 @@ class ServiceCounters:
     accounts: FrozenMap[str, Account]
     tickets: FrozenMap[str, Ticket]
     running: FrozenMap[str, str]
+    waiting: tuple[Entry, ...] = ()
     last_left: str = ""
     prune_above: int = _PRUNE_ABOVE
 
@@ -99,22 +122,25 @@ class Prices:
 Weights: TypeAlias = MappingProxyType[str, float]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def parse_weights(text: str) -> Weights:
-    """ "gold=4, free=0.5": the weight of each tenant named. Raises ValueError for what cannot be read so."""
+    """ "gold=4, free=0.5": the weight of each tenant named. Raises ValueError for what cannot be read so, or
+    is longer than MAX_WEIGHTS_CHARACTERS."""
+    if len(text) > MAX_WEIGHTS_CHARACTERS:
+        raise ValueError(f"has {len(text)} characters; at most {MAX_WEIGHTS_CHARACTERS}")
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         tenant, is_given, weight = part.rpartition("=")
         if not is_given or not 0 < float(weight) < float("inf"):
-            raise ValueError(f"{part!r} is not TENANT=WEIGHT with a finite weight above 0")
+            raise ValueError(f"{part[:80]!r} is not TENANT=WEIGHT with a finite weight above 0")
         weights[tenant.strip()] = float(weight)
     return MappingProxyType(weights)
 
 
 def fold(state: ServiceCounters, event: PolicyEvent, prices: Prices) -> ServiceCounters:
-    """The state after one event, in time that grows with the logarithm of the requests that wait.
+    """The state after one event, in time that grows with the logarithm of the requests and tenants that wait.
 
-    Only the return of a tenant to the queue costs time in the number of tenants.
+    (The heap is copied too, which takes some microseconds a thousand tenants.)
     """
     match event:
         case RequestQueued():
@@ -135,7 +161,11 @@ def _queued(state: ServiceCounters, event: RequestQueued, prices: Prices) -> Ser
     if running is not state.running:
         account = replace(account, num_running=account.num_running - 1)
     if account.num_waiting == 0:
-        account = replace(account, counter=max(account.counter, _least_waiting(state)))
+        state, least = _least_waiting(state)
+        is_listed = state.account(event.tenant).is_listed
+        account = replace(account, counter=max(account.counter, least), is_listed=True)
+        if not is_listed:
+            state = replace(state, waiting=_pushed(state.waiting, (account.counter, event.tenant)))
     cost = 0.0
     if event.is_first:
         cost = prices.input_weight * event.num_prompt_tokens / prices.weight(event.tenant)
@@ -204,18 +234,39 @@ def _left_queue(state: ServiceCounters, request_id: str, tenant: str) -> Service
     )
 
 
-def _least_waiting(state: ServiceCounters) -> float:
-    waiting = (account.counter for account in state.accounts.values() if account.num_waiting)
-    return min(waiting, default=state.counter(state.last_left))
+def _least_waiting(state: ServiceCounters) -> tuple[ServiceCounters, float]:
+    """The state with an entry on top that is right, and its counter: the least of the tenants that wait."""
+    heap, accounts, is_changed = list(state.waiting), state.accounts, False
+    while heap:
+        bound, tenant = heap[0]
+        account = state.account(tenant)
+        if account.num_waiting and account.counter == bound:
+            break
+        is_changed = True
+        if account.num_waiting:
+            heapq.heapreplace(heap, (account.counter, tenant))
+        else:
+            heapq.heappop(heap)
+            accounts = accounts.set(tenant, replace(account, is_listed=False))
+    if is_changed:
+        state = replace(state, accounts=accounts, waiting=tuple(heap))
+    return state, heap[0][0] if heap else state.counter(state.last_left)
+
+
+def _pushed(waiting: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
+    heap = list(waiting)
+    heapq.heappush(heap, entry)
+    return tuple(heap)
 
 
 def _pruned(state: ServiceCounters) -> ServiceCounters:
     if len(state.accounts) <= state.prune_above:
         return state
-    # Every lift from now on is to this level or above, so who is away below it loses nothing.
-    level, accounts = _least_waiting(state), state.accounts
+    # Every lift from now on is to this level or above, so a tenant that is away below it loses nothing.
+    state, level = _least_waiting(state)
+    accounts = state.accounts
     for tenant, account in state.accounts.items():
         is_away = account.num_waiting == account.num_running == 0 and tenant != state.last_left
-        if is_away and account.counter <= level:
+        if is_away and account.counter <= level and not account.is_listed:
             accounts = accounts.remove(tenant)
     return replace(state, accounts=accounts, prune_above=max(_PRUNE_ABOVE, 2 * len(accounts)))

@@ -25,6 +25,7 @@ from pageturner.service.core.sampling_params import (
     SamplingParams,
 )
 from pageturner.service.engine.api import (
+    MAX_NAME_CHARACTERS,
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
@@ -45,6 +46,11 @@ from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 MAX_TEMPLATE_VARIABLES = 64
 MAX_TEMPLATE_CHARACTERS = 1 << 16
 """Of a chat's template variables, names and values together."""
+
+MAX_POLICY_AXES = 16
+MAX_POLICY_OPTIONS = 64
+MAX_OPTION_CHARACTERS = 1 << 17
+"""Of one option of a policy, as JSON."""
 
 FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason] = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -169,7 +175,8 @@ _LEAVES = {"prompt.token_ids": ".ids", "prompt.chat": ".messages"}
 
 
 def to_policy_change(request: admin_pb2.SetPoliciesRequest, origin: str) -> PolicyChange:
-    """Raises InvalidArgument with the path of an option that is not JSON."""
+    """Raises InvalidArgument with the path of what is too much, before anything is read of it, or no JSON."""
+    _check_sizes(request)
     return PolicyChange(
         {
             axis: PolicySpec(choice.name, _options(f"policies[{axis}]", choice.options))
@@ -185,6 +192,27 @@ def to_policy_change(request: admin_pb2.SetPoliciesRequest, origin: str) -> Poli
         request.expected_revision if request.HasField("expected_revision") else None,
         origin,
     )
+
+
+def _check_sizes(request: admin_pb2.SetPoliciesRequest) -> None:
+    """Bound what one message may make the service do: half a million axes would cost the loop seconds."""
+    _refuse_above("preset", len(request.preset), MAX_NAME_CHARACTERS, "characters")
+    for field, choices in (("policies", request.policies), ("shadows", request.shadows)):
+        _refuse_above(field, len(choices), MAX_POLICY_AXES, "entries")
+        for axis, choice in choices.items():
+            path = f"{field}[{axis[:MAX_NAME_CHARACTERS]}]"
+            _refuse_above(path, len(axis), MAX_NAME_CHARACTERS, "characters")
+            _refuse_above(f"{path}.name", len(choice.name), MAX_NAME_CHARACTERS, "characters")
+            _refuse_above(f"{path}.options", len(choice.options), MAX_POLICY_OPTIONS, "entries")
+            for name, text in choice.options.items():
+                option = f"{path}.options[{name[:MAX_NAME_CHARACTERS]}]"
+                _refuse_above(option, len(name), MAX_NAME_CHARACTERS, "characters of its name")
+                _refuse_above(option, len(text), MAX_OPTION_CHARACTERS, "characters")
+
+
+def _refuse_above(path: str, count: int, limit: int, of: str) -> None:
+    if count > limit:
+        raise InvalidArgument(path, f"{count} {of}; at most {limit}")
 
 
 def _options(path: str, options: Mapping[str, str]) -> dict[str, object]:

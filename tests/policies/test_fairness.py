@@ -12,10 +12,12 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.policy_views import LOAD, REQUEST, request, victim
 
+from pageturner.policies.errors import PolicyOptionError
 from pageturner.policies.events import (
     PolicyEvent,
     RequestEnded,
@@ -24,9 +26,10 @@ from pageturner.policies.events import (
     StepServed,
     TenantShare,
 )
+from pageturner.policies.frozen_map import FrozenMap
 from pageturner.policies.interfaces import Migrating, is_stateful
 from pageturner.policies.queue import Fcfs, VirtualTokenCounter
-from pageturner.policies.service_counters import NOTHING_SERVED, ServiceCounters
+from pageturner.policies.service_counters import NOTHING_SERVED, ServiceCounters, _least_waiting
 from pageturner.policies.victim import LastArrived, MostOverServed
 from pageturner.policies.views import RequestView
 
@@ -297,6 +300,66 @@ def test_a_memory_that_begins_among_live_requests_owes_nothing_and_knows_who_wai
     assert key(state, "b1", "b") == key(state, "a2", "a") == (0.0, 0.0)
     state = VTC.fold(VTC.fold(state, served("a", 1)), ended("a1", "a"))
     assert (state.counter("a"), state.account("a").num_running) == (2, 0)
+
+
+TENANTS = ("a", "b", "c", "d")
+IDS, COUNTS = st.integers(0, 9), st.integers(1, 9)
+
+
+def tenant_of(number: int) -> str:
+    return TENANTS[number % 4]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(lambda i, n: queued(f"r{i}", tenant_of(i), n), IDS, COUNTS),
+            st.builds(lambda i: started(f"r{i}", tenant_of(i)), IDS),
+            st.builds(lambda i: RequestEnded(0.0, f"r{i}", tenant_of(i)), IDS),
+            st.builds(served, st.sampled_from(TENANTS), COUNTS),
+        ),
+        max_size=60,
+    )
+)
+def test_the_least_counter_of_those_that_wait_is_found_whatever_happened(events: list[PolicyEvent]) -> None:
+    state = NOTHING_SERVED
+    for event in events:
+        state = VTC.fold(state, event)
+        waiting = [account.counter for account in state.accounts.values() if account.num_waiting]
+        tidied, least = _least_waiting(state)
+        assert least == min(waiting, default=state.counter(state.last_left))
+        assert all(account.counter == tidied.counter(tenant) for tenant, account in state.accounts.items())
+        assert len(state.waiting) <= len(TENANTS), "one entry a tenant"
+
+
+@pytest.mark.fault("R")
+def test_a_submission_looks_at_few_tenants_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = told(*(queued(f"r{i}", f"t{i}") for i in range(1024)))
+    looks = passes = 0
+    get, items = FrozenMap.get, FrozenMap.items
+
+    def counted(self: FrozenMap[Any, Any], key: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return get(self, key)
+
+    def passing(self: FrozenMap[Any, Any]) -> Any:
+        nonlocal passes
+        passes += 1
+        return items(self)
+
+    monkeypatch.setattr(FrozenMap, "get", counted)
+    monkeypatch.setattr(FrozenMap, "items", passing)
+    for i in range(100):
+        state = VTC.fold(state, queued(f"late{i}", f"late{i}"))
+    assert looks <= 100 * 12
+    assert passes <= 1, "accounts are pruned whenever they have doubled, and looked through at no other time"
+
+
+@pytest.mark.fault("R")
+def test_weights_of_tenants_are_bounded() -> None:
+    with pytest.raises(PolicyOptionError, match="characters; at most 65536"):
+        VirtualTokenCounter(tenant_weights="gold=4, " * 10_000)
 
 
 def test_states_of_both_policies_outlive_a_change_of_options() -> None:

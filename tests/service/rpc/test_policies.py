@@ -21,6 +21,7 @@ from pageturner.service.client import Completion, FinishedEvent, TokenEvent
 from pageturner.service.engine.api import EngineHealth, PolicyChange
 from pageturner.service.engine.commands import SetPolicies
 from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
+from pageturner.service.rpc.convert import to_policy_change
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
 
 NAMES = {axis: registry.names(axis) for axis in AXES}
@@ -323,3 +324,35 @@ async def test_a_policy_whose_making_leaves_by_system_exit_is_refused() -> None:
             with pytest.raises(InvalidArgument, match=r"SystemExit|KeyboardInterrupt") as caught:
                 await house.engine.set_policies(change)
             assert caught.value.field == "policies[queue].name"
+
+
+def choices(count: int, **choice: Any) -> dict[str, admin_pb2.PolicyChoice]:
+    return {f"axis{i}": admin_pb2.PolicyChoice(**choice) for i in range(count)}
+
+
+@pytest.mark.fault("O", "R")
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (admin_pb2.SetPoliciesRequest(policies=choices(17)), "policies"),
+        (admin_pb2.SetPoliciesRequest(shadows=choices(17)), "shadows"),
+        (admin_pb2.SetPoliciesRequest(preset="p" * 257), "preset"),
+        (admin_pb2.SetPoliciesRequest(policies=choices(1, name="n" * 257)), "policies[axis0].name"),
+        (
+            admin_pb2.SetPoliciesRequest(policies=choices(1, options={f"o{i}": "1" for i in range(65)})),
+            "policies[axis0].options",
+        ),
+        (
+            admin_pb2.SetPoliciesRequest(policies=choices(1, options={"o": "1" * ((1 << 17) + 1)})),
+            "policies[axis0].options[o]",
+        ),
+    ],
+    ids=["policies", "shadows", "preset", "name", "options", "option"],
+)
+def test_counts_and_sizes_are_refused_before_anything_is_read(
+    request_: admin_pb2.SetPoliciesRequest, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", None)  # not even an option is
+    with pytest.raises(InvalidArgument, match="at most") as caught:
+        to_policy_change(request_, "test")
+    assert caught.value.field == field
