@@ -20,6 +20,9 @@ MAX_DUMPS = 8
 REST = 9.0
 """After a file on demand was made, so many times as long none is begun: a tenth of the time at most."""
 
+MAX_REST_SECONDS = 5.0
+"""But no longer than this, which an operator may have to wait for a file."""
+
 PAUSE_SECONDS = 0.0005
 """A maker of files lets go of the interpreter for so long after each few lines: a thread that only waits for
 its turn would take it from the engine's for 5 ms at a time."""
@@ -58,7 +61,7 @@ class FlightDumps:
         """The file as it is at some moment after this call; on the event loop, made in a thread.
 
         One is in the making at a time. All who ask before it is begun share it, and between two there is a
-        rest (`REST`), so that callers in a loop take a bounded share of the machine from the engine.
+        rest (REST, MAX_REST_SECONDS), so that callers in a loop take little of the machine from the engine.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._make())
@@ -73,7 +76,7 @@ class FlightDumps:
                 return await asyncio.to_thread(_made, self._record("asked for"))
             finally:
                 ended = self._clock.now()
-                self._may_begin_at = ended + REST * (ended - begun)
+                self._may_begin_at = ended + min(MAX_REST_SECONDS, REST * (ended - begun))
 
     def on_fault(self, reason: str) -> None:
         """Write a file, in a thread of its own: the caller goes on at once, whatever becomes of it.

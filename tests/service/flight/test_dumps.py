@@ -25,7 +25,7 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.errors import EngineDead, NotRecorded
 from pageturner.service.flight import flight_file
-from pageturner.service.flight.dumps import MAX_DUMPS, REST, FlightDumps
+from pageturner.service.flight.dumps import MAX_DUMPS, MAX_REST_SECONDS, REST, FlightDumps
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.records import Expired, Failed, FlightRecord, Setting
 from pageturner.service.flight.replay import replay
@@ -46,6 +46,7 @@ class House:
         self.logger, self.entries = recording_logger()
         self.clock = ManualClock(1.0)
         self.num_records = 0
+        self.seconds_a_file = 0.25
         self.is_begun = asyncio.Event()
         self.rests: list[float] = []
         self.recorder = FlightRecorder(self.scheduler, SETTING, 256)
@@ -68,7 +69,7 @@ class House:
     def _record(self, reason: str) -> FlightRecord:
         self.num_records += 1
         self.is_begun.set()
-        self.clock.advance(1.0)  # as if each file took a second
+        self.clock.advance(self.seconds_a_file)
         return self.recorder.record(reason)
 
     async def _sleep(self, seconds: float) -> None:
@@ -178,10 +179,20 @@ async def test_callers_in_a_loop_have_files_made_a_tenth_of_the_time_at_most(tmp
 
     began = house.clock.now()
     await asyncio.gather(*(loop() for _ in range(8)))
-    seconds_at_work = house.num_records  # each takes one
+    seconds_at_work = house.num_records * house.seconds_a_file
     assert house.num_records <= 5, "32 answers are of four files, or of five where callers drift apart"
-    assert house.rests == [0.0, *[REST] * (house.num_records - 1)]
-    assert seconds_at_work <= (house.clock.now() - began + REST) / (1 + REST)
+    rest = REST * house.seconds_a_file
+    assert house.rests == [0.0, *[rest] * (house.num_records - 1)]
+    assert seconds_at_work <= (house.clock.now() - began + rest) / (1 + REST)
+
+
+@pytest.mark.fault("R")
+async def test_the_rest_after_a_file_that_took_long_is_bounded(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.seconds_a_file = 60.0
+    await house.dumps.content()
+    await house.dumps.content()
+    assert house.rests == [0.0, MAX_REST_SECONDS]
 
 
 @pytest.mark.fault("R")
