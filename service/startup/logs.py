@@ -49,7 +49,18 @@ def detach_stderr(options: LogOptions) -> LogStream:
     stream = LogStream(writer, stderr.encoding, stderr.isatty())
     sys.stderr = stream
     atexit.register(stream.finish)
+    logging.basicConfig(handlers=[_Forwarded()], level=logging.WARNING)
+    logging.captureWarnings(True)
     return stream
+
+
+class _Forwarded(logging.Handler):
+    """Gives what libraries log, and Python's warnings, the form of the service's own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As an event `library` of the record's level."""
+        logger = structlog.get_logger().bind(logger=record.name, message=record.getMessage())
+        logger.log(record.levelno, "library", exc_info=record.exc_info)
 
 
 def configure(options: LogOptions, stream: TextIO | None = None) -> None:

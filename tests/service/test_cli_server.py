@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -79,6 +80,52 @@ def test_generate_reads_a_raw_prompt_from_standard_input(server: RunningServer) 
     answer = json.loads(run(*words, stdin="def f(x):").stdout)
     assert len(answer["choices"]) == 2
     assert answer["seed"] == 1
+
+
+@pytest.mark.fault("8", "25", "27")
+@pytest.mark.parametrize("command", ["generate", "chat", "loadtest"])
+def test_a_client_command_reaches_its_server_from_any_environment(
+    command: str, server: RunningServer
+) -> None:
+    """No UTF-8, no home folder, a proxy that is not there."""
+    taken_out = {"HOME", "XDG_CACHE_HOME", "no_proxy", "NO_PROXY"}
+    environment = {name: value for name, value in os.environ.items() if name not in taken_out} | {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "http_proxy": "http://127.0.0.1:9",
+    }
+    words = {
+        "generate": ["é 你 🙂", "--max-tokens=2", "--json"],
+        "chat": ["--system=é", "--max-tokens=2"],
+        "loadtest": ["--requests=2", "--prompt-tokens=8", "--output-tokens=2", "--warmup=0"],
+    }[command]
+    finished = subprocess.run(
+        [*PROGRAM, command, f"--target={server.target}", *words],
+        input="é 你 🙂\n".encode(),
+        capture_output=True,
+        env=environment,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.isascii()
+    if command == "generate":
+        assert json.loads(finished.stdout)["usage"]["num_output_tokens"] == 2
+
+
+@pytest.mark.fault("9")
+def test_a_server_started_with_sigint_ignored_goes_on_until_sigterm(flags: list[str]) -> None:
+    """As a shell starts its background jobs."""
+    line = f"trap '' INT; exec {shlex.join([*PROGRAM, 'serve', '--port=0', *flags])}"
+    with subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            target = process.stdout.readline().split()[-1]
+            process.send_signal(signal.SIGINT)
+            asyncio.run(_three_answers_and_a_refusal(target))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_chat_answers_each_line_and_remembers(server: RunningServer) -> None:

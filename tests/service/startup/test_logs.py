@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -75,3 +77,20 @@ def test_an_exception_is_one_json_line() -> None:
     except ValueError:
         structlog.get_logger().exception("failed")
     assert "ValueError: broken" in json.loads(stream.getvalue())["exception"]
+
+
+def test_what_libraries_log_has_the_form_of_the_log() -> None:
+    program = (
+        "import logging, warnings\n"
+        "from pageturner.service.startup import logs\n"
+        "logs.detach_stderr(logs.LogOptions(format='json'))\n"
+        "logs.configure(logs.LogOptions(format='json'))\n"
+        "logging.getLogger('some.library').warning('said %d', 3)\n"
+        "logging.getLogger('some.library').info('whispered')\n"
+        "warnings.warn('old')\n"
+    )
+    finished = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    said, warned = map(json.loads, finished.stderr.splitlines())
+    assert (said["event"], said["level"], said["logger"]) == ("library", "warning", "some.library")
+    assert said["message"] == "said 3"
+    assert "old" in warned["message"]
