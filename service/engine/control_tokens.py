@@ -4,16 +4,18 @@ A special token in a rendered prompt may come from the template or from a messag
 tells which. So before a template sees a caller's text, one character of each control token in it is put
 behind a stand-in: a lone surrogate, which no caller can send, since it is not Unicode. Lengths stay, and so
 do comparisons and searches for anything but a control token. What still reads as a control token after
-rendering is the template's. It becomes a placeholder, an added token of a second tokenizer that takes all
-else for text; the characters come back from behind their stand-ins, and that one encodes the whole, so that
+rendering is the template's. It becomes a placeholder; the characters come back from behind their stand-ins,
+and a second tokenizer, which has placeholders in the place of control tokens, encodes the whole, so that
 normalizing and merging happen as they would around the real tokens.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 import tokenizers
 
@@ -33,14 +35,16 @@ class ControlTokens:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
-        self._tokens = {str(token.content): token for token in added.values() if token.special}
         self._ids = {str(token.content): token_id for token_id, token in added.items() if token.special}
-        texts = sorted(self._ids, key=len, reverse=True)
-        self._whole = re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
-        self._begin = re.compile("|".join(_beginnings(texts)) if texts else r"(?!)")
+        texts = sorted(self._ids)
+        self._whole = re.compile(_any_of(texts))
+        self._begin = re.compile(_begin_any_of(texts))
         characters = sorted(set("".join(texts)))[:_MAX_STAND_INS]
         self._stand_ins = {character: chr(_FIRST_STAND_IN + i) for i, character in enumerate(characters)}
         self._restored = {ord(stand_in): character for character, stand_in in self._stand_ins.items()}
+        model = backend.model
+        unknown = getattr(model, "unk_token", None), getattr(model, "unk_id", None)
+        self._counted = {i for text, i in self._ids.items() if text not in unknown and i not in unknown}
         self._longest = max(map(len, texts), default=0)
         self._heads = {text[:cut] for text in texts for cut in range(1, len(text))}
         self._tails = {text[cut:] for text in texts for cut in range(1, len(text))}
@@ -86,6 +90,12 @@ class ControlTokens:
     def has_hidden(self, text: str) -> bool:
         return _STAND_IN.search(text) is not None
 
+    def escaped(self, token_ids: Iterable[int], text: str) -> bool:
+        """Whether the ids hold more control tokens than their text spells: a normalizer can make one of other
+        characters (of full width, say), and some models know one as a word. Unknown text is none."""
+        num_tokens = sum(token_id in self._counted for token_id in token_ids)
+        return num_tokens > 0 and num_tokens > sum(1 for _ in self.find(text))
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of a rendered prompt: control tokens that are not hidden are tokens, all else is text."""
         return self._encode(
@@ -110,26 +120,19 @@ class ControlTokens:
 
         Made when first needed: few prompts spell control tokens.
         """
-        plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        data = json.loads(self._backend.to_str())
+        renamed = {text: self._placeholder(text) for text in self._ids}
+        for token in data["added_tokens"]:
+            if token["content"] in renamed:
+                token |= {"content": renamed[token["content"]], "special": False, "normalized": False}
+        _rename(data["model"], renamed)
+        plain = tokenizers.Tokenizer.from_str(json.dumps(data))
         plain.no_truncation()
         plain.no_padding()
-        plain.encode_special_tokens = True
         ids = {}
-        for text, token in self._tokens.items():
-            placeholder = self._placeholder(text)
-            plain.add_tokens(
-                [
-                    tokenizers.AddedToken(
-                        placeholder,
-                        normalized=False,
-                        lstrip=token.lstrip,
-                        rstrip=token.rstrip,
-                        single_word=token.single_word,
-                    )
-                ]
-            )
+        for text, placeholder in renamed.items():
             placed = plain.token_to_id(placeholder)
-            assert placed is not None, f"{placeholder!r} was just added"
+            assert placed is not None, f"{placeholder!r} is an added token"
             ids[placed] = self._ids[text]
         return plain, ids
 
@@ -140,12 +143,45 @@ class ControlTokens:
         return self._stand_ins.get(character, character)
 
 
-def _beginnings(texts: Iterable[str]) -> list[str]:
-    """Patterns of one character each: the first of a control token, with the rest of it ahead.
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern of the longest of the texts, which beginnings that they share pass once: text that almost
+    spells many of them must not cost a try for each."""
+    endings: dict[str, list[str]] = {}
+    is_end = False
+    for text in texts:
+        if text:
+            endings.setdefault(text[0], []).append(text[1:])
+        else:
+            is_end = True
+    if not endings:
+        return "" if is_end else r"(?!)"
+    branches = "|".join(f"{re.escape(first)}{_any_of(rest)}" for first, rest in endings.items())
+    if len(endings) == 1 and not is_end:
+        return branches  # groups nest where texts part only: re parses a few hundred levels
+    return f"(?:{branches}){'?' if is_end else ''}"
 
-    One at a time, so that control tokens that overlap are all found.
-    """
+
+def _begin_any_of(texts: Iterable[str]) -> str:
+    """A pattern of one character: the first of one of the texts, with the rest of it ahead. So texts that
+    overlap are all found."""
     rests: dict[str, list[str]] = {}
     for text in texts:
-        rests.setdefault(text[0], []).append(re.escape(text[1:]))
-    return [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        rests.setdefault(text[0], []).append(text[1:])
+    return "|".join(f"{re.escape(first)}(?={_any_of(rest)})" for first, rest in rests.items()) or r"(?!)"
+
+
+def _rename(model: dict[str, Any], renamed: Mapping[str, str]) -> None:
+    """Take control tokens out of a model's own vocabulary, where text might meet them (as a word, as a piece,
+    as what two tokens merge to), and put their placeholders in their places. model: as tokenizer.json has it.
+    """
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {renamed.get(text, text): token_id for text, token_id in vocabulary.items()}
+    elif isinstance(vocabulary, list):
+        model["vocab"] = [[renamed.get(text, text), score] for text, score in vocabulary]
+    if merges := model.get("merges"):
+        model["merges"] = [
+            [left, right] for left, right in merges if not {left, right, left + right} & renamed.keys()
+        ]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])

@@ -111,10 +111,14 @@ class Tokenizer:
         text. Raises InvalidArgument where it is not Unicode (a lone surrogate).
         """
         _check_unicode("prompt", text)
-        if not parse_special and any(self._controls.find(text)):
-            found = self._controls.encode_text(text, add_special_tokens=add_special_tokens)
-        else:
+        if parse_special:
             found = self._encode(text, add_special_tokens=add_special_tokens)
+        else:
+            found = self._encode(text, add_special_tokens=False)
+            if any(self._controls.find(text)) or self._controls.escaped(found, text):
+                found = self._controls.encode_text(text, add_special_tokens=add_special_tokens)
+            elif add_special_tokens:
+                found = self._encode(text, add_special_tokens=True)
         if add_special_tokens:
             return self._with_one_bos(found)
         return tuple(found)
@@ -159,9 +163,11 @@ class Tokenizer:
         )
         if continue_final:
             text = _cut_to_continue(text)
-        if self._controls.has_hidden(text):
-            return tuple(self._controls.encode(text))
-        return tuple(self._encode(text, add_special_tokens=False))
+        if not self._controls.has_hidden(text):
+            found = self._encode(text, add_special_tokens=False)
+            if not self._controls.escaped(found, text):
+                return tuple(found)
+        return tuple(self._controls.encode(text))
 
     def _hidden_turn(self, place: int, message: Message) -> tuple[str, str]:
         field = f"prompt.chat[{place}]"

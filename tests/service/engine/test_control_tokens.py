@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_tokenizers import byte_level_bpe, sentencepiece_bpe, word_piece
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from pageturner.service.engine.api import ChatMessage
 from pageturner.service.engine.chat_template import ChatTemplate
@@ -172,6 +172,60 @@ def test_a_text_prompt_spells_control_tokens_unless_it_says_not_to() -> None:
     assert tokenizer.encode("fox", parse_special=False) == tokenizer.encode("fox")
 
 
+def unigram() -> tokenizers.Tokenizer:
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -1.0) for character in "</s>fox")]
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return backend
+
+
+def words() -> tokenizers.Tokenizer:
+    vocab = {"<unk>": 0, "</s>": 1, "fox": 2}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return backend
+
+
+def merged() -> tokenizers.Tokenizer:
+    vocab = {
+        text: i for i, text in enumerate(["<unk>", "</s>", "<", "/", "s", ">", "f", "o", "x", "</", "s>"])
+    }
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab, [("<", "/"), ("s", ">"), ("</", "s>")], unk_token="<unk>")
+    )
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return backend
+
+
+@pytest.mark.fault("E")
+@pytest.mark.parametrize("backend", [unigram, words, merged])
+def test_a_control_token_that_the_model_itself_knows_is_text_all_the_same(
+    backend: Callable[[], tokenizers.Tokenizer],
+) -> None:
+    tokenizer = chat_tokenizer("fox {{ messages[0].content }} fox </s>", backend())
+    found = tokenizer.encode_chat([ChatMessage("user", "</s>")])
+    assert (found.count(1), found[-1]) == (1, 1)
+    assert 1 not in tokenizer.encode("fox </s>", parse_special=False)
+    unknown = tokenizer.encode_chat([ChatMessage("user", "\u65e5")])
+    assert unknown.count(0) >= 1
+
+
+@pytest.mark.fault("E")
+def test_a_control_token_that_only_normalizing_makes_is_text() -> None:
+    own = fresh(byte_level_bpe())
+    own.normalizer = normalizers.NFKC()
+    own.add_special_tokens([AddedToken("<s>", normalized=True, special=True)])
+    (s,) = own.encode("<s>").ids
+    wide = "\uff1cs\uff1e"
+    assert s in own.encode(wide).ids
+    tokenizer = chat_tokenizer("<s>{{ messages[0].content }}", own)
+    found = tokenizer.encode_chat([ChatMessage("user", wide)])
+    assert (found[0], found.count(s)) == (s, 1)
+    assert tokenizer.decode(found) == "<s>"
+    assert s not in tokenizer.encode(wide, parse_special=False)
+
+
 @pytest.mark.fault("E")
 def test_a_template_variable_that_spells_a_control_token_is_text() -> None:
     tokenizer = chat_tokenizer("<|start|>{{ style }}{{ more.deep[0] }}")
@@ -197,6 +251,30 @@ def test_a_lone_surrogate_in_a_message_is_refused_by_its_place() -> None:
     with pytest.raises(InvalidArgument, match="not Unicode at character 1") as caught:
         tokenizer.encode_chat([ChatMessage("user", "a"), ChatMessage("user", "b\ud800")])
     assert caught.value.field == "prompt.chat[1].content"
+
+
+@given(
+    st.lists(st.text(st.sampled_from("ab<."), min_size=1, max_size=4), max_size=6),
+    st.text(st.sampled_from("ab<."), max_size=12),
+)
+def test_the_longest_control_token_is_found_at_each_place(texts: list[str], text: str) -> None:
+    own = tokenizers.Tokenizer(models.BPE())
+    own.add_special_tokens(texts)
+    expected, place = [], 0
+    while place < len(text):
+        longest = max((t for t in texts if text.startswith(t, place)), key=len, default="")
+        if longest:
+            expected.append(longest)
+        place += len(longest) or 1
+    controls = ControlTokens(own)
+    assert [found[0] for found in controls.find(text)] == expected
+    assert not any(t in controls.hide(text) for t in texts)
+
+
+def test_a_control_token_may_be_long() -> None:
+    own = tokenizers.Tokenizer(models.BPE())
+    own.add_special_tokens(["<" + "x" * 500 + ">", "<" + "x" * 400 + ">"])
+    assert any(ControlTokens(own).find("a<" + "x" * 400 + ">"))
 
 
 @given(st.text(st.sampled_from("<|>endstar \n"), max_size=30), st.booleans())
