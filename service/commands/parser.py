@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +19,7 @@ class UsageError(Exception):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Says the default of every flag that has one, and names its value by its type."""
+    """Says the default of each flag, names its value by its type, and breaks no name at a hyphen."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.help or ""
@@ -31,6 +32,13 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return _METAVARS.get(action.type) or action.dest.upper()
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = textwrap.wrap(" ".join(text.split()), width - len(indent), break_on_hyphens=False)
+        return "\n".join(indent + line for line in lines)
 
 
 class Parser(argparse.ArgumentParser):

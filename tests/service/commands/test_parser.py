@@ -90,3 +90,14 @@ def test_flags_of_a_command_of_commands_may_stand_before_its_name(line: str) -> 
     inner.add_argument("--json", action="store_true")
     arguments = parser.parse(line.split())
     assert (arguments.name, arguments.runs, arguments.json) == ("inner", 2, True)
+
+
+@pytest.mark.fault("K")
+def test_the_help_breaks_no_name_at_a_hyphen() -> None:
+    parser = Parser(
+        prog="pageturner test", epilog="example: " + "pageturner test cost-model:swap_weight=2 " * 4
+    )
+    parser.add_argument("--policy", help="one of a-very-long-name-of-a-policy, " * 4)
+    shown = parser.format_help()
+    assert shown.count("cost-model:swap_weight=2") == 4
+    assert shown.count("a-very-long-name-of-a-policy") == 4
