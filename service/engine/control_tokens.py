@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 import tokenizers
@@ -146,19 +147,17 @@ class ControlTokens:
 def _any_of(texts: Iterable[str]) -> str:
     """A pattern of the longest of the texts, which beginnings that they share pass once: text that almost
     spells many of them must not cost a try for each."""
+    texts = list(texts)
+    if not texts:
+        return r"(?!)"
+    shared = commonprefix(texts)  # noqa: RUF071 - texts, not paths
     endings: dict[str, list[str]] = {}
-    is_end = False
     for text in texts:
-        if text:
-            endings.setdefault(text[0], []).append(text[1:])
-        else:
-            is_end = True
-    if not endings:
-        return "" if is_end else r"(?!)"
-    branches = "|".join(f"{re.escape(first)}{_any_of(rest)}" for first, rest in endings.items())
-    if len(endings) == 1 and not is_end:
-        return branches  # groups nest where texts part only: re parses a few hundred levels
-    return f"(?:{branches}){'?' if is_end else ''}"
+        if ending := text[len(shared) :]:
+            endings.setdefault(ending[0], []).append(ending)
+    branches = "|".join(map(_any_of, endings.values()))
+    may_end = "?" if shared in texts else ""
+    return re.escape(shared) + (f"(?:{branches}){may_end}" if branches else "")
 
 
 def _begin_any_of(texts: Iterable[str]) -> str:
