@@ -25,11 +25,11 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
+from pageturner.service.logs.structured import LogOptions
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.schema import Key, from_text, from_toml, keys_of, to_plain, to_toml
 from pageturner.service.sizes import Bytes
-from pageturner.service.startup.logs import LogOptions
 
 ENV_PREFIX = "PAGETURNER_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"

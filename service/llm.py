@@ -42,9 +42,9 @@ from pageturner.service.engine.api import (
     StreamEvent,
 )
 from pageturner.service.engine.async_engine import AsyncEngine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine_thread import EngineThread, Progress
 from pageturner.service.errors import InvalidArgument
-from pageturner.service.metrics import Metrics
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc import convert
 from pageturner.service.startup.wiring import build_service

@@ -25,6 +25,9 @@ sys.exit(lint_imports(config_filename=sys.argv[2], no_cache=True, no_logo=True))
 BLOCK_POOL = "import pageturner.service.core.memory.block_pool"
 # Contract -> a module, or a folder for a new one, and what is planted in it.
 PLANTED = {
+    "no circles": ("kernels/layout.py", "import pageturner.kernels.torch_ops"),
+    "the service is built in layers": ("service/engine", "import pageturner.service.startup.sizing"),
+    "the core is built in layers": ("service/core/request.py", "import pageturner.service.core.outputs"),
     "policies use the standard library only": ("policies", "import numpy"),
     "kernels know nothing of requests": ("kernels", "import pageturner.policies.views"),
     "CuPy is met in one place": ("kernels/cuda/plan.py", "import cupy.cuda"),

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from pageturner.service.engine.async_engine import AsyncEngine
+    from pageturner.service.engine.metrics import Metrics
     from pageturner.service.flight.recording import LineFile
-    from pageturner.service.metrics import Metrics
+    from pageturner.service.logs import structured
 
 HELP = "run the service"
 EXAMPLE = "pageturner serve --model ./my-model --num-blocks 2048 --victim-policy last-arrived"
@@ -71,16 +72,15 @@ async def _serve(
     import structlog
 
     from pageturner.service.engine.api import EngineHealth
-    from pageturner.service.metrics import Metrics
+    from pageturner.service.engine.metrics import Metrics
     from pageturner.service.rpc.options import format_address
     from pageturner.service.rpc.server import Server
-    from pageturner.service.startup import logs
     from pageturner.service.startup.allocator import bound_arenas
     from pageturner.service.startup.reload import ConfigReloader
 
     loaded = load()
-    log = logs.detach_stderr(loaded.config.log)
-    logs.configure(loaded.config.log)
+    log = structured.detach_stderr(loaded.config.log)
+    structured.configure(loaded.config.log)
     logger, metrics = structlog.get_logger(), Metrics()
     if loaded.service_variables:
         reason = "Kubernetes sets these for a Service; they configure nothing here"

@@ -9,16 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.outputs import Event, SampledSequence, SchedulerOutput
 from pageturner.service.core.request import NewRequest
 from pageturner.service.errors import PageturnerError
-
-if TYPE_CHECKING:
-    from pageturner.service.core.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +121,6 @@ class Outcome:
     decisions: tuple[Decision, ...] = ()
 
 
-P = ParamSpec("P")
-R = TypeVar("R", bound=Answer)
-_Method: TypeAlias = Callable[Concatenate["Scheduler", P], R]
-
-
 class SchedulerListener(Protocol):
     """Hears one scheduler, on the thread that owns it."""
 
@@ -141,12 +133,26 @@ class SchedulerListener(Protocol):
         ...
 
 
-def told(make_call: Callable[..., Call]) -> Callable[[_Method[P, R]], _Method[P, R]]:
+class Heard(Protocol):
+    """What has listeners, and tells them of a call that is over."""
+
+    listeners: tuple[SchedulerListener, ...]
+
+    def tell(self, call: Call, answer: Answer, error: Exception | None) -> None: ...
+
+
+S = TypeVar("S", bound=Heard)
+P = ParamSpec("P")
+R = TypeVar("R", bound=Answer)
+_Method: TypeAlias = Callable[Concatenate[S, P], R]
+
+
+def told(make_call: Callable[..., Call]) -> Callable[[_Method[S, P, R]], _Method[S, P, R]]:
     """Tell the listeners of each call of a method. make_call: of the method's own arguments."""
 
-    def decorate(method: _Method[P, R]) -> _Method[P, R]:
+    def decorate(method: _Method[S, P, R]) -> _Method[S, P, R]:
         @functools.wraps(method)
-        def call_and_tell(self: Scheduler, /, *arguments: P.args, **options: P.kwargs) -> R:
+        def call_and_tell(self: S, /, *arguments: P.args, **options: P.kwargs) -> R:
             if not self.listeners:
                 return method(self, *arguments, **options)
             call = make_call(*arguments, **options)

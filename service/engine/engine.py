@@ -33,9 +33,9 @@ from pageturner.service.engine.commands import (
     Submit,
     SubmitRefused,
 )
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
-from pageturner.service.metrics import Metrics
 from pageturner.service.policy_host.host import PolicyHost
 from pageturner.service.policy_host.reports import Asking
 

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from pageturner.service.core.clock import Clock
+from pageturner.service.engine.metrics import Method, Metrics
 from pageturner.service.errors import (
     EngineDead,
     InvalidArgument,
@@ -21,7 +22,6 @@ from pageturner.service.errors import (
     StepFailed,
     TextFailed,
 )
-from pageturner.service.metrics import Method, Metrics
 from pageturner.service.rpc.status import code_of, to_status
 
 _BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.engine.api import EngineClient
-from pageturner.service.metrics import Metrics
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.rpc.admin import AdminServicer
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.health import HealthServicer

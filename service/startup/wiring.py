@@ -21,12 +21,12 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
 from pageturner.service.flight.records import Setting
-from pageturner.service.metrics import Metrics
 from pageturner.service.model.backend import Backend
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model

@@ -31,7 +31,7 @@ from pageturner.service.client import Client, Options, TokenEvent
 from pageturner.service.config import load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SampledToken
-from pageturner.service.metrics import Metrics
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.graphs import graph_sizes
 from pageturner.service.model.kv_cache import KvCache

@@ -40,8 +40,8 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.engine.async_engine import AsyncEngine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, StepFailed
-from pageturner.service.metrics import Metrics
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.batch import build_batch
 from pageturner.service.model.build import build_model

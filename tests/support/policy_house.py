@@ -17,10 +17,10 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
-from pageturner.service.metrics import Metrics
 from pageturner.service.policy_host.calls import CallWatch
 from support.fake_model import FakeModel
 from support.scripted import recording_logger

@@ -13,7 +13,7 @@ import structlog
 from pageturner.service.client import Client
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.engine.api import EngineClient
-from pageturner.service.metrics import Metrics
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.server import Server
 

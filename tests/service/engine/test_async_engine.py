@@ -37,6 +37,7 @@ from pageturner.service.engine.api import (
 )
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Device, Engine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import (
@@ -53,7 +54,6 @@ from pageturner.service.errors import (
     SlowConsumer,
     StepFailed,
 )
-from pageturner.service.metrics import Metrics
 
 MODEL = ModelInfo(
     name="tiny",

@@ -27,6 +27,7 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.engine import STATS_INTERVAL, Device, Engine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import (
     ConfigError,
@@ -38,7 +39,6 @@ from pageturner.service.errors import (
     SlowConsumer,
     StepFailed,
 )
-from pageturner.service.metrics import Metrics
 
 SEARCH = settings(max_examples=2000, database=None, phases=[Phase.generate])
 OPTIONS = EngineOptions(max_consecutive_failures=8, max_empty_schedules=4, slow_consumer_timeout_seconds=5)

@@ -32,11 +32,11 @@ from pageturner.service.engine.api import AcceptedEvent, GenerationRequest, Mode
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import PageturnerError, RequestAborted, StepFailed
-from pageturner.service.metrics import Metrics
 
 TOKENIZER = Tokenizer(byte_level_bpe())
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 12, 6, 4

@@ -21,6 +21,7 @@ from pageturner.service.engine.api import EngineHealth, GenerationRequest, Model
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.commands import Submit
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.errors import EngineDead, NotRecorded
@@ -29,7 +30,6 @@ from pageturner.service.flight.dumps import MAX_DUMPS, MAX_REST_SECONDS, REST, F
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.records import Expired, Failed, FlightRecord, Setting
 from pageturner.service.flight.replay import replay
-from pageturner.service.metrics import Metrics
 
 OPTIONS = SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16)
 CACHE = CacheOptions(num_blocks=16, block_size=4, num_host_blocks=4)

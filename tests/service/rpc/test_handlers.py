@@ -15,7 +15,7 @@ from support.fake_engine import PAUSE, FakeEngine, accepted, finished
 from support.serving import capturing_logger
 
 from pageturner.service.core.clock import ManualClock
-from pageturner.service.metrics import Metrics
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import Lifecycle

@@ -17,8 +17,8 @@ from pageturner.service.client.targets import CHANNEL_OPTIONS
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import ModelInfo, ServerInfo
+from pageturner.service.engine.metrics import Method
 from pageturner.service.errors import ConfigError, InvalidArgument
-from pageturner.service.metrics import Method
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.status import UnknownStatus
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2

@@ -13,8 +13,8 @@ from support.real_service import real_service
 from support.serving import Served, serving
 
 from pageturner.service.engine.api import EngineHealth
+from pageturner.service.engine.metrics import Method
 from pageturner.service.errors import Draining, Loading
-from pageturner.service.metrics import Method
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.service.rpc.status import UnknownStatus
 

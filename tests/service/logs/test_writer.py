@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pageturner.service.startup.log_writer import LogStream, LogWriter
+from pageturner.service.logs.writer import LogStream, LogWriter
 
 WAIT_SECONDS = 30.0
 

@@ -14,7 +14,7 @@ from typing import Literal, TextIO
 
 import structlog
 
-from pageturner.service.startup.log_writer import LogStream, LogWriter, write_descriptor
+from pageturner.service.logs.writer import LogStream, LogWriter, write_descriptor
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from pageturner.service.startup.logs import Format, LogOptions, configure
+from pageturner.service.logs.structured import Format, LogOptions, configure
 
 
 class Terminal(io.StringIO):
