@@ -155,7 +155,8 @@ class Stateful(Protocol[State]):
     def initial_state(self) -> State: ...
 
     def fold(self, state: State, event: PolicyEvent) -> State:
-        """The state after `event`. Must accept any order of events, and strangers among the ids."""
+        """The state after `event`, of the same class as before. Must accept events in any order, and of
+        requests that it was never told of."""
         ...
 
 

@@ -34,9 +34,10 @@ class BusiestTenant:
         """All the candidates' ids, who yields first in front; from what is shown, and nothing else."""
         running = Counter(victim.request.tenant for victim in candidates)
 
-        def order(victim: VictimView) -> tuple[bool, int, int]:
-            count = running[victim.request.tenant]
-            return count < self.at_least, -count, victim.request.num_computed_tokens
+        def order(victim: VictimView) -> tuple[bool, int, int, str]:
+            request, count = victim.request, running[victim.request.tenant]
+            # The id last: the order may not depend on how the candidates happen to be listed.
+            return count < self.at_least, -count, request.num_computed_tokens, request.request_id
 
         return [victim.request.request_id for victim in sorted(candidates, key=order)]
 

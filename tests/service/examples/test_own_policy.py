@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.policy_contract import check_policy
 from support.policy_views import LOAD, VICTIM, request
 
 from pageturner.policies import registry
+from pageturner.policies.testing import check_policy
 from pageturner.service.examples.own_policy import BusiestTenant
 
 NAME = f"{BusiestTenant.__module__}:{BusiestTenant.__name__}"
