@@ -97,6 +97,7 @@ class _RequestHistory:
         self._say(now, f"{state.status.value} when the record begins")
 
     def take(self, entry: Entry) -> None:
+        """The next entry of the record."""
         if self._is_over:
             return
         if isinstance(entry, Added) and entry.request.request_id == self._id:

@@ -100,6 +100,7 @@ class FlightRecorder:
     # --- as a listener ---------------------------------------------------------------------
 
     def before(self, call: Call) -> None:
+        """Look at what the call is about to change; where a stretch is full, take a checkpoint."""
         match call:
             case AddRequest() | AbortRequest():
                 self._note_clock()
@@ -123,6 +124,7 @@ class FlightRecorder:
         self._standing = _PolicyStanding(self._policy_host)
 
     def after(self, call: Call, outcome: Outcome) -> None:
+        """Keep an entry of the call, unless it made no difference."""
         events = outcome.answer if isinstance(outcome.answer, tuple) else ()
         decisions = (*outcome.decisions, *_ends(events), *self._standing.changes())
         entry = self._entry(call, outcome, events, decisions, error_name(outcome.error))
@@ -220,12 +222,9 @@ class FlightRecorder:
             names = tuple(self._name(sequence, end) for end in range(num_before + 1, num_now + 1))
             noted = RowResult(row, names or (0,) * len(result.tokens), error=error_name(result.error))
             if sequence is not None:
-                request_id, choice = (
-                    sequence.request.request_id,
-                    (sequence.request.request_id, sequence.index),
-                )
-                noted = replace(noted, is_stopped=choice in stopped)
-                if request_id in without_text and choice not in told:
+                request_id = sequence.request.request_id
+                noted = replace(noted, is_stopped=(request_id, sequence.index) in stopped)
+                if request_id in without_text and (request_id, sequence.index) not in told:
                     without_text.remove(request_id)  # the first one; the request has ended with it
                     noted = replace(noted, has_no_text=True)
             if noted != RowResult(row, (0,)):

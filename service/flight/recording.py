@@ -49,6 +49,7 @@ class RecordedEngine:
     rates: Rates
 
     def header(self) -> Mapping[str, Any]:
+        """The first line of a recording."""
         return {
             "pageturner_recording": VERSION,
             "name": self.name,
@@ -150,10 +151,12 @@ class WorkloadRecorder:
         scheduler.add_listener(self)
 
     def before(self, call: Call) -> None:
+        """Note when a step is scheduled."""
         if isinstance(call, Schedule):
             self._scheduled_at = call.now
 
     def after(self, call: Call, outcome: Outcome) -> None:
+        """Write what ended, and the step that was taken. What raised is not recorded."""
         if outcome.error is not None:
             return
         if isinstance(call, AddRequest):

@@ -53,6 +53,7 @@ class EntryRing:
         self._stretches = (*self._stretches, _Stretch(start, len(self)))
 
     def add(self, entry: Entry) -> None:
+        """Keep an entry; a full ring forgets its oldest stretch."""
         self._stretches[-1].entries.append(entry)
         self._num_entries += 1
         if self._num_entries <= self._max_entries:
