@@ -45,7 +45,7 @@ def gather_attention(
     def gather(blocks: torch.Tensor) -> torch.Tensor:
         """Pages [num_blocks, Hkv, tiles, tile, D] -> [B, Hkv, L, D], zero where no row looks.
 
-        A slot that nobody owns may hold NaN, and 0 * NaN is NaN: select before multiplying.
+        A slot that no sequence owns may hold NaN, and 0 * NaN is NaN: select before multiplying.
         """
         taken = blocks.index_select(0, group.blocks.flatten())
         taken = taken.view(pieces, width, *taken.shape[1:])

@@ -14,7 +14,7 @@ so that a swap or a copy-on-write of a block is one copy. Inside a head's part, 
     TILED16  [block_size / 16][head_dim][16]   one 512-bit register holds one dim of 16 tokens
 
 `slot = block_id * block_size + offset` names a token's place in every layer; slot -1 is "do not write".
-A slot that nobody owns may hold anything, NaN included: readers select, they never multiply by zero.
+A slot that no sequence owns may hold anything, NaN too: readers select, they never multiply by zero.
 """
 
 from __future__ import annotations

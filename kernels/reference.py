@@ -1,7 +1,7 @@
 """The definition of every operation: plain, slow, in float64 where it matters, never optimised.
 
 Every backend is tested against this file. It reads keys and values only through the block table, so
-whatever a slot that nobody owns may hold cannot reach a result.
+whatever a slot that no sequence owns may hold cannot reach a result.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def to_device(words: np.ndarray[tuple[int], np.dtype[np.int32]], device: torch.d
 
 
 def pack(plan: AttentionPlan, capacity: PlanCapacity, *, pinned: bool) -> torch.Tensor:
-    """The words of `plan` on the host. Parts beyond its items are left as they come: nobody reads them.
+    """The words of `plan` on the host. Parts beyond its items are left as they come: they are not read.
 
     pinned: in fresh page-locked memory, which torch does not hand out again before the copy is done.
     """

@@ -67,7 +67,7 @@ class CudaOps:
         return tuple(self._steps.shapes)
 
     def register(self, batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
-        """Attend to `batch` by `plans`, which whoever captures it in a graph fills before each replay.
+        """Attend to `batch` by `plans`, which the caller that captures it in a graph fills before each replay.
 
         What its tensors and plans hold by then is not looked at: it is for who fills them to check
         (`checks.check_addresses`). Raises KernelArgumentError for tensors that are elsewhere or strided.

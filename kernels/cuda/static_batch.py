@@ -10,7 +10,7 @@ not show the host.) Grids are as large as the largest plan; thread blocks beyond
 
 A step of fewer sequences than n is padded. A padding row writes nothing (slot -1), and no work item of any
 plan names it, so that no key is read for it and its row of the attention output stays whatever it was:
-all other operations of a model keep rows apart, and nobody reads the row in the end.
+all other operations of a model keep rows apart, and the row is not read in the end.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ A swap runs beside the computation, on a stream of its own. Three rules keep the
    that compute still reads.
 2. Its device blocks are *fenced* until it is done. Compute waits only when it is about to touch a fenced
    block, to read or to write; any other step goes on beside the copy.
-3. Copies follow each other on their one stream, which also orders them over the blocks of the host: nobody
-   else touches those.
+3. Copies follow each other on their one stream, which also orders them over the blocks of the host:
+   nothing else touches those.
 """
 
 from __future__ import annotations

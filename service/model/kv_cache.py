@@ -26,7 +26,7 @@ class KvCache:
     """Device pool [num_blocks, ...] and host pool [num_host_blocks, ...] of one model (see kernels.layout).
 
     The host pool is a buffer of its own on the CPU too, pinned where the device is a GPU. Neither is
-    initialised: nobody reads a slot that was not written, so the system hands out pages as they are used
+    initialised: a slot that was not written is not read, so the system hands out pages as they are used
     instead of gigabytes at the start. On a GPU swaps run beside the computation (see `fences`): who reads
     or writes the pool by other ways than `apply` says so to `await_copies` first.
 

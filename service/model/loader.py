@@ -184,7 +184,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 class WeightFiles:
     """The tensors of a model's safetensors files, mapped into memory, each taken by name.
 
-    Remembers what was taken, so that a weight nobody asked for is noticed.
+    Remembers what was taken, so that a weight that was not asked for is noticed.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:

@@ -17,7 +17,7 @@ class MemoryMeter(Protocol):
         ...
 
     def in_use(self) -> int:
-        """By anybody, what this process keeps for itself included."""
+        """By any process, what this one keeps for itself included."""
         ...
 
     def tensors(self) -> int:

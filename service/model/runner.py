@@ -45,5 +45,5 @@ class Runner:
         }
 
     def _resolve(self, sequence: ScheduledSequence) -> int:
-        # A sequence that sampled nothing (non-finite logits) is computed once more for nobody: any token.
+        # A sequence that sampled nothing (non-finite logits) is computed once more in vain: any token.
         return self._sampled.get((sequence.seq_id, sequence.epoch), 0)

@@ -162,7 +162,7 @@ def test_a_batch_without_written_rows(ops: PagedOps) -> None:
 @pytest.mark.parametrize("spec", [AttentionSpec(scale=0.2), AttentionSpec(scale=0.2, logit_softcap=3.0)])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("part", [0, 1], ids=["key", "value"])
-def test_a_non_finite_token_is_seen_by_its_owner_and_by_nobody_else(
+def test_a_non_finite_token_changes_its_own_sequence_alone(
     ops: PagedOps, part: int, poison: float, spec: AttentionSpec
 ) -> None:
     check_non_finite_token(ops, layout_for(ops, 1, 16, 16), part, poison, spec)

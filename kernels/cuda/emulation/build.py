@@ -1,7 +1,7 @@
 """Compiles kernels for the CPU: one shared library a variant, kept in a cache folder.
 
-A variant by itself, so that whoever asks for it, in whatever company, finds it compiled; and two at a time
-may be compiled beside each other.
+A variant by itself, so that it is found compiled whichever others it is asked for with; and two at a time may
+be compiled beside each other.
 """
 
 from __future__ import annotations

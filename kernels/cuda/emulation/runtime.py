@@ -36,8 +36,8 @@ class _Launch(ctypes.Structure):
 class EmulatedKernel:
     """One compiled kernel, called as a cupy.RawKernel is; done when the call returns.
 
-    Raises KernelFault, with the place and the thread, where a GPU would stop, hang or read what nobody
-    wrote: a bounds check, a deadlock, a divergent barrier, a race on shared memory, a misaligned copy, too
+    Raises KernelFault, with the place and the thread, where a GPU would stop, hang or read what was not
+    written: a bounds check, a deadlock, a divergent barrier, a race on shared memory, a misaligned copy, too
     little shared memory, undefined behaviour.
     """
 

@@ -124,7 +124,7 @@ def test_attention_of_very_many_shapes(runtime: str, case: AttentionCase, seed: 
     check_cuda_attention(LAUNCHERS[runtime](), case, seed)
 
 
-def test_with_a_fixed_split_a_row_has_the_same_bits_in_any_company(launcher: Launcher) -> None:
+def test_with_a_fixed_split_a_row_has_the_same_bits_in_every_batch(launcher: Launcher) -> None:
     """Without one, the split depends on what else there is."""
     sequences = [(1, 200), (9, 70), (1, 90), (1, 3), (3, 40)]
     check_company(cuda_ops(launcher, split=32), LAYOUT, sequences, 2, AttentionSpec(scale=0.2))
@@ -220,7 +220,7 @@ def test_arguments_that_kernels_cannot_read_as_they_lie(launcher: Launcher, case
 @pytest.mark.parametrize("spec", [PLAIN, replace(PLAIN, logit_softcap=3.0)], ids=["plain", "capped"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("part", [0, 1], ids=["key", "value"])
-def test_a_non_finite_token_is_seen_by_its_owner_and_by_nobody_else(
+def test_a_non_finite_token_changes_its_own_sequence_alone(
     launcher: Launcher, part: int, poison: float, spec: AttentionSpec
 ) -> None:
     check_non_finite_token(cuda_ops(launcher), replace(LAYOUT, num_kv_heads=1), part, poison, spec)

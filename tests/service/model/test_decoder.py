@@ -178,7 +178,7 @@ def test_the_compiled_operations_give_the_same(name: str, tmp_path: Path) -> Non
         ("qwen3", "cpu-deterministic"),
     ],
 )
-def test_deterministic_logits_have_the_same_bits_in_any_company(
+def test_deterministic_logits_have_the_same_bits_in_every_batch(
     name: str, backend: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     family, changes = CASES[name]

@@ -148,7 +148,7 @@ def test_a_token_known_only_to_the_device_is_read_there(house: House) -> None:
         house.assert_equal(house.graphs.forward(batch, house.session.kv_cache), expected)
 
 
-def test_block_0_full_of_nan_and_owned_by_a_stranger_is_neither_read_nor_written(house: House) -> None:
+def test_padded_rows_neither_read_nor_write_block_0_of_another_sequence(house: House) -> None:
     """Padding names block 0 in its tables. Whoever owns it, nobody may notice."""
     with house.running([20, 90, 35]) as sequences:
         house.pool[0] = math.nan

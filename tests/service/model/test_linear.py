@@ -53,7 +53,7 @@ def test_a_product_is_that_of_torch(dtype: torch.dtype, bias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(96, 64), (576, 1536), (33, 17)])
-def test_deterministic_rows_have_the_same_bits_in_any_company(
+def test_deterministic_rows_have_the_same_bits_in_every_batch(
     dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     generator = torch.Generator().manual_seed(2)
