@@ -67,9 +67,9 @@ class CudaOps:
         return tuple(self._steps.shapes)
 
     def register(self, batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
-        """Attend to `batch` by `plans`, which the caller that captures it in a graph fills before each replay.
+        """Attend to `batch` by `plans`, which the caller that captures it fills before each replay.
 
-        What its tensors and plans hold by then is not looked at: it is for who fills them to check
+        What its tensors and plans hold by then is not looked at: the caller that fills them checks it
         (`checks.check_addresses`). Raises KernelArgumentError for tensors that are elsewhere or strided.
         """
         self._steps.register(batch, plans)

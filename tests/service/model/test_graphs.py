@@ -149,7 +149,7 @@ def test_a_token_known_only_to_the_device_is_read_there(house: House) -> None:
 
 
 def test_padded_rows_neither_read_nor_write_block_0_of_another_sequence(house: House) -> None:
-    """Padding names block 0 in its tables. Whoever owns it, nobody may notice."""
+    """Padding names block 0 in its tables, which may be any sequence's."""
     with house.running([20, 90, 35]) as sequences:
         house.pool[0] = math.nan
         replayed, eager = house.replayed_and_eager(sequences)
