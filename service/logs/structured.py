@@ -14,7 +14,7 @@ from typing import Literal, TextIO
 
 import structlog
 
-from pageturner.service.logs.writer import LogStream, LogWriter, write_descriptor
+from pageturner.service.logs.writer import LogStream, LogWriter, keep_from_blocking, write_descriptor
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
@@ -37,6 +37,7 @@ def detach_stderr(options: LogOptions) -> LogStream:
     becomes of the terminal, pipe or file behind it.
     """
     stderr = sys.stderr
+    keep_from_blocking(stderr.fileno())
     lost = structlog.wrap_logger(
         structlog.ReturnLogger(),
         processors=_processors(options, stderr),

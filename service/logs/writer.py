@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -156,3 +157,18 @@ def write_descriptor(descriptor: int) -> Callable[[bytes], int]:
                 select.select([], [descriptor], [])
 
     return write
+
+
+def keep_from_blocking(descriptor: int) -> None:
+    """Let writes of C libraries to a pipe that is full fail, where they would wait for its reader.
+
+    The pipe is opened once more: the way of writing belongs to what was opened, which other processes share.
+    """
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return
+    try:
+        opened = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # it has no reader, hence blocks nothing; or the system has no such files
+        return
+    os.dup2(opened, descriptor)
+    os.close(opened)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from pageturner.service.logs.writer import LogStream, LogWriter
+from pageturner.service.logs.writer import LogStream, LogWriter, keep_from_blocking, write_descriptor
 
 WAIT_SECONDS = 30.0
 
@@ -137,3 +138,43 @@ def test_a_stream_queues_whole_lines() -> None:
     print("!", file=stream, flush=True)
     stream.finish(WAIT_SECONDS)
     assert sink.data == b"one\ntwo \\xe9\nthree!\n"
+
+
+def fill(descriptor: int) -> None:
+    """Write until the pipe refuses, or for ever."""
+    while True:
+        os.write(descriptor, b"x" * 4096)
+
+
+@pytest.mark.fault("N")
+def test_what_writes_past_the_stream_does_not_wait_for_a_full_pipe() -> None:
+    reader, writer = os.pipe()
+    try:
+        other = os.dup(writer)  # another process's, which may wait
+        keep_from_blocking(writer)
+        with pytest.raises(BlockingIOError):
+            fill(writer)
+        assert os.get_blocking(other)
+        os.close(other)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.fault("N")
+def test_the_writer_waits_for_room_in_a_pipe_that_does_not_block() -> None:
+    reader, descriptor = os.pipe()
+    try:
+        keep_from_blocking(descriptor)
+        writer = LogWriter(write_descriptor(descriptor), lost_line)
+        line = b"x" * 65536 + b"\n"
+        for _ in range(3):
+            writer.put(line)
+        received = b""
+        while len(received) < 3 * len(line):
+            received += os.read(reader, 1 << 16)
+        writer.close(WAIT_SECONDS)
+        assert received == line * 3
+    finally:
+        os.close(reader)
+        os.close(descriptor)
