@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pageturner.service.engine.async_engine import AsyncEngine
     from pageturner.service.engine.metrics import Metrics
     from pageturner.service.flight.recording import LineFile
-    from pageturner.service.logs import structured
 
 HELP = "run the service"
 EXAMPLE = "pageturner serve --model ./my-model --num-blocks 2048 --victim-policy last-arrived"
@@ -73,6 +72,7 @@ async def _serve(
 
     from pageturner.service.engine.api import EngineHealth
     from pageturner.service.engine.metrics import Metrics
+    from pageturner.service.logs import structured
     from pageturner.service.rpc.options import format_address
     from pageturner.service.rpc.server import Server
     from pageturner.service.startup.allocator import bound_arenas
