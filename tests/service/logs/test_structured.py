@@ -82,7 +82,7 @@ def test_an_exception_is_one_json_line() -> None:
 def test_what_libraries_log_has_the_form_of_the_log() -> None:
     program = (
         "import logging, warnings\n"
-        "from pageturner.service.startup import logs\n"
+        "from pageturner.service.logs import structured as logs\n"
         "logs.detach_stderr(logs.LogOptions(format='json'))\n"
         "logs.configure(logs.LogOptions(format='json'))\n"
         "logging.getLogger('some.library').warning('said %d', 3)\n"
