@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
+import sysconfig
 import types
 import typing
 from collections.abc import Mapping
@@ -235,11 +237,27 @@ def _import(axis: str, path: str) -> object:
         found: object = importlib.import_module(module_name)
         for part in class_name.split("."):
             found = getattr(found, part, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise PolicyLoadError(axis, path, f"cannot import {module_name!r}: {error}") from error
+        raise PolicyLoadError(axis, path, _not_found(module_name)) from error
     except (Exception, SystemExit) as error:  # another author's module may raise anything at import
         raise PolicyLoadError(axis, path, f"cannot import {module_name!r}: {_said(error)}") from error
     if found is None:
         raise PolicyLoadError(axis, path, f"module {module_name!r} has no {class_name!r}")
     return found
+
+
+def _not_found(module_name: str) -> str:
+    """Where a module was looked for, without what came with Python, and how to have it found."""
+    paths = sysconfig.get_paths()
+    inside = tuple(paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [folder or "." for folder in sys.path if not folder.startswith(inside) and ".zip" not in folder]
+    looked = ", ".join(dict.fromkeys(folders)) or "the installed packages alone"
+    return (
+        f"cannot import {module_name!r}: looked in {looked} and the installed packages; put its file beside "
+        "the configuration file, or name its folder in the environment variable PYTHONPATH"
+    )
 
 
 def _said(error: BaseException) -> str:

@@ -225,6 +225,7 @@ def load_config(
         origins[str(key)] = origin
 
     if path is not None:
+        _search_beside(path)
         for key, raw in _file_values(path):
             take(key, str(path), from_toml, raw)
     for key, variable, text in _environment_values(environ):
@@ -247,6 +248,13 @@ def load_config(
     config.policies.create_shadows()
     left_alone = (name for name, text in _own_variables(environ) if _is_service_variable(name, text))
     return LoadedConfig(config, origins, path, tuple(left_alone))
+
+
+def _search_beside(path: Path) -> None:
+    """Let the configuration name a policy whose module lies beside it; Python's own path goes first."""
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def _take_preset(values: dict[str, Any], origins: dict[str, str]) -> None:

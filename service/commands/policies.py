@@ -1,6 +1,6 @@
 """`pageturner policies`: the six axes, what is built in on each, and when which one wins.
 
-`show` and `set` after it speak of a running server's."""
+`show` and `set` after it speak of a running server's, `new` and `check` of one of your own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import argparse
 import dataclasses
 import inspect
 import json
+from pathlib import Path
 
 from pageturner.policies import interfaces, registry
 from pageturner.policies.interfaces import AXES
-from pageturner.service.commands import policy_changes
+from pageturner.service.commands import policy_authoring, policy_changes
 from pageturner.service.commands.output import wrapped, write
 from pageturner.service.errors import ConfigError
 
@@ -23,8 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="AXIS | show | set [AXIS=POLICY[:OPTION=VALUE,...] ...]",
-        help=f"list only these axes ({', '.join(AXES)}); show what a server runs with; set it",
+        metavar="WORD",
+        help=f"AXIS ...: list only these ({', '.join(AXES)}). show: what a server runs with. "
+        "set AXIS=POLICY[:OPTION=VALUE,...] ...: change it. new AXIS NAME: write a policy and its test here. "
+        "check MODULE:CLASS: try one against the contract of its axis; exit code 1 if it is broken",
     )
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     policy_changes.add_arguments(parser)
@@ -36,9 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
             return policy_changes.show(arguments)
         case ["set", *words]:
             return policy_changes.change(arguments, words)
+        case ["new", *words]:
+            return policy_authoring.new(words, Path.cwd())
+        case ["check", *words]:
+            return policy_authoring.check(words, Path.cwd(), as_json=arguments.json)
     for axis in arguments.words:
         if axis not in AXES:
-            raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}, and the words show and set")
+            raise ConfigError(
+                axis, f"no such axis; there are {', '.join(AXES)}, and the words show, set, new and check"
+            )
     axes = arguments.words or AXES
     described = {axis: registry.describe(axis) for axis in axes}
     if arguments.json:
