@@ -63,9 +63,10 @@ from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded, guard_note
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.stats import scheduler_stats
-from pageturner.service.core.scheduling.suspects import Suspects
+from pageturner.service.core.scheduling.suspects import StepFailures
+from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
-from pageturner.service.errors import DuplicateRequest, PageturnerError, StepFailed
+from pageturner.service.errors import DuplicateRequest, PageturnerError
 from pageturner.service.policy_host.active_policy import FaultLimits
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.policy_host.host import PolicyHost
@@ -119,10 +120,11 @@ class Scheduler:
             watermark_blocks=math.ceil(options.watermark * cache.num_blocks),
         )
         self._planner = Planner(self.state)
-        self._committer = Committer(self.state)
-        self._finisher = Finisher(self.state, self._committer, stop_condition)
+        transitions = Transitions(self.state)
+        self._committer = Committer(self.state, transitions)
+        self._finisher = Finisher(self.state, transitions, stop_condition)
         self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)
-        self._suspects = Suspects()
+        self._failures = StepFailures(self.state, transitions, self._finisher)
         self._deadlines = Deadlines(self.state)
         self.listeners: tuple[SchedulerListener, ...] = ()
         self._guarded: Request | None = None
@@ -247,7 +249,7 @@ class Scheduler:
         return output
 
     def _plan_any(self, now: float) -> Plan:
-        self._keep_suspects()
+        self._failures.keep()
         self._queue_order.refresh(self.state.waiting, now)
         return self._planner.plan(choose_guarded(self.state, self._guarded))
 
@@ -257,10 +259,8 @@ class Scheduler:
     ) -> tuple[Event, ...]:
         """Take the results of a step that succeeded. Results of an older epoch are dropped."""
         self._end_step(output, now)
-        for result in sampled if self.state.suspects is not None else ():
-            sequence = self.state.sequences.get(result.seq_id)
-            if sequence is not None and sequence.epoch == result.epoch and result.error is None:
-                self._suspects.cleared(sequence.request.order)
+        if self.state.suspects is not None:
+            self._failures.clear(sampled)
         tally = StepTally(self.state, output) if self.policy_host.listens else None
         events = self._outputs.take(output, sampled)
         if tally is not None:
@@ -274,39 +274,7 @@ class Scheduler:
         So does whoever the step after it touched already: that one may have built on what never came.
         """
         self._end_step(output, now)
-        state = self.state
-        state.counters["step_failures"] += 1
-        scheduled = {part.request_id for part in output.scheduled}
-        members = [
-            request
-            for request in state.requests.values()
-            if request.request_id in scheduled or request.last_step >= output.step_id
-        ]
-        for request in members:
-            self._committer.drop_kv(request)
-            self._committer.requeue(request, RequestStatus.WAITING)
-        state.producing = {}
-        device = self.manager.device
-        state.pending_clears += [
-            b for b in output.block_copies.clears if not device.ref_count(b) and not device.is_cached(b)
-        ]
-        computed = [request for request in members if request.request_id in scheduled]
-        for request in computed:
-            request.num_step_failures += 1
-        culprit = self._suspects.failed(request.order for request in computed) if computed else None
-        state.suspects = self._suspects.running_alone
-        return tuple(
-            self._finisher.abort(request, StepFailed(f"the model failed on this request: {error}"))
-            for request in computed
-            if request.order == culprit or request.num_step_failures > self._options.max_step_failures
-        )
-
-    def _keep_suspects(self) -> None:
-        """Whoever cannot run at present would hold up the search, and with it everybody."""
-        if self._suspects:
-            live = {request.order for request in self.state.requests.values() if not request.is_paused}
-            self._suspects.keep(live)
-        self.state.suspects = self._suspects.running_alone
+        return self._failures.fail(output, error)
 
     def _end_step(self, output: SchedulerOutput, now: float) -> None:
         assert self._unfinished_steps, "no step is in flight"
@@ -360,7 +328,7 @@ class Scheduler:
                 for block_hash, maker in state.producing.items()
                 if maker.status is not RequestStatus.FINISHED
             ),
-            suspect_groups=self._suspects.snapshot(),
+            suspect_groups=self._failures.suspects.snapshot(),
             guarded=guarded.order if guarded is not None and is_live else None,
             pending_clears=tuple(state.pending_clears),
             last_ended_step=state.last_ended_step,
@@ -393,7 +361,7 @@ class Scheduler:
         state.producing = {block_hash: by_order[order] for block_hash, order in snapshot.producing}
         state.pending_clears = list(snapshot.pending_clears)
         state.last_ended_step = snapshot.last_ended_step
-        self._suspects.restore(snapshot.suspect_groups)
+        self._failures.suspects.restore(snapshot.suspect_groups)
         self._guarded = None if snapshot.guarded is None else by_order[snapshot.guarded]
         self._next_order = snapshot.next_order
         self._next_seq_id = snapshot.next_seq_id

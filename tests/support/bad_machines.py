@@ -20,6 +20,7 @@ from pageturner.service.core.scheduling import attempt as attempt_module
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.plan import Preemption
+from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.model.kv_cache import KvCache
 
 
@@ -170,7 +171,7 @@ def _hash_without_parent(original: Any) -> Any:
 
 
 def _tail_keeps_its_progress(original: Any) -> Any:
-    def preempt(self: Committer, preemption: Preemption, step_id: int) -> Any:
+    def preempt(self: Transitions, preemption: Preemption, step_id: int) -> Any:
         progress = {s.seq_id: s.num_kv_tokens for s in preemption.request.unfinished}
         copies = original(self, preemption, step_id)
         if preemption.how is Reclaim.TAIL:
@@ -182,7 +183,7 @@ def _tail_keeps_its_progress(original: Any) -> Any:
 
 
 def _victim_is_lost(original: Any) -> Any:
-    def requeue(self: Committer, request: Request, status: RequestStatus) -> None:
+    def requeue(self: Transitions, request: Request, status: RequestStatus) -> None:
         self._state.running.pop(request.order, None)
         request.status = status
 
@@ -294,9 +295,9 @@ PLANTED_BUGS = (
     PlantedBug("pending-ignored", BlockPool, "release", _no_fence, "pending"),
     PlantedBug("hash-without-parent", PrefixHasher, "extend", _hash_without_parent, "tokens"),
     PlantedBug(
-        "tail-keeps-progress", Committer, "_preempt", _tail_keeps_its_progress, "tokens|write|IndexError"
+        "tail-keeps-progress", Transitions, "preempt", _tail_keeps_its_progress, "tokens|write|IndexError"
     ),
-    PlantedBug("victim-lost", Committer, "requeue", _victim_is_lost, "status"),
+    PlantedBug("victim-lost", Transitions, "requeue", _victim_is_lost, "status"),
     PlantedBug("abort-keeps-host-blocks", BlockManager, "drop_host", _abort_keeps_host_blocks, "leak"),
     PlantedBug(
         "shared-counted-as-freed",

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.outputs import FinishedEvent, RequestTimings, StopCondition, Usage
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.policy_events import tell_ended
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.errors import PageturnerError, TextFailed
 
 
@@ -23,14 +23,16 @@ def text_failed(error: Exception) -> TextFailed:
 class Finisher:
     """stop_condition: told of each sequence that is cut short."""
 
-    def __init__(self, state: SchedulerState, committer: Committer, stop_condition: StopCondition) -> None:
+    def __init__(
+        self, state: SchedulerState, transitions: Transitions, stop_condition: StopCondition
+    ) -> None:
         self._state = state
-        self._committer = committer
+        self._transitions = transitions
         self._stop_condition = stop_condition
 
     def retire(self, sequence: Sequence) -> None:
         """A sequence is done: its blocks go back, its results in flight are void."""
-        self._state.manager.free(sequence, self._committer.release(sequence.request))
+        self._state.manager.free(sequence, self._transitions.release(sequence.request))
         sequence.is_finished = True
         sequence.epoch += 1
         del self._state.sequences[sequence.seq_id]
@@ -57,7 +59,7 @@ class Finisher:
     def complete(self, request: Request, error: PageturnerError | None = None) -> FinishedEvent:
         """All its sequences have ended; nothing may remember the request after this."""
         state, now = self._state, self._state.now
-        state.manager.drop_host(request, self._committer.release(request))
+        state.manager.drop_host(request, self._transitions.release(request))
         if request in state.waiting:
             state.waiting.remove(request)
             request.queue_seconds += now - request.queued_since
