@@ -10,15 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, dataclass_transform
 
-from pageturner.service.core.record import record
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenView
 from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
     from pageturner.service.core.request import NewRequest
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[T]) -> type[T]:
+    """A slotted dataclass that mypy holds to be frozen, for the few kinds a step makes one of a sequence.
+
+    `frozen=True` guards each field at run time by `object.__setattr__`: 2 us for eight fields where plain
+    assignment takes 0.1, and so half of a whole step at 256 decodes.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
 
 UNKNOWN_TOKEN = -1
 """Stands for the token that the previous, unfinished step samples for this sequence (depth 1)."""

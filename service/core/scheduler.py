@@ -58,14 +58,12 @@ from pageturner.service.core.scheduling.plan import Plan
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
-from pageturner.service.core.scheduling.queue_order import QueueOrder
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded, guard_note
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.core.scheduling.stats import scheduler_stats
 from pageturner.service.core.scheduling.suspects import StepFailures
 from pageturner.service.core.scheduling.transitions import Transitions
-from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
+from pageturner.service.core.scheduling.waiting_queue import QueueOrder, WaitingQueue
 from pageturner.service.errors import DuplicateRequest, PageturnerError
 from pageturner.service.policy_host.active_policy import FaultLimits
 from pageturner.service.policy_host.calls import CallWatch
@@ -293,7 +291,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Gauges of this moment, and totals since start."""
-        return scheduler_stats(self.state)
+        return self.state.stats()
 
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the invariant, unless the whole state is consistent."""

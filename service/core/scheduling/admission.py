@@ -9,9 +9,8 @@ from pageturner.service.core.decisions import Admitted, AwaitsProducer, Decision
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
-from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.ledger import virtual
-from pageturner.service.core.scheduling.plan import PlannedAdmission, Shortage
+from pageturner.service.core.scheduling.plan import Constraints, PlannedAdmission, Shortage
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget

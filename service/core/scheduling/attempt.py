@@ -12,10 +12,9 @@ from pageturner.service.core.decisions import AdmissionsHeld, Decision, Guard, O
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.admission import AdmissionPlanner
-from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.decode import Work, lacking_tokens
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Plan, Preemption, Shortage
+from pageturner.service.core.scheduling.plan import Constraints, Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
 

@@ -14,9 +14,8 @@ from pageturner.service.core.decisions import Guard, Preempted, Refused, Stalled
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.attempt import Attempt, book_preemption
-from pageturner.service.core.scheduling.constraints import Constraints
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Plan, Preemption, Shortage
+from pageturner.service.core.scheduling.plan import Constraints, Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 
