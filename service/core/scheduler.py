@@ -11,9 +11,7 @@ with its tokens. `schedule` may run one step ahead of `update` (depth 1).
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from types import MappingProxyType
 
 from pageturner.policies import registry
@@ -47,24 +45,23 @@ from pageturner.service.core.outputs import (
     SchedulerStats,
     StopCondition,
 )
-from pageturner.service.core.request import NewRequest, Request, RequestStatus, Sequence
-from pageturner.service.core.scheduling import views
+from pageturner.service.core.request import NewRequest, Request, RequestStatus
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.deadlines import Deadlines
 from pageturner.service.core.scheduling.decode import plan_decodes
-from pageturner.service.core.scheduling.finish import Finisher, text_failed
-from pageturner.service.core.scheduling.intake import check_queue, checked_max_tokens
+from pageturner.service.core.scheduling.finish import Finisher
+from pageturner.service.core.scheduling.intake import Intake
 from pageturner.service.core.scheduling.plan import Plan
 from pageturner.service.core.scheduling.planner import Planner
-from pageturner.service.core.scheduling.policy_events import StepTally, live_history, tell_queued
+from pageturner.service.core.scheduling.policy_events import StepTally, live_history
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
-from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
+from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot, restore_snapshot, take_snapshot
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded, guard_note
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.suspects import StepFailures
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.core.scheduling.waiting_queue import QueueOrder, WaitingQueue
-from pageturner.service.errors import DuplicateRequest, PageturnerError
+from pageturner.service.errors import PageturnerError
 from pageturner.service.policy_host.active_policy import FaultLimits
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.policy_host.host import PolicyHost
@@ -124,12 +121,8 @@ class Scheduler:
         self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)
         self._failures = StepFailures(self.state, transitions, self._finisher)
         self._deadlines = Deadlines(self.state)
+        self._intake = Intake(self.state, self._deadlines, stop_condition)
         self.listeners: tuple[SchedulerListener, ...] = ()
-        self._guarded: Request | None = None
-        self._unfinished_steps: deque[int] = deque()
-        self._next_order = 0
-        self._next_seq_id = 0
-        self._next_step_id = 1
 
     # --- requests in and out ---------------------------------------------------------------
 
@@ -140,43 +133,7 @@ class Scheduler:
         Raises InvalidArgument for one that can never be served, DuplicateRequest, QueueFull, or TextFailed
         where its text can't be begun; nothing is changed then.
         """
-        state, waiting = self.state, self.state.waiting
-        if new.request_id in state.requests:
-            raise DuplicateRequest(new.request_id)
-        max_tokens = checked_max_tokens(
-            new, self._options, self.manager.device.num_blocks, self.manager.block_size
-        )
-        num_prompt_tokens = len(new.prompt_token_ids)
-        check_queue(self._options, len(waiting), waiting.num_prompt_tokens, num_prompt_tokens)
-        seq_ids = range(self._next_seq_id, self._next_seq_id + new.params.n)
-        self._start_text(seq_ids, new)
-        root = self.manager.root_hash(adapter=new.adapter, salt=new.cache_salt)
-        request = Request(new, self._next_order, max_tokens, root)
-        request.num_blocks_peak = views.num_peak_blocks(
-            request.num_prompt_tokens, max_tokens, new.params.n, self.manager.block_size
-        )
-        self._next_order += 1
-        self._next_seq_id += new.params.n
-        for index, seq_id in enumerate(seq_ids):
-            state.sequences[seq_id] = Sequence(seq_id, request, index)
-            request.sequences.append(state.sequences[seq_id])
-        state.requests[new.request_id] = request
-        request.policies = self.policy_host.names
-        self._deadlines.watch(request)
-        tell_queued(state, request, is_first=True)
-        waiting.add(request)
-        return max_tokens
-
-    def _start_text(self, seq_ids: range, new: NewRequest) -> None:
-        """Begin the text of every choice, or of none. Raises TextFailed."""
-        for seq_id in seq_ids:
-            try:
-                self._stop_condition.start(seq_id, new)
-            except Exception as error:
-                for started in range(seq_ids.start, seq_id):
-                    with suppress(Exception):  # their text is dropped
-                        self._stop_condition.finish(started)
-                raise text_failed(error) from error
+        return self._intake.accept(new).max_tokens
 
     @told(AbortRequest)
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
@@ -230,26 +187,26 @@ class Scheduler:
 
         Every truthy output must be answered by `update` or `fail_step`, in order.
         """
-        assert len(self._unfinished_steps) <= self._depth, "schedule ran too far ahead of update"
+        assert len(self.state.unfinished_steps) <= self._depth, "schedule ran too far ahead of update"
         self.state.now = now
         self._renew_orders()
-        plan = plan_decodes(self.state, self._guarded) or self._plan_any(now)
-        is_new, self._guarded = plan.guarded is not self._guarded, plan.guarded
+        plan = plan_decodes(self.state, self.state.guarded) or self._plan_any(now)
+        is_new, self.state.guarded = plan.guarded is not self.state.guarded, plan.guarded
         if self.state.decisions is not None:
             if is_new and plan.guarded is not None:
                 self.state.decisions.append(guard_note(self.state, plan.guarded))
             self.state.decisions += plan.notes
-        output = self._committer.commit(plan, self._next_step_id)
+        output = self._committer.commit(plan, self.state.next_step_id)
         if output:
-            self._unfinished_steps.append(self._next_step_id)
-            self._next_step_id += 1
+            self.state.unfinished_steps.append(self.state.next_step_id)
+            self.state.next_step_id += 1
             self.state.counters["steps"] += 1
         return output
 
     def _plan_any(self, now: float) -> Plan:
         self._failures.keep()
         self._queue_order.refresh(self.state.waiting, now)
-        return self._planner.plan(choose_guarded(self.state, self._guarded))
+        return self._planner.plan(choose_guarded(self.state, self.state.guarded))
 
     @told(Update)
     def update(
@@ -275,8 +232,8 @@ class Scheduler:
         return self._failures.fail(output, error)
 
     def _end_step(self, output: SchedulerOutput, now: float) -> None:
-        assert self._unfinished_steps, "no step is in flight"
-        expected = self._unfinished_steps.popleft()
+        assert self.state.unfinished_steps, "no step is in flight"
+        expected = self.state.unfinished_steps.popleft()
         assert output.step_id == expected, f"step {output.step_id} ended before step {expected}"
         self.state.now = now
         self.state.last_ended_step = output.step_id
@@ -305,39 +262,14 @@ class Scheduler:
     @property
     def guarded_id(self) -> str | None:
         """The request that no policy can hold back at present."""
-        guarded = self._guarded
+        guarded = self.state.guarded
         return None if guarded is None or guarded.status is RequestStatus.FINISHED else guarded.request_id
 
     # --- as a value ------------------------------------------------------------------------
 
     def snapshot(self) -> SchedulerSnapshot | None:
         """All but the requests; None while a step is in flight."""
-        if self._unfinished_steps:
-            return None
-        state, guarded = self.state, self._guarded
-        is_live = guarded is not None and guarded.status is not RequestStatus.FINISHED
-        return SchedulerSnapshot(
-            now=state.now,
-            running=tuple(state.running),
-            holders=tuple(state.holders),
-            waiting=tuple(request.order for request in state.waiting),
-            producing=tuple(
-                (block_hash, maker.order)
-                for block_hash, maker in state.producing.items()
-                if maker.status is not RequestStatus.FINISHED
-            ),
-            suspect_groups=self._failures.suspects.snapshot(),
-            guarded=guarded.order if guarded is not None and is_live else None,
-            pending_clears=tuple(state.pending_clears),
-            last_ended_step=state.last_ended_step,
-            next_order=self._next_order,
-            next_seq_id=self._next_seq_id,
-            next_step_id=self._next_step_id,
-            next_resort=self._queue_order.next_resort,
-            device=self.manager.device.snapshot(),
-            host=self.manager.host.snapshot(),
-            policies=self.policy_host.snapshot(),
-        )
+        return take_snapshot(self.state, self._failures.suspects, self._queue_order)
 
     def restore(self, snapshot: SchedulerSnapshot, requests: Iterable[Request]) -> None:
         """Bring a scheduler just made to a state that one with equal options, policies and hasher was in.
@@ -345,29 +277,10 @@ class Scheduler:
         requests: those that lived, in order of acceptance, as they were; their tables are restored apart
         (`BlockManager.restore_tables`).
         """
-        state, by_order = self.state, {request.order: request for request in requests}
-        for request in by_order.values():
-            state.requests[request.request_id] = request
-            self._deadlines.watch(request)
-            for sequence in request.unfinished:
-                state.sequences[sequence.seq_id] = sequence
-                self._stop_condition.start(sequence.seq_id, request.new)
-        state.now = snapshot.now
-        state.running.update((order, by_order[order]) for order in snapshot.running)
-        state.holders.update((order, by_order[order]) for order in snapshot.holders)
-        state.waiting.restore(by_order[order] for order in snapshot.waiting)
-        state.producing = {block_hash: by_order[order] for block_hash, order in snapshot.producing}
-        state.pending_clears = list(snapshot.pending_clears)
-        state.last_ended_step = snapshot.last_ended_step
-        self._failures.suspects.restore(snapshot.suspect_groups)
-        self._guarded = None if snapshot.guarded is None else by_order[snapshot.guarded]
-        self._next_order = snapshot.next_order
-        self._next_seq_id = snapshot.next_seq_id
-        self._next_step_id = snapshot.next_step_id
-        self._queue_order.next_resort = snapshot.next_resort
-        self.manager.device.restore(snapshot.device)
-        self.manager.host.restore(snapshot.host)
-        self.policy_host.restore(snapshot.policies)
+        live = list(requests)
+        restore_snapshot(snapshot, live, self.state, self._failures.suspects, self._queue_order)
+        for request in live:
+            self._intake.resume(request)
 
     # --- policies --------------------------------------------------------------------------
 

@@ -1,11 +1,18 @@
-"""Refuses, at submit, what could never be served."""
+"""Takes requests in, and refuses at once what could never be served or finds the queue full."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.request import NewRequest
+from pageturner.service.core.outputs import StopCondition
+from pageturner.service.core.request import NewRequest, Request, Sequence
 from pageturner.service.core.scheduling import views
-from pageturner.service.errors import InvalidArgument, QueueFull
+from pageturner.service.core.scheduling.deadlines import Deadlines
+from pageturner.service.core.scheduling.finish import text_failed
+from pageturner.service.core.scheduling.policy_events import tell_queued
+from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.errors import DuplicateRequest, InvalidArgument, QueueFull
 
 
 def check_queue(options: SchedulerOptions, num_waiting: int, num_queued_tokens: int, num_tokens: int) -> None:
@@ -68,3 +75,54 @@ def _largest_fitting(num_prompt: int, wanted: int, n: int, num_blocks: int, bloc
         else:
             high = middle - 1
     return low
+
+
+class Intake:
+    """stop_condition: told of each sequence that comes to be. deadlines: watch each request from then on."""
+
+    def __init__(self, state: SchedulerState, deadlines: Deadlines, stop_condition: StopCondition) -> None:
+        self._state = state
+        self._deadlines = deadlines
+        self._stop_condition = stop_condition
+
+    def accept(self, new: NewRequest) -> Request:
+        """Queue a request. Raises what `Scheduler.add_request` says; nothing is changed then."""
+        state, waiting, manager = self._state, self._state.waiting, self._state.manager
+        if new.request_id in state.requests:
+            raise DuplicateRequest(new.request_id)
+        n, num_prompt_tokens = new.params.n, len(new.prompt_token_ids)
+        max_tokens = checked_max_tokens(new, state.options, manager.device.num_blocks, manager.block_size)
+        check_queue(state.options, len(waiting), waiting.num_prompt_tokens, num_prompt_tokens)
+        seq_ids = range(state.next_seq_id, state.next_seq_id + n)
+        self._start_text(seq_ids, new)
+        root = manager.root_hash(adapter=new.adapter, salt=new.cache_salt)
+        request = Request(new, state.next_order, max_tokens, root)
+        request.num_blocks_peak = views.num_peak_blocks(num_prompt_tokens, max_tokens, n, manager.block_size)
+        request.policies = state.policy_host.names
+        state.next_order += 1
+        state.next_seq_id += n
+        for index, seq_id in enumerate(seq_ids):
+            state.sequences[seq_id] = Sequence(seq_id, request, index)
+            request.sequences.append(state.sequences[seq_id])
+        state.requests[new.request_id] = request
+        self._deadlines.watch(request)
+        tell_queued(state, request, is_first=True)
+        waiting.add(request)
+        return request
+
+    def resume(self, request: Request) -> None:
+        """Watch a request, and begin the texts of its choices, after a restore."""
+        self._deadlines.watch(request)
+        for sequence in request.unfinished:
+            self._stop_condition.start(sequence.seq_id, request.new)
+
+    def _start_text(self, seq_ids: range, new: NewRequest) -> None:
+        """Begin the text of every choice, or of none. Raises TextFailed."""
+        for seq_id in seq_ids:
+            try:
+                self._stop_condition.start(seq_id, new)
+            except Exception as error:
+                for started in range(seq_ids.start, seq_id):
+                    with suppress(Exception):  # their text is dropped
+                        self._stop_condition.finish(started)
+                raise text_failed(error) from error

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pageturner.service.core.memory.block_pool import PoolState
+from pageturner.service.core.request import Request, RequestStatus
+from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.suspects import Suspects
+from pageturner.service.core.scheduling.waiting_queue import QueueOrder
 from pageturner.service.policy_host.snapshot import PolicyHostState
 
 
@@ -32,3 +37,66 @@ class SchedulerSnapshot:
     device: PoolState
     host: PoolState
     policies: PolicyHostState
+
+
+def take_snapshot(
+    state: SchedulerState, suspects: Suspects, queue_order: QueueOrder
+) -> SchedulerSnapshot | None:
+    """All but the requests; None while a step is in flight."""
+    if state.unfinished_steps:
+        return None
+    guarded = state.guarded
+    is_live = guarded is not None and guarded.status is not RequestStatus.FINISHED
+    return SchedulerSnapshot(
+        now=state.now,
+        running=tuple(state.running),
+        holders=tuple(state.holders),
+        waiting=tuple(request.order for request in state.waiting),
+        producing=tuple(
+            (block_hash, maker.order)
+            for block_hash, maker in state.producing.items()
+            if maker.status is not RequestStatus.FINISHED
+        ),
+        suspect_groups=suspects.snapshot(),
+        guarded=guarded.order if guarded is not None and is_live else None,
+        pending_clears=tuple(state.pending_clears),
+        last_ended_step=state.last_ended_step,
+        next_order=state.next_order,
+        next_seq_id=state.next_seq_id,
+        next_step_id=state.next_step_id,
+        next_resort=queue_order.next_resort,
+        device=state.manager.device.snapshot(),
+        host=state.manager.host.snapshot(),
+        policies=state.policy_host.snapshot(),
+    )
+
+
+def restore_snapshot(
+    snapshot: SchedulerSnapshot,
+    requests: Iterable[Request],
+    state: SchedulerState,
+    suspects: Suspects,
+    queue_order: QueueOrder,
+) -> None:
+    """Bring the parts of a scheduler just made to `snapshot`. requests: as `Scheduler.restore` says."""
+    by_order = {request.order: request for request in requests}
+    for request in by_order.values():
+        state.requests[request.request_id] = request
+        for sequence in request.unfinished:
+            state.sequences[sequence.seq_id] = sequence
+    state.now = snapshot.now
+    state.running.update((order, by_order[order]) for order in snapshot.running)
+    state.holders.update((order, by_order[order]) for order in snapshot.holders)
+    state.waiting.restore(by_order[order] for order in snapshot.waiting)
+    state.producing = {block_hash: by_order[order] for block_hash, order in snapshot.producing}
+    state.pending_clears = list(snapshot.pending_clears)
+    state.last_ended_step = snapshot.last_ended_step
+    suspects.restore(snapshot.suspect_groups)
+    state.guarded = None if snapshot.guarded is None else by_order[snapshot.guarded]
+    state.next_order = snapshot.next_order
+    state.next_seq_id = snapshot.next_seq_id
+    state.next_step_id = snapshot.next_step_id
+    queue_order.next_resort = snapshot.next_resort
+    state.manager.device.restore(snapshot.device)
+    state.manager.host.restore(snapshot.host)
+    state.policy_host.restore(snapshot.policies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from pageturner.policies.views import LoadView, Rates
@@ -27,6 +27,8 @@ class SchedulerState:
     watermark_blocks: blocks that admissions leave available while anything runs.
     last_ended_step: the last step whose results are in.
     pending_clears: blocks to be zeroed at the head of the next step. counters: totals for SchedulerStats.
+    guarded: the request that no policy could hold back in the last step. unfinished_steps: ids of steps
+    scheduled and not updated. next_...: numbers to be given next.
     decisions: where to note them; None while nobody records.
     """
 
@@ -46,6 +48,11 @@ class SchedulerState:
     suspects: frozenset[int] | None = None
     pending_clears: list[int] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
+    guarded: Request | None = None
+    unfinished_steps: deque[int] = field(default_factory=deque)
+    next_order: int = 0
+    next_seq_id: int = 0
+    next_step_id: int = 1
     decisions: list[Decision] | None = None
 
     def may_run(self, request: Request) -> bool:
