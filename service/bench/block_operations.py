@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
 from pageturner.service.bench.scheduler import BLOCK_SIZE, NullText
+from pageturner.service.core.memory.block import Release
 from pageturner.service.core.memory.block_manager import BlockManager
-from pageturner.service.core.memory.block_pool import BlockPool, Release
+from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.request import NewRequest, Request, Sequence

@@ -6,10 +6,9 @@ of an empty tuple more.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.decisions import Decision
@@ -131,41 +130,3 @@ class SchedulerListener(Protocol):
     def after(self, call: Call, outcome: Outcome) -> None:
         """It is done, or was refused, or failed."""
         ...
-
-
-class Heard(Protocol):
-    """What has listeners, and tells them of a call that is over."""
-
-    listeners: tuple[SchedulerListener, ...]
-
-    def tell(self, call: Call, answer: Answer, error: Exception | None) -> None: ...
-
-
-S = TypeVar("S", bound=Heard)
-P = ParamSpec("P")
-R = TypeVar("R", bound=Answer)
-_Method: TypeAlias = Callable[Concatenate[S, P], R]
-
-
-def told(make_call: Callable[..., Call]) -> Callable[[_Method[S, P, R]], _Method[S, P, R]]:
-    """Tell the listeners of each call of a method. make_call: of the method's own arguments."""
-
-    def decorate(method: _Method[S, P, R]) -> _Method[S, P, R]:
-        @functools.wraps(method)
-        def call_and_tell(self: S, /, *arguments: P.args, **options: P.kwargs) -> R:
-            if not self.listeners:
-                return method(self, *arguments, **options)
-            call = make_call(*arguments, **options)
-            for listener in self.listeners:
-                listener.before(call)
-            try:
-                answer = method(self, *arguments, **options)
-            except Exception as error:
-                self.tell(call, None, error)
-                raise
-            self.tell(call, answer, None)
-            return answer
-
-        return call_and_tell
-
-    return decorate

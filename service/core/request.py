@@ -7,7 +7,7 @@ of it; nobody else changes them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
@@ -56,6 +56,7 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One choice of a request: its tokens and how far their KV has come.
 
@@ -70,40 +71,24 @@ class Sequence:
     epoch: raised whenever work in flight becomes void; results of an older epoch are dropped.
     """
 
-    __slots__ = (
-        "block_hashes",
-        "epoch",
-        "index",
-        "is_finished",
-        "last_step",
-        "num_accepted_tokens",
-        "num_cached_blocks",
-        "num_computed_tokens",
-        "num_ever_computed",
-        "num_in_flight",
-        "num_kv_tokens",
-        "request",
-        "seq_id",
-        "token_log",
-        "tokens",
-    )
+    seq_id: int
+    request: Request
+    index: int
+    tokens: list[int] = field(init=False)
+    token_log: TokenLog | None = None
+    block_hashes: list[bytes] = field(default_factory=list)
+    epoch: int = 0
+    is_finished: bool = False
+    last_step: int = 0
+    num_in_flight: int = 0
+    num_computed_tokens: int = 0
+    num_ever_computed: int = 0
+    num_kv_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_cached_blocks: int = 0
 
-    def __init__(self, seq_id: int, request: Request, index: int) -> None:
-        self.seq_id = seq_id
-        self.request = request
-        self.index = index
-        self.tokens = list(request.new.prompt_token_ids)
-        self.token_log: TokenLog | None = None
-        self.block_hashes: list[bytes] = []
-        self.epoch = 0
-        self.is_finished = False
-        self.last_step = 0
-        self.num_in_flight = 0
-        self.num_computed_tokens = 0
-        self.num_ever_computed = 0
-        self.num_kv_tokens = 0
-        self.num_accepted_tokens = 0
-        self.num_cached_blocks = 0
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.new.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -151,6 +136,7 @@ class Sequence:
         self.num_computed_tokens = min(num_kv_tokens, self.num_known_tokens - 1)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A live request. Queueing, admission and preemption take it whole.
 
@@ -162,58 +148,39 @@ class Request:
         since every step asks.
     """
 
-    __slots__ = (
-        "admitted_at",
-        "first_token_at",
-        "is_forked",
-        "is_paused",
-        "max_tokens",
-        "max_total_tokens",
-        "needs_history",
-        "new",
-        "num_blocks_peak",
-        "num_bypasses",
-        "num_cached_prompt_tokens",
-        "num_cached_tokens",
-        "num_preemptions_by_kind",
-        "num_prompt_tokens",
-        "num_step_failures",
-        "order",
-        "policies",
-        "queue_entry",
-        "queue_seconds",
-        "queued_since",
-        "root_hash",
-        "sequences",
-        "status",
-        "stop_ids",
-    )
+    new: NewRequest
+    order: int
+    max_tokens: int
+    root_hash: bytes
+    num_prompt_tokens: int = field(init=False)
+    max_total_tokens: int = field(init=False)
+    needs_history: bool = field(init=False)
+    stop_ids: tuple[int, ...] = field(init=False)
+    status: RequestStatus = RequestStatus.WAITING
+    sequences: list[Sequence] = field(default_factory=list)
+    is_forked: bool = field(init=False)
+    is_paused: bool = False
+    num_blocks_peak: int = 0
+    num_bypasses: int = 0
+    num_step_failures: int = 0
+    num_cached_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_preemptions_by_kind: dict[Reclaim, int] = field(default_factory=lambda: dict.fromkeys(Reclaim, 0))
+    queued_since: float = field(init=False)
+    queue_seconds: float = 0.0
+    queue_entry: QueueEntry | None = None
+    policies: Mapping[str, str] = field(default_factory=dict)
+    admitted_at: float | None = None
+    first_token_at: float | None = None
 
-    def __init__(self, new: NewRequest, order: int, max_tokens: int, root_hash: bytes) -> None:
-        self.new = new
-        self.order = order
-        self.max_tokens = max_tokens
-        self.root_hash = root_hash
+    def __post_init__(self) -> None:
+        new = self.new
         self.num_prompt_tokens = len(new.prompt_token_ids)
-        self.max_total_tokens = self.num_prompt_tokens + max_tokens
+        self.max_total_tokens = self.num_prompt_tokens + self.max_tokens
         self.needs_history = new.params.needs_history
         self.stop_ids = new.stop_ids
-        self.status = RequestStatus.WAITING
-        self.sequences: list[Sequence] = []
         self.is_forked = new.params.n == 1
-        self.is_paused = False
-        self.num_blocks_peak = 0
-        self.num_bypasses = 0
-        self.num_step_failures = 0
-        self.num_cached_tokens = 0
-        self.num_cached_prompt_tokens = 0
-        self.num_preemptions_by_kind = dict.fromkeys(Reclaim, 0)
         self.queued_since = new.arrival_time
-        self.queue_seconds = 0.0
-        self.queue_entry: QueueEntry | None = None
-        self.policies: Mapping[str, str] = {}
-        self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
 
     @property
     def request_id(self) -> str:

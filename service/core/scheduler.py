@@ -10,9 +10,11 @@ with its tokens. `schedule` may run one step ahead of `update` (depth 1).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
@@ -32,7 +34,6 @@ from pageturner.service.core.listener import (
     SchedulerListener,
     SetPolicies,
     Update,
-    told,
 )
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.memory.block_pool import BlockPool
@@ -65,6 +66,34 @@ from pageturner.service.errors import PageturnerError
 from pageturner.service.policy_host.active_policy import FaultLimits
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.policy_host.host import PolicyHost
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Answer)
+_Method: TypeAlias = Callable[Concatenate["Scheduler", P], R]
+
+
+def told(make_call: Callable[..., Call]) -> Callable[[_Method[P, R]], _Method[P, R]]:
+    """Tell the listeners of each call of a method. make_call: of the method's own arguments."""
+
+    def decorate(method: _Method[P, R]) -> _Method[P, R]:
+        @functools.wraps(method)
+        def call_and_tell(self: Scheduler, /, *arguments: P.args, **options: P.kwargs) -> R:
+            if not self.listeners:
+                return method(self, *arguments, **options)
+            call = make_call(*arguments, **options)
+            for listener in self.listeners:
+                listener.before(call)
+            try:
+                answer = method(self, *arguments, **options)
+            except Exception as error:
+                self.tell(call, None, error)
+                raise
+            self.tell(call, answer, None)
+            return answer
+
+        return call_and_tell
+
+    return decorate
 
 
 class Scheduler:
@@ -171,7 +200,7 @@ class Scheduler:
             self.state.decisions = []
 
     def tell(self, call: Call, answer: Answer, error: Exception | None) -> None:
-        """For `told`: a call is over."""
+        """A call is over."""
         noted = self.state.decisions or ()
         outcome = Outcome(answer, error, tuple(noted))
         if noted:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pageturner.service.core import request as core
+from pageturner.service.core.memory.block import PoolState
 from pageturner.service.core.memory.block_manager import BlockManager
-from pageturner.service.core.memory.block_pool import PoolState
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.request import NewRequest
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.memory.block import Release
 from pageturner.service.core.memory.block_manager import BlockManager, blocks_for
-from pageturner.service.core.memory.block_pool import BlockPool, Release
+from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.outputs import BlockCopies, BlockCopy
 from pageturner.service.core.request import Request, RequestStatus, Sequence

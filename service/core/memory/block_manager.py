@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pageturner.service.core.memory.block_pool import BlockPool, Release
+from pageturner.service.core.memory.block import Release
+from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.request import Request, Sequence

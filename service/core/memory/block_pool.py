@@ -11,105 +11,17 @@ Cached blocks form chains: each one names the hash of the block before it, and i
 is, or a lookup, which goes from the head, could not reach it. So chains are evicted from their ends.
 
 Only this class changes a reference count or the map of hashes. The free list is a stack: a block freed
-last is warm and is reused first. Evictable blocks wait in a heap, scored when they are released;
-an entry whose block was revived is recognised by its version and skipped.
+last is warm and is reused first. Evictable blocks wait in an `EvictionQueue`.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from pageturner.policies.views import BlockView, PoolView
-
-
-class OutOfBlocks(Exception):
-    """An allocation asked for more than free + evictable; nothing was changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Circumstances of a release, for the eviction policy all but the first.
-
-    fence: the last step that may touch the block, 0 for none. num_chain_blocks: blocks of the chain that
-    is let go, from its head (0: unknown).
-    """
-
-    fence: int = 0
-    now: float = 0.0
-    tenant: str = ""
-    priority: int = 0
-    num_chain_blocks: int = 0
-
-
-NO_RELEASE = Release()
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """One block's record; `BlockPool` is the only writer."""
-
-    block_id: int
-    ref_count: int = 0
-    block_hash: bytes | None = None
-    parent_hash: bytes | None = None
-    depth: int = 0
-    num_hits: int = 0
-    fence: int = 0
-    last_release: Release = NO_RELEASE
-    is_pending: bool = False
-    heap_version: int = 0
-    in_heap: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BlockState:
-    """A block that is not free, as a value. Its fields are those of `Block`."""
-
-    block_id: int
-    ref_count: int
-    block_hash: bytes | None
-    parent_hash: bytes | None
-    depth: int
-    num_hits: int
-    fence: int
-    is_pending: bool
-    last_release: Release
-
-
-@dataclass(frozen=True, slots=True)
-class PoolState:
-    """A whole pool, as a value.
-
-    free: a stack, the last one is taken first. evictable: (score, order of release, block), in the order of
-    eviction. Totals that only feed statistics are not kept.
-    """
-
-    free: tuple[int, ...]
-    blocks: tuple[BlockState, ...]
-    evictable: tuple[tuple[float, int, int], ...]
-    release_order: int
-    completed_step: int
-
-
-def least_recently_released(view: BlockView) -> float:
-    """The score of plain LRU."""
-    return view.released_at
-
-
-def _view(block: Block) -> BlockView:
-    release = block.last_release
-    return BlockView(
-        block.block_id,
-        block.depth,
-        block.num_hits,
-        released_at=release.now,
-        tenant=release.tenant,
-        priority=release.priority,
-        num_chain_blocks=release.num_chain_blocks,
-    )
+from pageturner.service.core.memory.block import Block, BlockState, OutOfBlocks, PoolState, Release
+from pageturner.service.core.memory.eviction_queue import EvictionQueue, least_recently_released
 
 
 class BlockPool:
@@ -128,16 +40,13 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_evictions = 0
-        self._score = score
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self._evictable = EvictionQueue(self._blocks, score)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._block_of_hash: dict[bytes, int] = {}
         self._children: dict[
             bytes, dict[bytes, None]
         ] = {}  # of a cached hash, the cached ones that continue it
-        self._heap: list[tuple[float, int, int, int]] = []  # score, order, block id, version
-        self._release_order = 0
-        self._num_evictable = 0
         self._pending: set[int] = set()
         self._completed_step = 0
 
@@ -149,7 +58,7 @@ class BlockPool:
 
     @property
     def num_evictable(self) -> int:
-        return self._num_evictable
+        return len(self._evictable)
 
     @property
     def num_pending(self) -> int:
@@ -158,7 +67,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks an allocation may take now."""
-        return len(self._free) + self._num_evictable
+        return len(self._free) + len(self._evictable)
 
     @property
     def num_live(self) -> int:
@@ -218,7 +127,7 @@ class BlockPool:
                 block.is_pending = False
             else:
                 assert block.block_hash is not None, f"block {block_id} is free: it holds nothing to share"
-                self._leave_heap(block)
+                self._evictable.remove(block)
         block.ref_count += 1
 
     def count_hit(self, block_id: int) -> None:
@@ -291,7 +200,7 @@ class BlockPool:
                 continue
             self._forget_hash(block)
             if block.in_heap:
-                self._leave_heap(block)
+                self._evictable.remove(block)
                 self._free.append(block.block_id)
 
     def rescore(self) -> None:
@@ -299,12 +208,7 @@ class BlockPool:
 
         Ties still fall to the order of release.
         """
-        self._heap = [
-            (self._score(_view(self._blocks[entry[2]])), *entry[1:])
-            for entry in self._heap
-            if self._is_current(entry)
-        ]
-        heapq.heapify(self._heap)
+        self._evictable.rescore()
 
     # --- as a value ------------------------------------------------------------------------
 
@@ -318,8 +222,8 @@ class BlockPool:
                 for block in self._blocks
                 if block.block_id not in free
             ),
-            tuple(entry[:3] for entry in sorted(self._heap) if self._is_current(entry)),
-            self._release_order,
+            self._evictable.snapshot(),
+            self._evictable.release_order,
             self._completed_step,
         )
 
@@ -336,12 +240,7 @@ class BlockPool:
                 self._children.setdefault(block.parent_hash, {})[block.block_hash] = None
             if block.is_pending:
                 self._pending.add(block.block_id)
-        for score, order, block_id in state.evictable:
-            self._blocks[block_id].in_heap = True
-            self._num_evictable += 1
-            self._heap.append((score, order, block_id, self._blocks[block_id].heap_version))
-        heapq.heapify(self._heap)
-        self._release_order = state.release_order
+        self._evictable.restore(state.evictable, state.release_order)
         self._completed_step = state.completed_step
 
     # --- inside ----------------------------------------------------------------------------
@@ -350,32 +249,14 @@ class BlockPool:
         if block.block_hash is None:
             self._free.append(block.block_id)
             return
-        self._release_order += 1
-        block.heap_version += 1
-        block.in_heap = True
-        self._num_evictable += 1
-        entry = (self._score(_view(block)), self._release_order, block.block_id, block.heap_version)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * self.num_blocks:
-            self._heap = [e for e in self._heap if self._is_current(e)]
-            heapq.heapify(self._heap)
-
-    def _is_current(self, entry: tuple[float, int, int, int]) -> bool:
-        block = self._blocks[entry[2]]
-        return block.in_heap and block.heap_version == entry[3]
-
-    def _leave_heap(self, block: Block) -> None:
-        block.in_heap = False
-        self._num_evictable -= 1
+        self._evictable.push(block)
 
     def _evict(self) -> int:
         """The block of the smallest score, or else the end of a chain that continues it."""
-        while not self._is_current(self._heap[0]):
-            heapq.heappop(self._heap)
-        block = self._chain_end(self._blocks[self._heap[0][2]])
+        block = self._chain_end(self._evictable.first())
         # The mapping goes before the block changes hands: no hash may find foreign KV.
         self._forget_hash(block)
-        self._leave_heap(block)
+        self._evictable.remove(block)
         self.num_evictions += 1
         return block.block_id
 
@@ -436,5 +317,5 @@ class BlockPool:
         assert hashed == len(self._block_of_hash), "bijection: the map names a block that is not cached"
         num_children = sum(map(len, self._children.values()))
         assert num_children == sum(b.parent_hash is not None for b in self._blocks), "chain: miscounted"
-        assert self._num_evictable == sum(b.in_heap for b in self._blocks), "evictable: miscounted"
+        assert len(self._evictable) == sum(b.in_heap for b in self._blocks), "evictable: miscounted"
         assert self._pending == {b.block_id for b in self._blocks if b.is_pending}, "pending: miscounted"

@@ -6,7 +6,7 @@ only then do chunks grow tables. The plan was booked on a ledger, so nothing her
 
 from __future__ import annotations
 
-from pageturner.service.core.memory.block_pool import Release
+from pageturner.service.core.memory.block import Release
 from pageturner.service.core.outputs import (
     UNKNOWN_TOKEN,
     BlockCopies,
@@ -34,13 +34,12 @@ class Committer:
         swap_outs: list[BlockCopy] = []
         for preemption in plan.preemptions:
             swap_outs += self._transitions.preempt(preemption, step_id)
-        swap_ins = self._transitions.admit_all(plan.admissions, step_id)
+        swap_ins = self._transitions.admit_all(plan.admissions, step_id) if plan.admissions else []
         copies: list[BlockCopy] = []
         scheduled = []
-        read_until_then = Release(step_id, self._state.now)
         for chunk in plan.chunks:
             if not chunk.is_in_place:
-                copy = self._make_room(chunk, read_until_then)
+                copy = self._make_room(chunk, step_id)
                 if copy is not None:
                     copies.append(copy)
             scheduled.append(self._schedule(chunk, step_id))
@@ -57,12 +56,13 @@ class Committer:
         block_copies = BlockCopies(clears, tuple(swap_outs), tuple(swap_ins), tuple(copies))
         return SchedulerOutput(step_id, tuple(scheduled), block_copies)
 
-    def _make_room(self, chunk: Chunk, read_until_then: Release) -> BlockCopy | None:
+    def _make_room(self, chunk: Chunk, step_id: int) -> BlockCopy | None:
         """Blocks for the chunk's slots; a copy if the first of them lies in a shared block."""
         sequence = chunk.sequence
         end = sequence.num_computed_tokens + chunk.num_tokens
         copy = None
         if end > sequence.num_kv_tokens:
+            read_until_then = Release(step_id, self._state.now)
             copy = self._manager.prepare_write(sequence, sequence.num_kv_tokens, read_until_then)
         self._manager.grow(sequence, end)
         return copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pageturner.service.core.memory.block_pool import PoolState
+from pageturner.service.core.memory.block import PoolState
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.suspects import Suspects

@@ -6,7 +6,7 @@ Nothing is decided here, and no move falls short: what is moved was planned on a
 from __future__ import annotations
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.memory.block_pool import Release
+from pageturner.service.core.memory.block import Release
 from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import views

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pageturner.policies.views import BlockView
+from pageturner.service.core.memory.block import OutOfBlocks, Release
 from pageturner.service.core.memory.block_manager import BlockManager
-from pageturner.service.core.memory.block_pool import BlockPool, OutOfBlocks, Release
+from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.request import NewRequest, Request, Sequence
