@@ -326,6 +326,20 @@ def test_a_ready_line_that_cannot_be_written_is_only_logged(
 
 
 @pytest.mark.fault("N")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_recording_to_a_full_disk_fails_neither_the_start_nor_a_request_nor_the_end(
+    flags: list[str],
+) -> None:
+    with serving(*flags, "--record=/dev/full") as (process, target):
+        asyncio.run(_three_answers_and_a_refusal(target))
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert log.count("recording_ended") == log.count("recording_incomplete") == 1
+    assert "Traceback" not in log
+
+
+@pytest.mark.fault("N")
 def test_a_server_that_cannot_start_ends_though_its_log_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with unread_pipe() as stderr:
