@@ -13,9 +13,12 @@ from pageturner.policies.presets import PRESETS
 from pageturner.policies.spec import PolicySpec, parse_choice
 from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.commands import signals
-from pageturner.service.commands.output import note, write
+from pageturner.service.commands.output import note, wrapped, write
 from pageturner.service.errors import ConfigError
 from pageturner.service.policy_host.reports import PoliciesInfo, PolicyInfo
+
+HANGS_AFTER_SECONDS = 1.0
+"""A call of a policy that lasts longer is told of as one that hangs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,13 +100,18 @@ def _print(info: PoliciesInfo, *, as_json: bool) -> None:
     width = max(len(axis) for axis in AXES) + 2
     for policy in info.axes:
         for number, line in enumerate(_lines(policy)):
-            write(f"{policy.axis if number == 0 else '':<{width}}{line}")
+            write(wrapped(f"{policy.axis if number == 0 else '':<{width}}", line))
 
 
 def _lines(policy: PolicyInfo) -> list[str]:
     lines = [_call(policy.name, policy.options)]
     if policy.is_quarantined:
         lines[0] += "  QUARANTINED: the default decides"
+        lines.append(f"why: {policy.quarantine_reason}")
+    if policy.asking_seconds > HANGS_AFTER_SECONDS:
+        lines.append(f"HANGS: asked {policy.asking_seconds:.0f} s ago, and no answer yet")
+    if policy.num_calls:
+        lines.append(_time(policy.seconds / policy.num_calls, policy.step_seconds, policy.num_calls))
     if policy.num_faults:
         lines.append(f"{policy.num_faults} bad answers, the last: {policy.last_fault}")
     shadow = policy.shadow
@@ -112,10 +120,16 @@ def _lines(policy: PolicyInfo) -> list[str]:
             f"shadow {_call(shadow.name, shadow.options)}: "
             f"{shadow.num_disagreements} of {shadow.num_compared} answers differ"
         )
-        if shadow.num_faults:
-            lines.append(f"  {shadow.num_faults} bad answers, the last: {shadow.last_fault}")
-        lines += [f"  {one.subject}: {one.obeyed}, not {one.shadow}" for one in shadow.samples]
+        if shadow.is_stopped:
+            lines.append(f"shadow is asked no more: {shadow.last_fault}")
+        elif shadow.num_faults:
+            lines.append(f"shadow's bad answers: {shadow.num_faults}, the last: {shadow.last_fault}")
+        lines += [f"{one.subject}: {one.obeyed}, not {one.shadow}" for one in shadow.samples]
     return lines
+
+
+def _time(call_seconds: float, step_seconds: float, num_calls: int) -> str:
+    return f"{1e6 * call_seconds:.1f} us a call, {1e3 * step_seconds:.3f} ms a step; {num_calls} calls"
 
 
 def _call(name: str, options: object) -> str:
