@@ -1,7 +1,7 @@
 """What the scheduler decided about a request, and who decided it.
 
 The planner and its parts note a decision where they take one, in `SchedulerState.decisions` or in the
-attempt at hand, and only while somebody records: a step with nothing waiting and no shortage notes
+attempt at hand, and only while a listener is there: a step with nothing waiting and no shortage notes
 nothing. Policies are named as in a configuration; what no policy decides is named in `Guard`.
 """
 

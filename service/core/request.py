@@ -1,7 +1,7 @@
 """A request from acceptance to its terminal event, and its sequences.
 
 `NewRequest` is what enters, frozen. `Request` and `Sequence` are the scheduler's own mutable record
-of it; nobody else changes them.
+of it; only the core changes them.
 """
 
 from __future__ import annotations

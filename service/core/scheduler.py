@@ -184,6 +184,7 @@ class Scheduler:
 
     @told(ResumeRequest)
     def resume_request(self, request_id: str) -> None:
+        """Compute for it again."""
         if request_id in self.state.requests:
             self.state.requests[request_id].is_paused = False
 
@@ -253,9 +254,9 @@ class Scheduler:
 
     @told(FailStep)
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]:
-        """Take a step's failure: whoever it computed or copied for starts over, its tokens kept.
+        """Take a step's failure: every request that it computed or copied for starts over, its tokens kept.
 
-        So does whoever the step after it touched already: that one may have built on what never came.
+        The one that fails alone, found by halves over the steps that follow, ends with StepFailed.
         """
         self._end_step(output, now)
         return self._failures.fail(output, error)

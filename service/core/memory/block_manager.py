@@ -258,8 +258,8 @@ class BlockManager:
     def forget_content(self, sequence: Sequence) -> tuple[int, ...]:
         """Uncache every block of the table: its KV is not to be trusted. Returns their ids.
 
-        Those that came from the cache too: the fault may be theirs, and would then strike whoever hits them
-        next, for ever.
+        Those that came from the cache too: the fault may be theirs, and would then strike every request that
+        hits them next, for ever.
         """
         suspect = self.table(sequence)
         for block_id in suspect:

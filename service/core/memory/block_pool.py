@@ -54,14 +54,17 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
+        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
     def num_evictable(self) -> int:
+        """Cached blocks that no table names."""
         return len(self._evictable)
 
     @property
     def num_pending(self) -> int:
+        """Blocks that no table names and an unfinished step may still touch."""
         return len(self._pending)
 
     @property
@@ -71,12 +74,15 @@ class BlockPool:
 
     @property
     def num_live(self) -> int:
+        """Blocks that tables name."""
         return self.num_blocks - self.num_available - len(self._pending)
 
     def ref_count(self, block_id: int) -> int:
+        """Table entries that name the block."""
         return self._blocks[block_id].ref_count
 
     def is_cached(self, block_id: int) -> bool:
+        """Whether a lookup finds the block."""
         return self._blocks[block_id].block_hash is not None
 
     def is_private(self, block_id: int) -> bool:
@@ -98,6 +104,7 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def view(self) -> PoolView:
+        """What policies see of the pool."""
         return PoolView(self.num_blocks, self.num_free, self.num_evictable, self.block_size)
 
     # --- references ------------------------------------------------------------------------

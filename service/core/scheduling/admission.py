@@ -65,7 +65,7 @@ class _Refused(Exception):
 
 
 class AdmissionPlanner:
-    """running: requests that run in this attempt, those that yield left out. notes: of whoever records."""
+    """running: requests that run in this attempt, those that yield left out. notes: decisions, if noted."""
 
     def __init__(
         self,

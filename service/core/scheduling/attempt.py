@@ -32,7 +32,7 @@ class Attempt:
         self._constraints = constraints
         self._running = [r for order, r in state.running.items() if order not in constraints.preemptions]
         slots = 0
-        if state.waiting:  # nobody else asks for slots
+        if state.waiting:  # running requests ask for no slots
             slots = state.options.max_num_seqs - sum(request.num_slots for request in self._running)
         self.budget = StepBudget(state, guarded, slots)
         self.num_booked: dict[int, int] = {}
@@ -85,7 +85,7 @@ class Attempt:
         split = self._state.policy_host.batch_split(batch)
         self.budget.split_budget(split)
         if 0 < split.decode_tokens < batch.num_decode_tokens:
-            # Not everybody gets a token in this step: turns are taken, by the guarded request too.
+            # Not every sequence gets a token in this step: turns are taken, by the guarded request too.
             work.sort(key=lambda item: item[0].last_step)
 
     def _continue_all(self, work: Work) -> Shortage | None:
@@ -121,7 +121,7 @@ class Attempt:
     def _admit(self) -> Shortage | None:
         """PlannedAdmission waiting requests in order, looking past a bounded number that do not fit.
 
-        Whoever has been overtaken often enough is overtaken no more: admissions hold until it starts.
+        A request that was overtaken often enough is overtaken no more: admissions hold until it starts.
         """
         state, constraints = self._state, self._constraints
         passed: list[Request] = []

@@ -46,7 +46,7 @@ class Finisher:
         return self.complete(request, error)
 
     def abort_poisoned(self, request: Request, error: PageturnerError) -> FinishedEvent:
-        """End a request whose KV is not to be trusted: it leaves the cache, and what nobody else uses is
+        """End a request whose KV is not to be trusted: it leaves the cache, and what no other uses is
         zeroed."""
         state = self._state
         suspect = {

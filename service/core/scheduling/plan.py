@@ -62,7 +62,7 @@ class Plan:
     """preemptions happen first, then admissions, then chunks.
 
     bypassed: requests that were looked past. producing: hashes that the chunks of this step, and of
-    the last, are making; waiting requests may wait for them. notes: what was decided, if anybody records.
+    the last, are making; waiting requests may wait for them. notes: what was decided, if that is noted.
     guarded: the request that no policy could hold back.
     """
 
@@ -79,11 +79,11 @@ class Plan:
 class Constraints:
     """Keys are `Request.order`.
 
-    preemptions: who gives up blocks. stalled: running requests for whom nobody else yields in this step; they
+    preemptions: who gives up blocks. stalled: running requests to which no other yields in this step; they
     do with what is there. blocked: waiting requests left out.
     claimants: waiting requests for whom others yield; no admission policy is asked for them.
     await_pending: a claimant is left out because what it needs falls free when the step in flight ends.
-    notes, preemption_notes: what was decided, for whoever records.
+    notes, preemption_notes: what was decided, if that is noted.
     """
 
     preemptions: dict[int, Preemption] = field(default_factory=dict)

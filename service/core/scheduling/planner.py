@@ -1,4 +1,4 @@
-"""Decides one step: attempt to fill it, have somebody yield where it falls short, attempt again.
+"""Decides one step: attempt to fill it, have others yield where it falls short, attempt again.
 
 Each round either ends or settles one more request (as yielding, stalled or blocked), so planning ends.
 Afterwards every victim that turns out not to be needed is spared.
@@ -27,6 +27,10 @@ class Planner:
         self._state = state
 
     def plan(self, guarded: Request | None) -> Plan:
+        """Decide the step; nothing is changed. guarded: the request that no policy can hold back.
+
+        The plan names another one where it gives way (`starvation_guard.gives_way`).
+        """
         constraints = Constraints()
         while True:
             attempt = Attempt(self._state, guarded, constraints)
@@ -54,7 +58,7 @@ class Planner:
             shortage.num_slots == 0 and 0 < shortage.num_blocks <= attempt.budget.ledger.pending
         )
         # Blocks that fall free when the step in flight ends cover a need too: waiting for them is
-        # cheaper than another victim, and without it a shortage would cascade through everybody.
+        # cheaper than another victim, and without it a shortage would cascade through all of them.
         if covered_by_pending:
             constraints.await_pending = True
         else:
@@ -77,7 +81,7 @@ class Planner:
                 self._note_preemption(constraints.preemptions[victim.order], shortage, order, constraints)
         return True
 
-    # --- for whoever records ---------------------------------------------------------------
+    # --- decisions noted -------------------------------------------------------------------
 
     def _note_left_out(
         self, shortage: Shortage, attempt: Attempt, constraints: Constraints, awaits_pending: bool
@@ -140,7 +144,7 @@ class Planner:
     ) -> list[Request]:
         """Running requests that may yield to the claimant; one that yields its tail may yield whole.
 
-        Nobody yields to a less urgent one; a waiting claimant needs a strictly lower priority; who has
+        No request yields to a less urgent one; a waiting claimant needs a strictly lower priority; who has
         been preempted often enough yields to the guarded request alone, which none of this binds.
         """
         running = [
@@ -207,7 +211,7 @@ class Planner:
     ) -> bool:
         """Whether these victims, as well as those settled before, free enough blocks and slots.
 
-        Blocks are counted on a ledger: one that somebody else still references frees nothing. What the
+        Blocks are counted on a ledger: one that another table still names frees nothing. What the
         attempt had booked for a victim comes back as well.
         """
         more = {victim.order: Preemption(victim, Reclaim.RECOMPUTE) for victim in victims}

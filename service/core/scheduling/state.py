@@ -29,7 +29,7 @@ class SchedulerState:
     pending_clears: blocks to be zeroed at the head of the next step. counters: totals for SchedulerStats.
     guarded: the request that no policy could hold back in the last step. unfinished_steps: ids of steps
     scheduled and not updated. next_...: numbers to be given next.
-    decisions: where to note them; None while nobody records.
+    decisions: where to note them; None without a listener.
     """
 
     options: SchedulerOptions

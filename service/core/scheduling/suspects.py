@@ -29,7 +29,7 @@ class Suspects:
 
     @property
     def running_alone(self) -> frozenset[int] | None:
-        """Who may run now; None if nobody is under suspicion."""
+        """The requests that may run now; None if no step has failed."""
         return frozenset(self._groups[0]) if self._groups else None
 
     def snapshot(self) -> tuple[tuple[int, ...], ...]:
@@ -62,7 +62,7 @@ class Suspects:
             self._drop_empty()
 
     def keep(self, able: Collection[int]) -> None:
-        """Forget members that ended or cannot run at present: they would hold up everybody."""
+        """Forget members that ended or cannot run at present: they would hold up all others."""
         for group in self._groups:
             group.intersection_update(able)
         self._drop_empty()

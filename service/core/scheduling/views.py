@@ -32,6 +32,7 @@ def num_computed_tokens(request: Request) -> int:
 
 
 def request_view(request: Request) -> RequestView:
+    """What every policy sees of a request."""
     known = num_known_tokens(request)
     return RequestView(
         request_id=request.request_id,
@@ -64,7 +65,7 @@ def num_known_blocks(request: Request, block_size: int) -> int:
 def num_peak_blocks(num_prompt_tokens: int, max_tokens: int, n: int, block_size: int) -> int:
     """Blocks held when all n sequences have their last token; that token's own KV is never needed.
 
-    So with one token each, nobody writes behind the prompt, and all share even a partial block.
+    So with one token each, no choice writes behind the prompt, and all share even a partial block.
     """
     total = blocks_for(num_prompt_tokens + max_tokens - 1, block_size)
     shared = num_prompt_tokens // block_size
@@ -72,6 +73,7 @@ def num_peak_blocks(num_prompt_tokens: int, max_tokens: int, n: int, block_size:
 
 
 def victim_view(request: Request, manager: BlockManager) -> VictimView:
+    """What a victim or reclaim policy sees of a request that may yield; blocks are those of the device."""
     references = manager.references(request)
     exclusive = sum(manager.device.ref_count(block) == held for block, held in references.items())
     return VictimView(
@@ -93,7 +95,7 @@ def load_view(
     manager: BlockManager,
     num_available: int,
 ) -> LoadView:
-    """The engine's load, with `num_available` device blocks left to whoever asks."""
+    """The engine's load, with `num_available` device blocks left to the asking request."""
     device = manager.device.view()
     num_free = max(0, min(device.num_free, num_available))
     device = replace(device, num_free=num_free, num_evictable=max(0, num_available - num_free))
@@ -118,6 +120,11 @@ def admission_view(
     num_blocks_held: int,
     watermark_blocks: int,
 ) -> AdmissionView:
+    """What an admission policy sees of a waiting request.
+
+    num_blocks_first_chunk, num_blocks_known: that it would take now, for its first chunk and for all of its
+    known tokens. num_blocks_held: that it holds already. watermark_blocks: to be left available.
+    """
     return AdmissionView(
         request=request_view(request),
         num_slots=request.num_slots,

@@ -403,7 +403,7 @@ def test_non_finite_logits_end_one_request_and_clear_what_it_computed() -> None:
     h.check_finished()
 
 
-def test_only_the_poison_fails() -> None:
+def test_of_a_failing_batch_only_the_request_to_blame_fails() -> None:
     """A step fails whenever request r2 is in it: halving finds it, the others end as if alone."""
     h = harness(num_blocks=24, options={"max_num_seqs": 8})
     for index in range(6):

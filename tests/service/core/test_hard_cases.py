@@ -62,7 +62,7 @@ def schedule(h: CoreHarness) -> SchedulerOutput:
     return output
 
 
-def test_whoever_a_step_touched_after_the_one_that_failed_starts_over_too() -> None:
+def test_requests_touched_by_the_step_after_a_failed_one_start_over_too() -> None:
     """The swap-out never happens; the swap-in of the next step, already scheduled, brings nothing back."""
     h = CoreHarness(
         policies(reclaim="always-swap"),
@@ -96,7 +96,7 @@ def test_whoever_a_step_touched_after_the_one_that_failed_starts_over_too() -> N
     assert h.error_of(low) is None
 
 
-def test_poison_in_the_cache_fails_one_request_and_not_every_later_one() -> None:
+def test_non_finite_kv_in_the_cache_fails_one_request_and_no_later_one() -> None:
     """Its maker was aborted before anybody sampled from it; whoever hits it takes it out of the cache."""
     h = CoreHarness(policies(), num_blocks=16, block_size=4, options=OPTIONS)
     prompt = (0, 1, 2, 0) * 3
@@ -169,7 +169,7 @@ def test_deadlines_of_ended_requests_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_who_yielded_often_enough_yields_to_the_guarded_request_alone(limit: int) -> None:
+def test_after_max_preemptions_a_request_yields_to_the_guarded_one_alone(limit: int) -> None:
     """The bound itself: a request yields exactly `limit` times to urgent ones that keep coming."""
     h = CoreHarness(
         policies(reclaim="always-recompute"),
