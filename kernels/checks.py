@@ -25,10 +25,12 @@ VECTOR_BYTES = 16
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """As messages name it, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def either(dtypes: Sequence[torch.dtype]) -> str:
+    """The names of the dtypes, joined by "or"."""
     return " or ".join(map(dtype_name, dtypes))
 
 

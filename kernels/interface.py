@@ -48,7 +48,9 @@ class PagedOps(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As logs and GetServerInfo name it, such as "cpu"."""
+        ...
 
     @property
     def key_order(self) -> KeyOrder:

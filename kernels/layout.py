@@ -64,10 +64,12 @@ class KvLayout:
 
     @property
     def block_elements(self) -> int:
+        """Elements of one block over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_elements
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
         return self.block_elements * self.dtype.itemsize
 
     def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
@@ -129,4 +131,5 @@ class AttentionBatch:
 
     @property
     def num_sequences(self) -> int:
+        """S, the sequences of the step."""
         return int(self.seq_lens.shape[0])

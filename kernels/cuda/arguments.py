@@ -7,6 +7,8 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 
 
 class KvLayer(ctypes.Structure):
+    """arguments.cuh's KvLayer: one layer of the pool."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("keys", "values")),
         *((name, c_int64) for name in ("block_stride", "head_stride")),
@@ -15,6 +17,8 @@ class KvLayer(ctypes.Structure):
 
 
 class AttentionArguments(ctypes.Structure):
+    """arguments.cuh's AttentionArguments, of decode, prefill and merge."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("output", "query")),
         ("kv", KvLayer),
@@ -29,6 +33,8 @@ class AttentionArguments(ctypes.Structure):
 
 
 class KvWriteArguments(ctypes.Structure):
+    """arguments.cuh's KvWriteArguments."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("key", "value", "query", "rotated_query", "cos", "sin")),
         ("kv", KvLayer),
@@ -39,6 +45,8 @@ class KvWriteArguments(ctypes.Structure):
 
 
 class RmsNormArguments(ctypes.Structure):
+    """arguments.cuh's RmsNormArguments."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("hidden", "residual", "weight", "normed", "summed")),
         *((name, c_int64) for name in ("outer_stride", "inner_stride")),
@@ -48,6 +56,8 @@ class RmsNormArguments(ctypes.Structure):
 
 
 class SiluAndMulArguments(ctypes.Structure):
+    """arguments.cuh's SiluAndMulArguments."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("gate_up", "output")),
         ("gate_up_stride", c_int64),
@@ -56,6 +66,8 @@ class SiluAndMulArguments(ctypes.Structure):
 
 
 class CopyBlocksArguments(ctypes.Structure):
+    """arguments.cuh's CopyBlocksArguments."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("pool", "moves", "chain_starts")),
         ("block_bytes", c_int64),
@@ -64,6 +76,8 @@ class CopyBlocksArguments(ctypes.Structure):
 
 
 class PackBlocksArguments(ctypes.Structure):
+    """arguments.cuh's PackBlocksArguments, of gather and scatter."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("pool", "packed", "block_ids")),
         ("block_bytes", c_int64),

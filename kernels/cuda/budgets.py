@@ -41,6 +41,7 @@ class Budget:
     sm_100: int | None = None
 
     def instructions_on(self, arch: str, *, softcap: bool) -> int:
+        """Instructions of the main loop that are allowed on an architecture, such as "sm_90"."""
         base = self.sm_100 if arch == "sm_100" and self.sm_100 is not None else self.instructions
         return base + (self.softcap if softcap else 0)
 
@@ -137,6 +138,7 @@ def head_dim_of(variant: Variant) -> int | None:
 
 
 def budget_of(variant: Variant) -> Budget:
+    """The budget of a variant. Raises KeyError for a kernel without one."""
     return BUDGETS[variant.kernel, head_dim_of(variant)]
 
 

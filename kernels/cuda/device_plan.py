@@ -76,22 +76,27 @@ class DevicePlan:
 
     @property
     def num_decode_items_address(self) -> int:
+        """Device address of an int32: how many decode items there are."""
         return self.words.data_ptr()
 
     @property
     def num_merge_items_address(self) -> int:
+        """Device address of an int32: how many merge items there are."""
         return self.words.data_ptr() + self.words.element_size()
 
     @property
     def decode_items_address(self) -> int:
+        """Device address of the decode items."""
         return self._address(_HEADER)
 
     @property
     def merge_items_address(self) -> int:
+        """Device address of the merge items."""
         return self._address(_HEADER + _ITEM * self.capacity.decode_items)
 
     @property
     def prefill_tiles_address(self) -> int:
+        """Device address of the prefill tiles."""
         return self._address(_HEADER + _ITEM * (self.capacity.decode_items + self.capacity.merge_items))
 
     def _address(self, word: int) -> int:

@@ -25,6 +25,7 @@ WARP_ROW_SIZE = WARP_SIZE * OCTET
 
 
 def write_kv(args: KvWriteArguments) -> Dim3:
+    """A block takes one row and a stretch of its kv heads."""
     return args.num_rows, _blocks(args.num_kv_heads * args.head_dim, OCTET), 1
 
 
@@ -35,20 +36,24 @@ def rope_and_write_kv(args: KvWriteArguments) -> Dim3:
 
 
 def rms_norm(args: RmsNormArguments) -> Dim3:
+    """A warp takes a short row, a block a long one."""
     rows = args.outer * args.inner
     rows_per_block = ROW_THREADS // WARP_SIZE if args.size <= WARP_ROW_SIZE else 1
     return ceil(rows / rows_per_block), 1, 1
 
 
 def silu_and_mul(args: SiluAndMulArguments) -> Dim3:
+    """A block takes one row and a stretch of its columns."""
     return args.num_rows, _blocks(args.size, OCTET), 1
 
 
 def copy_blocks(args: CopyBlocksArguments) -> Dim3:
+    """Columns of a block by chains of copies; more chains than a grid has rows share them."""
     return _blocks(args.block_bytes, COLUMNS * COLUMN_BYTES), min(args.num_chains, MAX_GRID[1]), 1
 
 
 def gather_blocks(args: PackBlocksArguments) -> Dim3:
+    """Columns of a block by block ids."""
     return _blocks(args.block_bytes, COLUMNS * COLUMN_BYTES), min(args.num_ids, MAX_GRID[1]), 1
 
 

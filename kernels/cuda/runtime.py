@@ -63,6 +63,7 @@ class Launcher:
         self._kernels: dict[Variant, Kernel] = {}
 
     def prepare(self, variants: Sequence[Variant]) -> None:
+        """Load the variants that are not yet loaded. Raises KernelsUnavailable."""
         missing = [variant for variant in variants if variant not in self._kernels]
         if missing:
             self._kernels.update(self.runtime.load(missing))

@@ -125,9 +125,10 @@ class StaticBatch:
             max_seq_len=1,
             host=self._host,
         )
-        self.load(self.token_ids[:0], _NOBODY)
+        self.load(self.token_ids[:0], _NO_SEQUENCE)
 
     def fits(self, batch: AttentionBatch) -> bool:
+        """Whether it is a decode step of no more sequences and blocks than there is room for."""
         return (
             batch.max_query_len == 1
             and batch.num_sequences <= self.size
@@ -168,7 +169,7 @@ class StaticBatch:
         return plan
 
 
-_NOBODY = HostBatch(
+_NO_SEQUENCE = HostBatch(
     np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty(0, np.int64)
 )
 

@@ -67,9 +67,14 @@ class Steps:
         self._registered[id(batch)] = Step(batch, None, dict(plans))
 
     def forget(self, batch: AttentionBatch) -> None:
+        """Undo `register`."""
         del self._registered[id(batch)]
 
     def plan(self, step: Step, shape: AttentionShape) -> DevicePlan:
+        """The plan of a step for a shape, made when first asked for.
+
+        Raises KernelArgumentError for a registered batch that has none.
+        """
         if (plan := step.plans.get(shape)) is not None:
             return plan
         if step.host is None:

@@ -36,6 +36,7 @@ class DecodeTiles:
 
     @property
     def threads(self) -> int:
+        """Of a block."""
         return self.warps * WARP_SIZE
 
     @property
@@ -65,10 +66,12 @@ class PrefillTiles:
 
     @property
     def rows(self) -> int:
+        """Packed rows of a block."""
         return self.warps * self.row_tiles * MMA_ROWS
 
     @property
     def threads(self) -> int:
+        """Of a block."""
         return self.warps * WARP_SIZE
 
     @property

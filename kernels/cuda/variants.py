@@ -48,6 +48,7 @@ def paged_decode(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: b
 
 @cache
 def decode_merge(dtype: torch.dtype, head_dim: int) -> Variant:
+    """The kernel that adds up the parts of a context that was split."""
     return Variant(
         "paged_decode.cu",
         _instance("decode_merge", dtype, head_dim),
@@ -59,6 +60,7 @@ def decode_merge(dtype: torch.dtype, head_dim: int) -> Variant:
 
 @cache
 def paged_prefill(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: bool) -> Variant:
+    """bounded: with a window or chunk. softcap: with a soft cap."""
     shape = tiles.PREFILL[head_dim]
     name = _instance(
         "paged_prefill",
@@ -76,6 +78,7 @@ def paged_prefill(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: 
 
 @cache
 def write_kv(dtype: torch.dtype) -> Variant:
+    """The write of K and V without rotation."""
     return _rows("write_kv.cu", _instance("write_kv", dtype), arguments.KvWriteArguments)
 
 
@@ -88,26 +91,31 @@ def rope_and_write_kv(dtype: torch.dtype, table_dtype: torch.dtype) -> Variant:
 
 @cache
 def rms_norm(dtype: torch.dtype) -> Variant:
+    """RMSNorm, with or without a residual."""
     return _rows("rms_norm.cu", _instance("rms_norm", dtype), arguments.RmsNormArguments)
 
 
 @cache
 def silu_and_mul(dtype: torch.dtype) -> Variant:
+    """SwiGLU's activation."""
     return _rows("silu_and_mul.cu", _instance("silu_and_mul", dtype), arguments.SiluAndMulArguments)
 
 
 @cache
 def copy_blocks() -> Variant:
+    """Copies within a pool; bytes, so of any dtype."""
     return _rows("copy_blocks.cu", "copy_blocks", arguments.CopyBlocksArguments)
 
 
 @cache
 def gather_blocks() -> Variant:
+    """Scattered blocks to one piece of memory."""
     return _rows("pack_blocks.cu", "gather_blocks", arguments.PackBlocksArguments)
 
 
 @cache
 def scatter_blocks() -> Variant:
+    """One piece of memory to scattered blocks."""
     return _rows("pack_blocks.cu", "scatter_blocks", arguments.PackBlocksArguments)
 
 

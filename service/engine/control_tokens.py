@@ -89,6 +89,7 @@ class ControlTokens:
         return text.translate(self._restored)
 
     def has_hidden(self, text: str) -> bool:
+        """Whether a character of the text stands behind a stand-in."""
         return _STAND_IN.search(text) is not None
 
     def escaped(self, token_ids: Iterable[int], text: str) -> bool:

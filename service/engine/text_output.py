@@ -30,6 +30,7 @@ class TextOutput:
         return len(self._sequences)
 
     def start(self, seq_id: int, request: NewRequest) -> None:
+        """Begin a sequence, with the stops of its request."""
         assert seq_id not in self._sequences, f"sequence {seq_id} was started twice"
         params = request.params
         decoder: IncrementalDecoder = NoText()
@@ -41,6 +42,7 @@ class TextOutput:
         self._sequences[seq_id] = _Sequence(decoder, matcher, special, params.include_stop)
 
     def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        """The text that this token adds, and the stop string that it completes, if any."""
         sequence = self._sequences[seq_id]
         if is_stop_token and not sequence.include_stop:
             return TextDelta("")

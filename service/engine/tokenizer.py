@@ -27,9 +27,14 @@ class Message(Protocol):
     """One turn: who speaks, and what."""
 
     @property
-    def role(self) -> str: ...
+    def role(self) -> str:
+        """Who speaks."""
+        ...
+
     @property
-    def content(self) -> str: ...
+    def content(self) -> str:
+        """What is said."""
+        ...
 
 
 class Tokenizer:
@@ -63,6 +68,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether conversations can be encoded."""
         return self._chat_template is not None
 
     @property

@@ -28,10 +28,12 @@ class ForwardBatch:
 
     @property
     def positions(self) -> torch.Tensor:
+        """int64 [T], the position of each row in its sequence."""
         return self.attention.positions
 
     @property
     def num_rows(self) -> int:
+        """T, the rows of the step."""
         return self.token_ids.shape[0]
 
 

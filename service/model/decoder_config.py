@@ -48,10 +48,12 @@ class DecoderConfig:
 
     @property
     def attention_scale(self) -> float:
+        """Factor on q.k: 1 / sqrt(head_dim)."""
         return float(self.head_dim**-0.5)
 
     @property
     def max_position(self) -> int:
+        """Positions that the rope is valid for, hence the longest sequence in tokens."""
         return self.rope.max_position
 
     @property

@@ -53,6 +53,7 @@ class Fences:
 
     @property
     def num_events(self) -> int:
+        """Copies whose end is not yet known."""
         return len(self._unsettled)
 
     def compute(self, blocks: BlockIds, work: Work) -> None:

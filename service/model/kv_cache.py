@@ -65,10 +65,12 @@ class KvCache:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks on the device."""
         return self.pool.shape[0]
 
     @property
     def num_host_blocks(self) -> int:
+        """Blocks in host memory, for requests swapped out."""
         return self.host_pool.shape[0]
 
     def layer(self, index: int) -> torch.Tensor:

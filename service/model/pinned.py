@@ -42,6 +42,7 @@ class Pinned:
         self._address = tensor.data_ptr()
 
     def close(self) -> None:
+        """Unpin it; a GPU must not read or write it by itself afterwards. Closing twice is no error."""
         if self._address is not None:
             self._cuda.cudaHostUnregister(self._address)
             self._address = None

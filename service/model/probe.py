@@ -58,10 +58,14 @@ class ProbedModel(CausalModel, Protocol):
     """A `transformers` model over the paged cache, as the probe drives it."""
 
     @property
-    def model_type(self) -> str: ...
+    def model_type(self) -> str:
+        """As its configuration names it, for messages."""
+        ...
 
     @property
-    def ops(self) -> PagedOps: ...
+    def ops(self) -> PagedOps:
+        """The operations that it was built with."""
+        ...
 
     def kv_layout(self, block_size: int) -> KvLayout:
         """The layout that a cache for this model must have."""

@@ -102,6 +102,7 @@ class Sampler:
 
 
 def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Pieces of at most `size` places, in order."""
     return (places[first : first + size] for first in range(0, len(places), size))
 
 

@@ -70,6 +70,7 @@ def test_a_damaged_library_is_compiled_anew(damage: str, tiny: Path, tmp_path: P
     library.unlink()
     library.write_bytes(damaged)
     assert load_library(cache, sources=tiny).answer() == 42
+    assert library.read_bytes() != damaged
     assert len(library.read_bytes()) == len(whole)
     stamp = library.stat().st_mtime_ns
     assert load_library(cache, sources=tiny).answer() == 42
