@@ -34,7 +34,7 @@ class PrefillFirst:
     """Prefill already begun is finished first; decoding takes what is left.
 
     New requests are begun from what decoding leaves, so that a queue which cannot be admitted stalls
-    nobody. Source: Orca and the first vLLM, which ran prompts ahead of decodes.
+    no request. Source: Orca and the first vLLM, which ran prompts ahead of decodes.
     """
 
     name: ClassVar[str] = "prefill-first"

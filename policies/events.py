@@ -76,7 +76,7 @@ class StepServed:
     """A step has succeeded: told once a step, at the end of `update`, after that step's RequestEnded.
 
     shares: one for each tenant that the step computed or generated a token for, in the order of their
-    names. A step that failed served nobody, and is not told.
+    names. A step that failed served no request, and is not told.
     """
 
     now: float

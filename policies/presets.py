@@ -140,7 +140,7 @@ def tensorrt_llm_guaranteed_no_evict() -> Preset:
     base = tensorrt_llm_max_utilization()
     return Preset(
         "tensorrt-llm-guaranteed-no-evict",
-        "TensorRT-LLM's GUARANTEED_NO_EVICT: who has started is never paused",
+        "TensorRT-LLM's GUARANTEED_NO_EVICT: a request that has started is never paused",
         PolicySet(
             queue=base.policies.queue,
             admission=admission.GuaranteedNoEvict(),

@@ -85,7 +85,7 @@ class LongestPrefixMatch:
     """The longest cached prefix first, so that hits are taken before they are evicted.
 
     Up to `cap_tokens` cached tokens count, and a second of waiting outweighs `aging_tokens_per_second`
-    of them: nobody is overtaken by a request that arrives cap_tokens / aging_tokens_per_second later.
+    of them: no request is overtaken by one that arrives cap_tokens / aging_tokens_per_second later.
     Source: SGLang's cache-aware scheduling (Zheng et al., 2024), which has neither bound.
     """
 
@@ -128,7 +128,7 @@ class HighestResponseRatioNext:
         check_option(self, "seconds_per_prompt_token", at_least=0)
 
     def key(self, request: RequestView, load: LoadView) -> SortKey:
-        # One output token at the least: who has nothing left to do would divide by zero.
+        # One output token at the least: a request with nothing left to do would divide by zero.
         service = (
             max(1, request.num_remaining_tokens) * self.seconds_per_output_token
             + request.num_uncomputed_tokens * self.seconds_per_prompt_token
@@ -167,7 +167,7 @@ class MultiLevelFeedback:
 
     A request leaves level 0 after `quantum_tokens`, level 1 after twice as many more, and so on. A prompt
     counts as service at `prompt_weight` a token from the start, so that a long one joins further down.
-    Each `boost_seconds` since its arrival lift it by one level, so that nobody starves. The service is in
+    Each `boost_seconds` since its arrival lift it by one level, so that no request starves. The service is in
     the view, hence no memory. Only the queue is ordered: who runs goes on until blocks or slots run short.
     Source: Corbato et al., 1962; for language models the skip-join queue of FastServe (Wu et al., 2023).
     """

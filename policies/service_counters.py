@@ -169,7 +169,7 @@ def _queued(state: ServiceCounters, event: RequestQueued, prices: Prices) -> Ser
     cost = 0.0
     if event.is_first:
         cost = prices.input_weight * event.num_prompt_tokens / prices.weight(event.tenant)
-    # Who has started before goes ahead of the tenant's others: it is paid for.
+    # A request that has started before goes ahead of the tenant's others: it is paid for.
     ticket = Ticket(cost, account.queued if event.is_first else account.started)
     account = replace(account, queued=account.queued + cost, num_waiting=account.num_waiting + 1)
     return _pruned(

@@ -140,7 +140,7 @@ class AdmissionView:
 class VictimView:
     """A request that may be asked to yield.
 
-    num_blocks: distinct device blocks it holds. num_exclusive_blocks: those that nobody else
+    num_blocks: distinct device blocks it holds. num_exclusive_blocks: those that no other request
     references, hence what its yielding frees. num_recompute_tokens: tokens that would have to be
     computed again. num_remaining_tokens: upper bound on tokens it has yet to generate.
     num_tail_blocks: exclusive blocks at its end that a tail reclaim could take.
@@ -157,7 +157,7 @@ class VictimView:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A cached block that nobody references any more, as it enters the eviction order.
+    """A cached block that no request references any more, as it enters the eviction order.
 
     depth: its index in its chain, 0 at the head of a prompt. num_hits: how often a prefix lookup
     took it since it was computed. released_at: now. tenant, priority: of the request that released it.

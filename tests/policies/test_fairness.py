@@ -1,7 +1,7 @@
 """Virtual token counters: the published bound on the gap between tenants, lifts, weights, and what is free.
 
 The server loop here is the one that the paper argues about: requests run to their end once started, the
-pool is booked for prompt and outputs when a request starts, and nobody is preempted.
+pool is booked for prompt and outputs when a request starts, and no request is preempted.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def widest_gap(
     """The largest difference between what two always backlogged tenants got in any interval, per weight."""
     server = Server(policy, pool, at_once)
     least, most = 0.0, 0.0
-    most_starts = pool // 2 + 1  # a request is two tokens at the least: nobody's queue runs dry in a step
+    most_starts = pool // 2 + 1  # a request is two tokens at the least: no tenant's queue runs dry in a step
     positions = dict.fromkeys(shapes, 0)
     for _ in range(num_steps):
         for tenant, its_shapes in shapes.items():
@@ -237,7 +237,7 @@ def test_a_lift_never_lowers() -> None:
     assert VTC.fold(state, queued("b2", "b")).counter("b") == 110
 
 
-def test_if_nobody_waits_the_lift_is_to_who_left_the_queue_last() -> None:
+def test_with_no_tenant_waiting_the_lift_is_to_the_one_that_left_the_queue_last() -> None:
     assert told(queued("a1", "a"), started("a1", "a"), served("a", 2), queued("b1", "b")).counter("b") == 14
 
 

@@ -39,7 +39,7 @@ def admits(name: str, *, first_chunk: int = 1, known: int = 1, peak: int = 1) ->
         watermark_blocks=round(watermark * 100),
     )
     answer = preset.policies.admission.decide(view, LOAD)
-    assert answer is not Admission.SKIP, "nobody starts past one that does not fit"
+    assert answer is not Admission.SKIP, "no request starts past one that does not fit"
     return answer is Admission.ADMIT
 
 

@@ -85,7 +85,9 @@ def test_the_longest_cached_prefix_goes_first_up_to_the_cap() -> None:
 
 
 @given(first=request_views(), second=request_views(), load=load_views())
-def test_nobody_is_overtaken_beyond_the_cap(first: RequestView, second: RequestView, load: LoadView) -> None:
+def test_no_request_is_overtaken_beyond_the_cap(
+    first: RequestView, second: RequestView, load: LoadView
+) -> None:
     policy = LongestPrefixMatch(cap_tokens=1024, aging_tokens_per_second=64.0)
     late = replace(second, arrival_time=first.arrival_time + 1024 / 64.0 + 1e-3)
     assert policy.key(first, load) < policy.key(late, load)

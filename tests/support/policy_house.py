@@ -1,4 +1,4 @@
-"""An asyncio engine over the real scheduler and the fake model, for whoever swaps its policies."""
+"""An asyncio engine over the real scheduler and the fake model, for tests that swap its policies."""
 
 from __future__ import annotations
 

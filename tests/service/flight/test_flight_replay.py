@@ -142,6 +142,8 @@ def disturb(harness: CoreHarness, choice: random.Random, request_id: str) -> Non
             harness.scheduler.set_policies(
                 replace(harness.scheduler.policy_host.policies, **change), harness.now
             )
+        case 5:
+            harness.scheduler.quarantine(choice.choice(AXES), "took too long", harness.now)
 
 
 def pressed(num_steps: int = AMPLE, num_requests: int = 6) -> FlightRecord:

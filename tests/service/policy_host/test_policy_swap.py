@@ -368,7 +368,7 @@ def test_events_keep_their_order_whatever_happens(reclaim: str, depth: int) -> N
         if not isinstance(event, StepServed):
             lives[event.request_id] += letters[type(event)]
     assert all(re.fullmatch("(qs)+e|(qs)*qe", seen) for seen in lives.values()), lives
-    assert any(len(seen) > 4 for seen in lives.values()), "nobody yielded"
+    assert any(len(seen) > 4 for seen in lives.values()), "no request yielded"
     firsts = [e.request_id for e in told if isinstance(e, RequestQueued | RequestStarted) and e.is_first]
     assert max(map(firsts.count, firsts)) == 2
     for tenant in ("t0", "t1", "t2"):
