@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Admission
-from pageturner.service.core.decisions import Admitted, AwaitsProducer, Decision, Guard, Refused
+from pageturner.service.core.decisions import AwaitsProducer, Decision, Guard, Refused
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
@@ -14,58 +14,42 @@ from pageturner.service.core.scheduling.plan import Constraints, PlannedAdmissio
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
+from pageturner.service.core.scheduling.trace import Trace
 
 
 class _Refused(Exception):
     """A start that does not fit or may not happen.
 
-    num_blocks, num_slots: what is missing. may_claim: whether others yielding would help. answer: what
-    it means for those behind. by: the policy, or the guard. num_needed: blocks, of num_available.
-    producer: whom it waits for.
+    note: the decision, as listeners are told. num_blocks, num_slots: what is missing. may_claim: whether
+    others yielding would help. answer: what it means for those behind.
     """
 
     def __init__(
         self,
+        note: Decision,
         num_blocks: int = 0,
         num_slots: int = 0,
         *,
         may_claim: bool = True,
         answer: Admission = Admission.SKIP,
-        by: str = Guard.CAPACITY.value,
-        num_needed: int = 0,
-        num_available: int = 0,
-        watermark: int = 0,
-        num_promised: int = 0,
-        producer: Request | None = None,
     ) -> None:
         super().__init__()
+        self.note = note
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.may_claim = may_claim
         self.answer = answer
-        self.by = by
-        self.num_needed = num_needed
-        self.num_available = num_available
-        self.watermark = watermark
-        self.num_promised = num_promised
-        self.producer = producer
 
-    def note(self, request: Request) -> Decision:
-        if self.producer is not None:
-            return AwaitsProducer(request.request_id, self.producer.request_id)
-        return Refused(
-            request.request_id,
-            self.by,
-            self.num_needed,
-            self.num_available,
-            self.watermark,
-            self.num_slots,
-            self.num_promised,
-        )
+
+def _lacks(request: Request, num_needed: int = 0, num_available: int = 0, num_slots: int = 0) -> Refused:
+    """Blocks or slots are short, whatever policies say."""
+    return Refused(
+        request.request_id, Guard.CAPACITY.value, num_needed, num_available, num_slots_short=num_slots
+    )
 
 
 class AdmissionPlanner:
-    """running: requests that run in this attempt, those that yield left out. notes: decisions, if noted."""
+    """running: requests that run in this attempt, those that yield left out."""
 
     def __init__(
         self,
@@ -74,7 +58,7 @@ class AdmissionPlanner:
         guarded: Request | None,
         constraints: Constraints,
         running: list[Request],
-        notes: list[Decision] | None,
+        trace: Trace,
     ) -> None:
         self._state = state
         self._manager = state.manager
@@ -84,7 +68,7 @@ class AdmissionPlanner:
         self._guarded = guarded
         self._constraints = constraints
         self._running = running
-        self._notes = notes
+        self._trace = trace
         self._least_priority: float | None = None
 
     def try_admit(self, request: Request) -> tuple[Admission, Shortage | None]:
@@ -92,9 +76,7 @@ class AdmissionPlanner:
         is_privileged = request is self._guarded or request.order in self._constraints.claimants
         may_claim = is_privileged or self._outranks_someone(request)
         if not may_claim and request.num_slots > self._ledger.slots:
-            if self._notes is not None:
-                short = request.num_slots - self._ledger.slots
-                self._notes.append(_Refused(num_slots=short).note(request))
+            self._trace.note(_lacks(request, num_slots=request.num_slots - self._ledger.slots))
             return Admission.SKIP, None
         savepoint = self._budget.savepoint()
         try:
@@ -103,26 +85,11 @@ class AdmissionPlanner:
             self._budget.restore(savepoint)
             if refusal.may_claim and may_claim:
                 return refusal.answer, Shortage(request, max(0, refusal.num_blocks), refusal.num_slots)
-            if self._notes is not None:
-                self._notes.append(refusal.note(request))
+            self._trace.note(refusal.note)
             return refusal.answer, None
-        if self._notes is not None:
-            self._notes.append(self._admitted(request, is_privileged))
+        guard = Guard.GUARDED if request is self._guarded else Guard.CLAIM
+        self._trace.admitted(self._budget.admissions[-1], guard if is_privileged else None)
         return Admission.ADMIT, None
-
-    def _admitted(self, request: Request, is_privileged: bool) -> Admitted:
-        by = self._state.policy_host.names["admission"]
-        if is_privileged:
-            by = Guard.GUARDED.value if request is self._guarded else Guard.CLAIM.value
-        start = self._budget.admissions[-1]
-        num_hits = len(start.host_hits) + sum(len(blocks) for blocks in start.claims.values())
-        return Admitted(
-            request.request_id,
-            by,
-            request.admitted_at is None,
-            request.status is RequestStatus.SWAPPED,
-            num_hits * self._block_size,
-        )
 
     def _outranks_someone(self, request: Request) -> bool:
         """Whether anyone less urgent holds blocks or slots that this request may claim."""
@@ -149,27 +116,28 @@ class AdmissionPlanner:
             places, start = self._claim_hits(request)
             producer = None if is_privileged else self._awaited_producer(request, places)
             if producer is not None:
-                raise _Refused(may_claim=False, producer=producer)
+                raise _Refused(AwaitsProducer(request.request_id, producer.request_id), may_claim=False)
             num_claimed = sum(len(blocks) for blocks in start.claims.values())
             num_held = len(self._manager.references(request))
             known = views.num_known_blocks(request, self._block_size)
             num_unclaimed = max(0, known - num_held - num_claimed)
         if request.num_slots > ledger.slots:
-            raise _Refused(num_unclaimed - ledger.available, request.num_slots - ledger.slots)
+            short = request.num_slots - ledger.slots
+            raise _Refused(_lacks(request, num_slots=short), num_unclaimed - ledger.available, short)
         if ledger.available < 0:
-            raise _Refused(-ledger.available, num_needed=before - ledger.available, num_available=before)
+            raise _Refused(_lacks(request, before - ledger.available, before), -ledger.available)
         if not is_privileged:
             self._ask_policy(request, places, before, num_unclaimed)
         elif request is not self._guarded and num_unclaimed > ledger.available:
-            raise _Refused(num_unclaimed - ledger.available)
+            raise _Refused(_lacks(request), num_unclaimed - ledger.available)
         num_chunks = len(budget.chunks)
         for sequence in request.computing:
             missing = budget.book_chunk(sequence, places[sequence.seq_id])
             if missing:
                 num_left = ledger.available
-                raise _Refused(missing, num_needed=missing + num_left, num_available=num_left)
+                raise _Refused(_lacks(request, missing + num_left, num_left), missing)
         if len(budget.chunks) == num_chunks:
-            raise _Refused(may_claim=False, by=Guard.BUDGET.value)
+            raise _Refused(Refused(request.request_id, Guard.BUDGET.value, 0, 0), may_claim=False)
         ledger.slots -= request.num_slots
         budget.admissions.append(start)
 
@@ -195,15 +163,16 @@ class AdmissionPlanner:
             load = replace(load, num_blocks_promised=promised)
         answer = self._state.policy_host.admission(view, load)
         if answer is not Admission.ADMIT:
-            raise _Refused(
-                max(1, num_unclaimed + watermark + promised - self._ledger.available),
-                answer=answer,
-                by=self._state.policy_host.names["admission"],
-                num_needed=max(view.num_blocks_known, view.num_blocks_first_chunk),
-                num_available=available_before,
-                watermark=watermark,
+            note = Refused(
+                request.request_id,
+                self._state.policy_host.names["admission"],
+                max(view.num_blocks_known, view.num_blocks_first_chunk),
+                available_before,
+                watermark,
                 num_promised=promised,
             )
+            short = max(1, num_unclaimed + watermark + promised - self._ledger.available)
+            raise _Refused(note, short, answer=answer)
 
     # --- what it can share -----------------------------------------------------------------
 

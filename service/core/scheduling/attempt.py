@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pageturner.policies.interfaces import Admission, Reclaim
 from pageturner.policies.views import BatchView
-from pageturner.service.core.decisions import AdmissionsHeld, Decision, Guard, Overtaken
+from pageturner.service.core.decisions import Guard
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.admission import AdmissionPlanner
@@ -17,15 +17,19 @@ from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.plan import Constraints, Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
+from pageturner.service.core.scheduling.trace import Trace
 
 
 class Attempt:
     """state: read only. guarded: planned first, refused by no policy.
 
-    budget: what is booked so far. num_booked: blocks booked for running requests, by Request.order.
+    settled: decisions between attempts. budget: what is booked so far. num_booked: blocks booked for running
+    requests, by Request.order.
     """
 
-    def __init__(self, state: SchedulerState, guarded: Request | None, constraints: Constraints) -> None:
+    def __init__(
+        self, state: SchedulerState, guarded: Request | None, constraints: Constraints, settled: Trace
+    ) -> None:
         self._state = state
         self._manager = state.manager
         self._guarded = guarded
@@ -37,9 +41,9 @@ class Attempt:
         self.budget = StepBudget(state, guarded, slots)
         self.num_booked: dict[int, int] = {}
         self._bypassed: list[Request] = []
-        self._notes: list[Decision] | None = None if state.decisions is None else []
+        self._settled, self._trace = settled, Trace(state)
         self._admission = AdmissionPlanner(
-            state, self.budget, guarded, constraints, self._running, self._notes
+            state, self.budget, guarded, constraints, self._running, self._trace
         )
         for preemption in constraints.preemptions.values():
             book_preemption(self.budget.ledger, state.manager, preemption, state.last_ended_step)
@@ -58,21 +62,8 @@ class Attempt:
             tuple(self._bypassed),
             self.budget.planned_producing,
             self._guarded,
-            () if self._notes is None else self._all_notes(self._notes),
+            self._settled.decisions(self._trace, self._constraints.preemptions),
         )
-
-    def _all_notes(self, notes: list[Decision]) -> tuple[Decision, ...]:
-        constraints = self._constraints
-        yields = (
-            note for order, note in constraints.preemption_notes.items() if order in constraints.preemptions
-        )
-        return (*constraints.notes, *yields, *notes)
-
-    def _note_held(self, by: str, passed: list[Request]) -> None:
-        if self._notes is not None:
-            names = self._state.policy_host.names
-            after = passed[-1].request_id if passed else ""
-            self._notes.append(AdmissionsHeld(by, after, names["queue"], names["batch"]))
 
     # --- running requests ------------------------------------------------------------------
 
@@ -129,7 +120,7 @@ class Attempt:
         for request in state.waiting:
             if not self.budget.has_budget or patience <= 0:
                 guard = Guard.MAX_BYPASSES if self.budget.has_budget else Guard.BUDGET
-                self._note_held(guard.value, passed)
+                self._trace.held(guard, passed)
                 break
             if (
                 request is self._guarded
@@ -147,17 +138,13 @@ class Attempt:
                     return shortage
             if answer is Admission.ADMIT:
                 self._bypassed.extend(passed)
-                if self._notes is not None:
-                    self._notes += [Overtaken(other.request_id, request.request_id) for other in passed]
+                self._trace.overtaken(passed, request)
                 patience -= bool(passed)
                 continue
             passed.append(request)
             patience = min(patience, state.options.max_bypasses - request.num_bypasses)
             if answer is Admission.WAIT or len(passed) > state.options.max_skips:
-                waits = answer is Admission.WAIT
-                self._note_held(
-                    state.policy_host.names["admission"] if waits else Guard.MAX_SKIPS.value, passed
-                )
+                self._trace.held(None if answer is Admission.WAIT else Guard.MAX_SKIPS, passed)
                 break
         return None
 

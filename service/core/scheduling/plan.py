@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.decisions import Decision, Preempted
+from pageturner.service.core.decisions import Decision
 from pageturner.service.core.outputs import record
 from pageturner.service.core.request import Request, Sequence
 
@@ -83,7 +83,6 @@ class Constraints:
     do with what is there. blocked: waiting requests left out.
     claimants: waiting requests for whom others yield; no admission policy is asked for them.
     await_pending: a claimant is left out because what it needs falls free when the step in flight ends.
-    notes, preemption_notes: what was decided, if that is noted.
     """
 
     preemptions: dict[int, Preemption] = field(default_factory=dict)
@@ -91,5 +90,3 @@ class Constraints:
     blocked: set[int] = field(default_factory=set)
     claimants: set[int] = field(default_factory=set)
     await_pending: bool = False
-    notes: list[Decision] = field(default_factory=list)
-    preemption_notes: dict[int, Preempted] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.decisions import Guard, Preempted, Refused, Stalled
+from pageturner.service.core.decisions import Guard
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.attempt import Attempt, book_preemption
@@ -18,6 +18,7 @@ from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.plan import Constraints, Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.trace import Trace
 
 
 class Planner:
@@ -31,21 +32,26 @@ class Planner:
 
         The plan names another one where it gives way (`starvation_guard.gives_way`).
         """
-        constraints = Constraints()
+        constraints, trace = Constraints(), Trace(self._state)
         while True:
-            attempt = Attempt(self._state, guarded, constraints)
+            attempt = Attempt(self._state, guarded, constraints, trace)
             outcome = attempt.run()
             if isinstance(outcome, Plan):
                 if constraints.await_pending:
                     return outcome  # the victims' blocks are needed, only not in this step
-                return self._spare_needless(outcome, guarded, constraints)
-            if not self._resolve(outcome, attempt, guarded, constraints):
-                guarded, constraints = outcome.claimant, Constraints()
+                return self._spare_needless(outcome, guarded, constraints, trace)
+            if not self._resolve(outcome, attempt, guarded, constraints, trace):
+                guarded, constraints, trace = outcome.claimant, Constraints(), Trace(self._state)
 
     # --- who yields ------------------------------------------------------------------------
 
     def _resolve(
-        self, shortage: Shortage, attempt: Attempt, guarded: Request | None, constraints: Constraints
+        self,
+        shortage: Shortage,
+        attempt: Attempt,
+        guarded: Request | None,
+        constraints: Constraints,
+        trace: Trace,
     ) -> bool:
         """Settle one more request, so that the next attempt gets further.
 
@@ -70,58 +76,16 @@ class Planner:
             if not covered_by_pending and gives_way(self._state, guarded, claimant):
                 return False
             (constraints.stalled if is_running else constraints.blocked).add(claimant.order)
-            if self._state.decisions is not None:
-                self._note_left_out(shortage, attempt, constraints, covered_by_pending)
+            num_available = attempt.budget.ledger.available
+            trace.left_out(shortage, num_available, awaits_pending=covered_by_pending)
             return True
         if not is_running:
             constraints.claimants.add(claimant.order)
         for victim in chosen:
-            constraints.preemptions[victim.order] = self._how(victim, shortage, constraints)
-            if self._state.decisions is not None:
-                self._note_preemption(constraints.preemptions[victim.order], shortage, order, constraints)
+            preemption = self._how(victim, shortage, constraints)
+            constraints.preemptions[victim.order] = preemption
+            trace.preempted(preemption, shortage, order)
         return True
-
-    # --- decisions noted -------------------------------------------------------------------
-
-    def _note_left_out(
-        self, shortage: Shortage, attempt: Attempt, constraints: Constraints, awaits_pending: bool
-    ) -> None:
-        claimant, num_blocks = shortage.claimant, shortage.num_blocks
-        if claimant.status is RequestStatus.RUNNING:
-            constraints.notes.append(Stalled(claimant.request_id, num_blocks, awaits_pending))
-            return
-        by = Guard.PENDING if awaits_pending else Guard.CAPACITY
-        num_available = max(0, attempt.budget.ledger.available)
-        constraints.notes.append(
-            Refused(
-                claimant.request_id,
-                by.value,
-                num_blocks + num_available if num_blocks else 0,
-                num_available,
-                num_slots_short=shortage.num_slots,
-            )
-        )
-
-    def _note_preemption(
-        self, preemption: Preemption, shortage: Shortage, order: list[Request], constraints: Constraints
-    ) -> None:
-        victim = preemption.request
-        by = self._state.policy_host.names["victim"]
-        if victim.status is not RequestStatus.RUNNING:
-            by = Guard.HOLDERS_FIRST.value
-        elif victim.is_paused:
-            by = Guard.PAUSED_FIRST.value
-        constraints.preemption_notes[victim.order] = Preempted(
-            victim.request_id,
-            shortage.claimant.request_id,
-            by,
-            order.index(victim) + 1,
-            len(order),
-            preemption.how,
-            preemption.by,
-            shortage.num_blocks,
-            shortage.num_slots,
-        )
 
     def _holders(self, claimant: Request, guarded: Request | None, constraints: Constraints) -> list[Request]:
         """Waiting requests that still hold blocks: they yield before anyone who runs, by the same ranks."""
@@ -267,7 +231,9 @@ class Planner:
 
     # --- sparing ---------------------------------------------------------------------------
 
-    def _spare_needless(self, plan: Plan, guarded: Request | None, constraints: Constraints) -> Plan:
+    def _spare_needless(
+        self, plan: Plan, guarded: Request | None, constraints: Constraints, trace: Trace
+    ) -> Plan:
         """Drop each victim without whom the same plan stands: a later one may have freed enough.
 
         A claimant left out after all would have cost its victims for nothing; sparing them mends that too.
@@ -276,7 +242,7 @@ class Planner:
             fewer = replace(
                 constraints, preemptions={o: y for o, y in constraints.preemptions.items() if o != order}
             )
-            outcome = Attempt(self._state, guarded, fewer).run()
+            outcome = Attempt(self._state, guarded, fewer, trace).run()
             if isinstance(outcome, Plan) and self._serves_all(plan, outcome):
                 constraints, plan = fewer, outcome
         return plan
