@@ -78,7 +78,9 @@ BAD_BATCHES: dict[str, tuple[str, Callable[[AttentionBatch], AttentionBatch]]] =
 
 
 @pytest.mark.parametrize("bad", BAD_BATCHES)
-def test_bad_batches(ops: PagedOps, case: PagedCase, dtype: torch.dtype, bad: str) -> None:
+def test_a_bad_batch_is_refused_by_its_argument_and_writes_nothing(
+    ops: PagedOps, case: PagedCase, dtype: torch.dtype, bad: str
+) -> None:
     argument, spoil = BAD_BATCHES[bad]
     batch, before = spoil(case.batch), case.kv_layer.clone()
     rows = torch.zeros(4, 2, DIM, dtype=dtype)
@@ -95,17 +97,19 @@ def test_bad_batches(ops: PagedOps, case: PagedCase, dtype: torch.dtype, bad: st
     [(3, 4, DIM), (4, 3, DIM), (4, 0, DIM), (4, 4, 2 * DIM), (4, 4 * DIM)],
     ids=["rows", "heads", "no heads", "head_dim", "flat"],
 )
-def test_bad_queries(ops: PagedOps, case: PagedCase, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_a_query_of_another_shape_is_refused(
+    ops: PagedOps, case: PagedCase, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     with pytest.raises(KernelArgumentError, match="query is"):
         ops.attention(torch.zeros(shape, dtype=dtype), case.kv_layer, case.batch, SPEC)
 
 
-def test_queries_of_another_dtype(ops: PagedOps, case: PagedCase, other: torch.dtype) -> None:
+def test_a_query_of_another_dtype_is_refused(ops: PagedOps, case: PagedCase, other: torch.dtype) -> None:
     with pytest.raises(KernelArgumentError, match="query is"):
         ops.attention(case.query.to(other), case.kv_layer, case.batch, SPEC)
 
 
-def test_bad_pages(ops: PagedOps, case: PagedCase) -> None:
+def test_a_kv_layer_of_another_layout_is_refused(ops: PagedOps, case: PagedCase) -> None:
     for layer in (
         case.kv_layer[:, 0],
         case.kv_layer.double(),
@@ -119,13 +123,15 @@ def test_bad_pages(ops: PagedOps, case: PagedCase) -> None:
             ops.attention(case.query, case.kv_layer[..., :8, :].contiguous(), case.batch, SPEC)
 
 
-def test_bad_sinks(ops: PagedOps, case: PagedCase) -> None:
+def test_sinks_of_another_shape_or_dtype_are_refused(ops: PagedOps, case: PagedCase) -> None:
     for sinks in (torch.zeros(3), torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, 1)):
         with pytest.raises(KernelArgumentError, match="sinks is"):
             ops.attention(case.query, case.kv_layer, case.batch, replace(SPEC, sinks=sinks))
 
 
-def test_bad_keys_and_tables(ops: PagedOps, case: PagedCase, dtype: torch.dtype, other: torch.dtype) -> None:
+def test_bad_keys_and_rope_tables_are_refused_and_write_nothing(
+    ops: PagedOps, case: PagedCase, dtype: torch.dtype, other: torch.dtype
+) -> None:
     rows, table = torch.zeros(4, 2, DIM, dtype=dtype), torch.zeros(4, DIM)
     before = case.kv_layer.clone()
     for key, value, cos, sin in (
@@ -142,7 +148,9 @@ def test_bad_keys_and_tables(ops: PagedOps, case: PagedCase, dtype: torch.dtype,
     assert_same(case.kv_layer, before)
 
 
-def test_bad_rows(ops: PagedOps, dtype: torch.dtype, other: torch.dtype) -> None:
+def test_rows_of_another_shape_or_dtype_are_refused(
+    ops: PagedOps, dtype: torch.dtype, other: torch.dtype
+) -> None:
     hidden, weights = torch.zeros(2, 8, dtype=dtype), torch.zeros(8, dtype=dtype)
     for weight, residual in (
         (weights[:7], None),
@@ -159,7 +167,7 @@ def test_bad_rows(ops: PagedOps, dtype: torch.dtype, other: torch.dtype) -> None
             ops.silu_and_mul(gate_up)
 
 
-def test_bad_copies(ops: PagedOps) -> None:
+def test_copies_out_of_bounds_or_twice_to_a_block_are_refused(ops: PagedOps) -> None:
     pool, host = torch.arange(16.0).view(4, 4), torch.zeros(2, 4)
     before = pool.clone()
     for pairs in ([(0, 4)], [(-1, 0)], [(0, 1), (2, 1)]):

@@ -49,7 +49,7 @@ def test_decode_gives_the_rows_of_prefill(backend: str, dtype: torch.dtype, spec
 )
 @settings(max_examples=12, deadline=None)
 @pytest.mark.parametrize("backend", DETERMINISTIC)
-def test_a_row_has_the_same_bits_whatever_else_is_in_its_batch(
+def test_a_row_has_the_same_bits_in_any_batch(
     backend: str, lengths: list[tuple[int, int]], spec: AttentionSpec, dtype: torch.dtype
 ) -> None:
     ops = BACKENDS[backend]()

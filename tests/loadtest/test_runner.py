@@ -98,7 +98,7 @@ async def test_a_closed_loop_is_due_again_when_a_place_is_free() -> None:
         assert later.scheduled_at == earlier.ended_at
 
 
-async def test_an_open_loop_sends_when_due_whatever_is_still_open() -> None:
+async def test_an_open_loop_sends_when_due_with_requests_still_open() -> None:
     workload = replace(WORKLOAD, rate=1000.0)
     gate = threading.Barrier(12)
 

@@ -39,7 +39,7 @@ def test_evictable_blocks_are_available() -> None:
     assert FullPrompt().decide(candidate(1, 47, 99), load) is Admission.ADMIT
 
 
-def test_no_evict_adds_up_what_everybody_was_promised() -> None:
+def test_no_evict_adds_up_the_promises_to_all_running_requests() -> None:
     # 80 of 100 blocks are promised to those running.
     assert GuaranteedNoEvict().decide(candidate(1, 5, 20), LOAD) is Admission.ADMIT
     assert GuaranteedNoEvict().decide(candidate(1, 5, 21), LOAD) is Admission.WAIT

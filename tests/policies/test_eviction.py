@@ -21,7 +21,7 @@ def block(**changes: float) -> BlockView:
     return replace(BLOCK, **changes)  # type: ignore[arg-type]  # fields by name
 
 
-def test_lru_heeds_recency_alone() -> None:
+def test_lru_orders_by_last_use_only() -> None:
     assert goes_first(Lru(), block(released_at=1.0, num_hits=99), block(released_at=2.0))
 
 

@@ -227,7 +227,7 @@ def test_what_is_computed_again_is_free() -> None:
     assert state.counter("a") == once.counter("a") == 12
 
 
-def test_who_was_idle_is_lifted_to_the_least_of_those_who_wait() -> None:
+def test_a_tenant_that_was_idle_is_lifted_to_the_least_counter_that_waits() -> None:
     busy = told(queued("a1", "a"), queued("a2", "a"), started("a1", "a"))
     assert VTC.fold(busy, queued("b1", "b")).counter("b") == 10
 
@@ -266,7 +266,7 @@ def test_to_start_the_first_of_a_tenant_leaves_the_keys_of_its_others() -> None:
     assert [key(state, "a2", "a"), key(state, "a3", "a")] == before
 
 
-def test_who_yielded_goes_ahead_of_the_tenants_others() -> None:
+def test_a_preempted_request_goes_ahead_of_its_tenants_others() -> None:
     state = told(queued("a1", "a"), started("a1", "a"), queued("a2", "a"), queued("a3", "a"))
     state = VTC.fold(state, queued("a1", "a", is_first=False))
     assert key(state, "a1", "a") < key(state, "a3", "a")
@@ -292,7 +292,7 @@ def test_tenants_that_are_gone_are_forgotten_and_none_escapes_its_debt() -> None
     assert state.counter("debtor") == 2010
 
 
-def test_a_memory_that_begins_among_live_requests_owes_nothing_and_knows_who_waits() -> None:
+def test_a_memory_begun_among_live_requests_counts_from_zero_and_knows_those_that_wait() -> None:
     """As a live swap tells it: those that run are charged for outputs from now on."""
     running: list[PolicyEvent] = [queued("a1", "a", is_first=False), started("a1", "a", is_first=False)]
     state = told(*running, queued("a2", "a"), queued("b1", "b", is_first=False))
@@ -321,7 +321,7 @@ def tenant_of(number: int) -> str:
         max_size=60,
     )
 )
-def test_the_least_counter_of_those_that_wait_is_found_whatever_happened(events: list[PolicyEvent]) -> None:
+def test_the_least_waiting_counter_is_found_after_any_events(events: list[PolicyEvent]) -> None:
     state = NOTHING_SERVED
     for event in events:
         state = VTC.fold(state, event)

@@ -52,7 +52,7 @@ def test_old_selves_stay(changes: list[tuple[bool, int | Colliding | str, int]])
     assert all(dict(old.items()) == entries for old, entries in selves)
 
 
-def test_equality_is_of_entries_whatever_the_way_there() -> None:
+def test_maps_with_equal_entries_are_equal_however_they_were_built() -> None:
     grown: FrozenMap[int, int] = FrozenMap()
     for number in range(500):
         grown = grown.set(number, number)

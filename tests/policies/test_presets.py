@@ -103,7 +103,7 @@ def test_vllm_v1_starts_whole_prompts_without_a_watermark(name: str) -> None:
     assert how(name) is how(name, replace(VICTIM, num_tail_blocks=9)) is Reclaim.RECOMPUTE
 
 
-def test_vllm_v1_priority_goes_by_priority_then_arrival_for_ever() -> None:
+def test_vllm_v1_priority_orders_by_priority_then_arrival_without_aging() -> None:
     day = 86_400.0
     patient, urgent = request("patient", arrival_time=0.0), request("urgent", arrival_time=day, priority=1)
     assert order("vllm-v1-priority", patient, urgent) == ["urgent", "patient"]
@@ -125,7 +125,7 @@ def test_vllm_v0_keeps_a_watermark_runs_prompts_first_and_swaps_groups() -> None
     assert how("vllm-v0", group) is Reclaim.SWAP
 
 
-def test_tensorrt_max_utilization_starts_whatever_fits_in_this_step() -> None:
+def test_tensorrt_max_utilization_starts_every_request_that_fits_this_step() -> None:
     name = "tensorrt-llm-max-utilization"
     assert admits(name, first_chunk=50, known=90, peak=99)
     assert not admits(name, first_chunk=51, known=90, peak=99)
@@ -153,7 +153,7 @@ def test_sglang_holds_back_a_share_of_what_may_still_be_generated() -> None:
     assert not admits("sglang-lpm", known=30, peak=30)
 
 
-def test_sglang_retracts_who_has_generated_least() -> None:
+def test_sglang_retracts_the_request_with_the_fewest_output_tokens() -> None:
     few = replace(OLD, request=replace(OLD.request, num_output_tokens=1, priority=9))
     assert first_to_yield("sglang-lpm", few, YOUNG) == "old"
     assert find_preset("sglang-lpm").policies.batch.split(BURST) == PROMPTS_FIRST

@@ -30,7 +30,7 @@ def order(policy: QueuePolicy, *requests: RequestView, now: float = 100.0) -> li
     return [r.request_id for r in sorted(requests, key=lambda view: policy.key(view, load))]
 
 
-def test_fcfs_heeds_nothing_but_arrival() -> None:
+def test_fcfs_orders_by_arrival_only() -> None:
     late_but_urgent = request("late", arrival_time=2.0, priority=9, num_cached_tokens=32, deadline=3.0)
     assert order(Fcfs(), late_but_urgent, request("early", arrival_time=1.0)) == ["early", "late"]
 
@@ -102,7 +102,7 @@ def test_the_response_ratio_favours_the_short_and_then_the_waiting() -> None:
     assert order(policy, long, replace(short, arrival_time=99.9), now=100.0) == ["long", "short"]
 
 
-def test_who_has_nothing_left_to_do_has_a_ratio_too() -> None:
+def test_a_request_with_nothing_left_to_generate_has_a_response_ratio() -> None:
     done = request("done", max_output_tokens=8, num_output_tokens=8, num_uncomputed_tokens=0)
     assert order(HighestResponseRatioNext(), request("other"), done) == ["done", "other"]
 

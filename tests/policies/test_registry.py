@@ -216,7 +216,7 @@ def test_what_is_wrong_is_named(
     assert message in str(caught.value)
 
 
-def test_a_class_by_its_path(here: str) -> None:
+def test_a_policy_is_created_by_the_path_of_its_class(here: str) -> None:
     policy = registry.create(
         "eviction", f"{here}:Oldest", {"weight": 2, "mode": "max", "limit": 4, "tags": ("a",)}
     )

@@ -75,7 +75,7 @@ def test_a_paused_request_yields_before_all_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", registry.names("victim"))
-def test_of_those_that_are_alike_in_all_the_id_decides(name: str) -> None:
+def test_victims_that_tie_are_ordered_by_request_id(name: str) -> None:
     assert rank(registry.create("victim", name), victim("b"), victim("a"), victim("c")) == ["a", "b", "c"]
 
 
@@ -85,7 +85,7 @@ def test_among_equals_the_youngest_yields(name: str) -> None:
     assert rank(registry.create("victim", name), *views) == ["3", "2", "1"]
 
 
-def test_who_has_generated_least_yields_and_of_equals_the_longest_prompt() -> None:
+def test_the_fewest_output_tokens_yield_first_and_of_equals_the_longest_prompt() -> None:
     views = {
         "many": victim("many", priority=-1, arrival_time=9.0),
         "short": victim("short", arrival_time=9.0),

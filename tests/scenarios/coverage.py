@@ -16,8 +16,8 @@ REFERENCES = FOLDER / "references.txt"
 
 KINDS: dict[str, tuple[str, ...]] = {
     "victim-lost": (
-        "tests/scenarios/test_priority.py::test_nobody_yields_for_a_candidate_that_cannot_be_served",
-        "tests/scenarios/test_priority.py::test_no_victim_is_lost_whatever_becomes_of_the_claimant",
+        "tests/scenarios/test_priority.py::test_no_request_is_preempted_for_a_candidate_that_cannot_be_served",
+        "tests/scenarios/test_priority.py::test_victims_finish_though_their_claimant_is_aborted_or_ends",
     ),
     "over-long-requests": (
         "tests/scenarios/test_never_schedulable.py::test_over_long_requests_are_always_answered",
@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "tests/scenarios/test_references.py::test_a_fork_at_a_full_block_copies_nothing",
     ),
     "partial-block-reuse": (
-        "tests/scenarios/test_references.py::test_partial_blocks_are_computed_by_whoever_needs_them",
+        "tests/scenarios/test_references.py::test_each_request_computes_its_own_partial_block",
     ),
     "vllm-ascend#16013": ("tests/service/model/test_kv_cache.py::test_copies_are_simultaneous",),
     "vllm#14326": (
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "smg#2203": (
         "tests/service/engine/test_stop_strings.py::test_withheld_is_the_longest_end_that_may_become_a_stop",
     ),
-    "tensorrt-llm#13318": ("tests/service/engine/test_engine.py::test_a_failed_step_costs_nobody_else",),
+    "tensorrt-llm#13318": ("tests/service/engine/test_engine.py::test_a_failed_step_fails_no_other_request",),
     "nano-vllm#277": ("tests/service/engine/test_engine.py::test_a_standstill_gives_up_the_oldest",),
     "sglang#36475": ("tests/service/rpc/test_cancel.py::test_leaving_a_stream_at_any_message_aborts_it",),
 }

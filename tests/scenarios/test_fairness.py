@@ -88,7 +88,7 @@ def of_tenant(tenant: str, number: int) -> NewRequest:
     return NewRequest(f"{tenant}{number}", (number % 3,) * 3, params, number, 0.0, tenant=tenant)
 
 
-def test_vllm_7123_5605_the_scheduler_knows_whose_request_it_is() -> None:
+def test_vllm_7123_5605_the_scheduler_knows_the_tenant_of_each_request() -> None:
     """Forty requests of one tenant, then one of another: an order by tenant serves that one at once.
 
     Leans on RequestView.tenant.

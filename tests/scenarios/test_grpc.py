@@ -57,7 +57,7 @@ async def test_vllm_54947_14326_after_a_cancel_the_blocks_are_back_within_a_step
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_sglang_36475_an_abort_at_every_phase_harms_nobody(kind: str) -> None:
+async def test_sglang_36475_an_abort_at_any_phase_leaves_other_requests_unchanged(kind: str) -> None:
     """By id, after each number of steps, in a pool far too small; a neighbour's tokens stay its own.
 
     Leans on aborts being commands between steps, and on late results being dropped.

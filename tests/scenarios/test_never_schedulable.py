@@ -161,7 +161,7 @@ class StandsStill(Scheduler):
         return SchedulerOutput(0, ())
 
 
-def test_nano_vllm_277_alone_and_still_unfit_is_a_terminal_error() -> None:
+def test_nano_vllm_277_the_only_request_that_still_does_not_fit_ends_with_an_error() -> None:
     """The engine does not retry for ever what no schedule takes up.
 
     Leans on Engine._notice_standstill.
@@ -210,7 +210,7 @@ def test_vllm_53130_parked_requests_take_no_slots(reclaim: str) -> None:
     h.finish_all()
 
 
-def test_vllm_53130_slots_held_by_the_paused_are_had_by_who_waits() -> None:
+def test_vllm_53130_sequence_slots_of_paused_requests_go_to_waiting_ones() -> None:
     """Every slot is held by a request whose reader sleeps: the next one runs all the same.
 
     Leans on the guarded request, which a paused request cannot be, and on its claim to slots.

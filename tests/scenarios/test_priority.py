@@ -40,7 +40,7 @@ def crowd(*, depth: int, reclaim: str, victim: str = "least-computed", block_siz
 @pytest.mark.parametrize("victim", registry.names("victim"))
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("reclaim", WAYS)
-def test_vllm_49097_nobody_is_skipped_in_a_step_that_has_victims(
+def test_vllm_49097_no_runnable_request_is_skipped_in_a_step_with_victims(
     reclaim: str, depth: int, victim: str
 ) -> None:
     """Whoever runs and has something to compute is scheduled, or yields, or lacks a block that is on its way.
@@ -65,7 +65,7 @@ def test_vllm_49097_nobody_is_skipped_in_a_step_that_has_victims(
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("reclaim", WAYS)
-def test_vllm_41951_56843_who_was_preempted_is_not_the_victim_again_and_again(
+def test_vllm_41951_56843_a_preempted_request_is_not_the_victim_every_time(
     reclaim: str, limit: int, reverse: bool
 ) -> None:
     """After `limit` preemptions a request yields to the guarded request alone, whichever order they came in.
@@ -201,7 +201,7 @@ def test_tensorrt_llm_10943_a_preemption_with_a_step_in_flight_repeats_no_token(
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("reclaim", WAYS)
-def test_nobody_yields_for_a_candidate_that_cannot_be_served(reclaim: str, depth: int) -> None:
+def test_no_request_is_preempted_for_a_candidate_that_cannot_be_served(reclaim: str, depth: int) -> None:
     """An urgent request whose need the less urgent cannot cover: planned first, so nobody is preempted.
 
     Leans on the plan standing before any of it is carried out.
@@ -221,7 +221,7 @@ def test_nobody_yields_for_a_candidate_that_cannot_be_served(reclaim: str, depth
 
 
 @pytest.mark.parametrize("variant", range(6))
-def test_no_victim_is_lost_whatever_becomes_of_the_claimant(variant: int) -> None:
+def test_victims_finish_though_their_claimant_is_aborted_or_ends(variant: int) -> None:
     """Claimants are aborted, or end, right after others yielded to them; everyone comes back and ends well.
 
     Leans on requeue: a request is running or waiting, and nothing between.

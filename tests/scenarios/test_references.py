@@ -159,7 +159,7 @@ TAGS = [("", ""), ("x", ""), ("", "x"), ("xx", ""), ("", "xx"), ("x", "x")]
 
 @pytest.mark.parametrize("first", TAGS)
 @pytest.mark.parametrize("second", TAGS)
-def test_vllm_44701_an_adapter_is_never_anothers_salt(
+def test_vllm_44701_an_adapter_and_an_equal_salt_share_no_blocks(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     """KV is shared between equal adapters with equal salts, and never else.
@@ -267,7 +267,7 @@ def test_openvino_genai_4332_model_server_4428_choices_that_are_gone(reclaim: st
     assert num_steps > 8
 
 
-def test_partial_blocks_are_computed_by_whoever_needs_them() -> None:
+def test_each_request_computes_its_own_partial_block() -> None:
     """Two prompts that part in mid-block share whole blocks only: the later computes from the last border.
 
     This is what holds today. Leans on hits naming full blocks alone.

@@ -47,7 +47,9 @@ def swapping(
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("num_host_blocks", [0, 1, 2, 3, 5, 24])
 @pytest.mark.parametrize("asks", [True, False])
-def test_vllm_787_546_full_swap_space_stops_nobody(num_host_blocks: int, depth: int, asks: bool) -> None:
+def test_vllm_787_546_requests_finish_with_full_swap_space(
+    num_host_blocks: int, depth: int, asks: bool
+) -> None:
     """Room for nobody, for a part of one, for one: who finds none is recomputed, whatever the policy wants.
 
     Leans on _how looking at the host's room before it takes a swap for an answer.
@@ -166,7 +168,7 @@ def test_vllm_47282_a_load_into_blocks_that_a_store_of_the_same_step_leaves(dept
     assert num_reused > 0
 
 
-def test_vllm_46014_nobody_returns_while_it_is_still_being_stored() -> None:
+def test_vllm_46014_no_request_is_swapped_in_while_it_is_being_swapped_out() -> None:
     """What one step stores a later one loads, never the same, and only if that comes after it on the device.
 
     Leans on a yielding request not being scheduled in its own step, and on steps being carried out in order.

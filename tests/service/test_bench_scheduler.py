@@ -6,7 +6,7 @@ from pageturner.service.bench.block_operations import measure_block_operations
 from pageturner.service.bench.scheduler import measure_scheduler
 
 
-def test_each_size_alone_and_with_ten_times_as_many_waiting() -> None:
+def test_each_size_is_measured_with_none_and_ten_times_as_many_waiting() -> None:
     costs = list(measure_scheduler((1, 3)))
     assert [(cost.num_running, cost.num_waiting, cost.caches_prefixes) for cost in costs] == [
         (running, factor * running, caching)

@@ -66,7 +66,7 @@ def test_a_replay_that_differs_shows_where(file: Path, capsys: pytest.CaptureFix
     assert last == "(- recorded, + replayed)"
 
 
-def test_an_explanation(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_lines_and_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "r0", "--file", str(file)]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1].strip() == "4.000 s  finished: 4 output tokens, 1.000 s in the queue"

@@ -148,7 +148,7 @@ def test_a_refused_turn_does_not_end_the_chat(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_an_answer_that_nobody_can_take_ends_the_command(command: str, server: RunningServer) -> None:
+def test_an_answer_to_a_full_disk_ends_the_command(command: str, server: RunningServer) -> None:
     words = [command, f"--target={server.target}", "--max-tokens=4"] + ["-"] * (command == "generate")
     with Path("/dev/full").open("w") as full:
         finished = subprocess.run(

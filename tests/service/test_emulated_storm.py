@@ -162,7 +162,7 @@ def check_told(loaded: LoadedConfig, storm: Storm) -> int:
         ),
     ],
 )
-async def test_what_clients_are_told_in_a_storm(
+async def test_statuses_that_clients_get_under_overload(
     seed: int, num_blocks: int, family: str, tmp_path: Path
 ) -> None:
     save(tiny_model(family, 5, head_dim=64)[1], tmp_path)

@@ -102,7 +102,7 @@ def test_a_header_counts_as_source(tiny: Path, tmp_path: Path) -> None:
         assert load_library(tmp_path / "cache", sources=tiny).answer() == answer
 
 
-def test_no_compiler(tiny: Path, tmp_path: Path) -> None:
+def test_a_missing_compiler_is_named(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(CompilerUnavailable, match="no such-compiler on the path"):
         load_library(tmp_path, "such-compiler", sources=tiny)
 
@@ -114,7 +114,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tiny: Path, tmp_path: Path)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
 
 
-def test_a_folder_that_cannot_be_written(tiny: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CompilerUnavailable, match="file"):
         load_library(tmp_path / "file", sources=tiny)
@@ -179,7 +179,7 @@ def test_threads_change_no_bit(sequences: list[tuple[int, int]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["-march=x86-64-v3", "-march=x86-64"], ids=["avx2", "sse2"])
-def test_narrower_machines(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_without_avx512_compute_as_defined(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The paths for machines without AVX-512. Those that fuse give the very bits of AVX-512."""
     flags = tuple(machine if flag == "-march=native" else flag for flag in build.FLAGS)
     monkeypatch.setattr(build, "FLAGS", flags)

@@ -79,7 +79,7 @@ def test_scores_far_beyond_the_anchors_slack_and_far_within(
 
 
 @pytest.mark.parametrize("rows", [5, 20], ids=["decode", "prefill"])
-def test_a_row_has_the_same_bits_whatever_its_tile_holds_beside_it(rows: int) -> None:
+def test_a_row_has_the_same_bits_with_any_other_rows_in_its_tile(rows: int) -> None:
     """Anchors move row by row."""
     case, spec = AttentionCase(((rows, 120),), scale=2.0, num_kv_heads=1).build()
     whole = run_attention(emulated_launcher(), case, spec)

@@ -45,7 +45,7 @@ def test_copies_of_any_size(in_order: Launcher, block_bytes: int) -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_any_copies(data: st.DataObject) -> None:
+def test_any_copies_are_made_as_if_at_once(data: st.DataObject) -> None:
     destinations = data.draw(st.lists(st.integers(0, 9), unique=True))
     pairs = [(data.draw(st.integers(0, 9)), destination) for destination in destinations]
     most_rows = data.draw(st.integers(1, 4), label="rows of the grid")

@@ -111,7 +111,7 @@ def test_a_move_a_pair_and_two_more_a_cycle(pairs: Pairs) -> None:
         ([(4, 4), (4, 5), (5, 6)], [[(5, 6), (4, 5)]]),
     ],
 )
-def test_shapes_that_occur(pairs: Pairs, chains: list[Pairs]) -> None:
+def test_pairs_are_ordered_in_chains(pairs: Pairs, chains: list[Pairs]) -> None:
     assert chains_of(pairs) == chains
 
 

@@ -120,7 +120,7 @@ def test_exactly_at_its_ceilings_a_kernel_is_within() -> None:
         ({"static_shared_bytes": 170_000}, "bytes of shared memory: 235,536, at most 232,448"),
     ],
 )
-def test_resources_over_budget(changed: dict[str, int], told: str) -> None:
+def test_resources_over_budget_are_named_with_the_limit(changed: dict[str, int], told: str) -> None:
     assert violations(replace(FRUGAL, **changed)) == (told,)
 
 
@@ -138,7 +138,7 @@ def test_shared_memory_is_that_of_the_architecture() -> None:
         ("LDSM.16.MT88", "no transposed matrix loads"),
     ],
 )
-def test_an_instruction_that_is_not_there(missing: str, told: str) -> None:
+def test_a_missing_instruction_is_named(missing: str, told: str) -> None:
     opcodes = tuple(opcode for opcode in OPCODES if not opcode.startswith(missing))
     assert violations(code=replace(GOOD, opcodes=opcodes)) == (told,)
 

@@ -193,14 +193,14 @@ def test_an_architecture_that_it_does_not_know(tmp_path: Path, sources: Path) ->
         compiler.compile("doubled.cu", DOUBLED, "sm_999")
 
 
-def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_the_compiler_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("cupy", "cupy.cuda"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(KernelsUnavailable, match=r"CuPy cannot be imported .*pageturner\[cuda13\]"):
         load_nvrtc()
 
 
-def test_without_the_library_of_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_nvrtc_library_kernels_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> tuple[int, int]:
         raise RuntimeError('Failure finding "libnvrtc.so"')
 

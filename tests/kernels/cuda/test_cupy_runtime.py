@@ -162,7 +162,7 @@ def test_a_device_of_another_kind(gpu: FakeGpu) -> None:
         probe_gpu(torch.device("cpu"))
 
 
-def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_the_probe_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(KernelsUnavailable, match=r"CuPy cannot be imported .*pageturner\[cuda13\]"):
         probe_gpu(CUDA)
@@ -178,7 +178,9 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
         ("import nothing_of_this_name", r"\(No module named 'nothing_of_this_name'\)"),
     ],
 )  # fmt: skip
-def test_a_broken_cupy(raised: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cupy_that_fails_to_import_is_named_with_its_reason(
+    raised: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its page of advice is left out; what stopped it is not."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
         monkeypatch.delitem(sys.modules, name)

@@ -139,7 +139,7 @@ def test_a_divergent_shuffle_is_told_with_both_places() -> None:
 
 
 @both_switches
-def test_a_deadlock_tells_who_waits_where(flags: tuple[str, ...]) -> None:
+def test_a_deadlock_names_each_waiting_thread_and_its_line(flags: tuple[str, ...]) -> None:
     with fault(
         "deadlock in block (0, 0, 0); threads 0 to 4 are in __syncwarp at ",
         line("company"),
@@ -233,7 +233,9 @@ def test_a_stack_that_overflows_is_a_fault() -> None:
 
 @both_switches
 @every_schedule
-def test_who_has_exited_is_not_waited_for(schedule: Schedule, flags: tuple[str, ...]) -> None:
+def test_barriers_and_votes_do_not_wait_for_exited_threads(
+    schedule: Schedule, flags: tuple[str, ...]
+) -> None:
     found = run("early_exit", numbers(), schedule=schedule, flags=flags)[:THREADS]
     threads = torch.arange(THREADS)
     votes = torch.tensor([31.0, 31.0, 32.0, 32.0]).repeat_interleave(32)

@@ -169,7 +169,7 @@ def test_text_of_another_kind_is_refused() -> None:
         read_sass("nvdisasm fatal: unknown option")
 
 
-def test_what_ptxas_says() -> None:
+def test_registers_and_spills_are_read_from_the_log_of_ptxas() -> None:
     log = """
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z1av' for 'sm_90'
@@ -231,14 +231,14 @@ def test_no_room_for_the_file_that_nvdisasm_reads(tmp_path: Path, monkeypatch: p
         disassemble(b"", find_nvdisasm())
 
 
-def test_a_cubin_that_is_none(tmp_path: Path) -> None:
+def test_bytes_that_are_no_cubin_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelsUnavailable, match="nvdisasm failed"):
         disassemble(b"\x7fELF, or so it says", find_nvdisasm())
     with pytest.raises(KernelsUnavailable, match="nvdisasm failed"):
         disassemble(b"", tmp_path / "no such program")
 
 
-def test_without_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvdisasm_kernels_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 

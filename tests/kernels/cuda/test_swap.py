@@ -50,7 +50,7 @@ def check_swap(launcher: Launcher, source: torch.Tensor, destination: torch.Tens
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_any_swap(data: st.DataObject) -> None:
+def test_any_blocks_are_swapped_as_defined(data: st.DataObject) -> None:
     """Odd sizes of blocks cannot be packed; sources may repeat."""
     block_bytes = data.draw(st.sampled_from((16, 24, 1024, 4112)))
     destinations = data.draw(st.lists(st.integers(0, 11), unique=True))
@@ -91,7 +91,7 @@ def test_packing_that_saves_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_round_trip(runtime: str) -> None:
+def test_blocks_swapped_out_and_in_are_unchanged(runtime: str) -> None:
     """Out of the device's pool into the host's, and back to other blocks."""
     launcher = LAUNCHERS[runtime]()
     ops, device = CudaOps(launcher), launcher.runtime.device

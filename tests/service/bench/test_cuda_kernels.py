@@ -43,7 +43,7 @@ def ops() -> CudaOps:
 
 
 @pytest.mark.parametrize("case", [Case("decode", TINY, 3, 70), Case("prefill", TINY, 1, 130)], ids=str)
-def test_everybody_who_takes_part_computes_the_same(ops: CudaOps, case: Case) -> None:
+def test_all_contenders_compute_the_same(ops: CudaOps, case: Case) -> None:
     everybody = contenders(ops)
     (result,) = measure_cases((case,), everybody, CPU, ToldTime(), lambda: 1 << 40)
     assert [timing.contender for timing in result.timings] == [contender.name for contender in everybody]
@@ -121,11 +121,13 @@ def test_sdpa_is_not_asked_for_more_than_it_can_address() -> None:
 
 
 class TestTriton:
-    def test_without_vllm_it_is_not_at_hand(self) -> None:
+    def test_without_vllm_its_contender_is_unavailable(self) -> None:
         with pytest.raises(NotAtHand, match="vllm"):
             TritonPaged().prepare(make_inputs(Case("decode", TINY, 1, 20), 16, CPU))
 
-    def test_a_vllm_that_takes_other_arguments_is_not_at_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_vllm_with_another_signature_counts_as_unavailable(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         module = ModuleType("triton_unified_attention")
         module.__dict__["unified_attention"] = lambda query, key_cache: None
         monkeypatch.setitem(sys.modules, "vllm.v1.attention.ops.triton_unified_attention", module)

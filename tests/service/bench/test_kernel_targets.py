@@ -29,7 +29,7 @@ def result(case: Case, rate: float, large_blocks: float = 1.0, gathered: float =
     )
 
 
-def test_all_met() -> None:
+def test_verdicts_say_where_all_targets_are_met() -> None:
     results = [result(LARGE, 3.5e12), result(PROMPT, 310e12)]
     found = verdicts(results, MACHINE, (9, 0))
     assert [verdict.met for verdict in found] == [True] * 4

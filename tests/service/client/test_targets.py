@@ -79,7 +79,7 @@ def test_a_target_gets_the_default_port_where_it_has_none(text: str, address: st
 
 @pytest.mark.fault("36")
 @pytest.mark.parametrize(("text", "reason"), REFUSED.items())
-def test_a_target_that_is_none_is_refused_in_one_line_that_says_what_to_write(text: str, reason: str) -> None:
+def test_an_invalid_target_is_refused_in_one_line_that_says_what_to_write(text: str, reason: str) -> None:
     for make in (Client, SyncClient):
         with pytest.raises(InvalidArgument) as caught:
             make(text)
@@ -98,7 +98,7 @@ def test_only_targets_of_this_machine_are_reached_past_any_proxy(text: str) -> N
 
 @pytest.mark.fault("8")
 @pytest.mark.parametrize("variable", PROXY_VARIABLES)
-async def test_a_server_of_this_machine_is_reached_whatever_proxy_is_set(
+async def test_a_local_server_is_reached_with_any_proxy_set(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("no_proxy", "no_grpc_proxy"):

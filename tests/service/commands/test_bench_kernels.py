@@ -96,7 +96,9 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SHAPES", ((1, 1, 32),))
 
 
-def test_without_a_gpu(paper: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_paper_estimate_is_shown(
+    paper: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [*ARGUMENTS[:-1], "--device", "cpu", "--gpu", "H200"]
     assert main(arguments) == 0
     text = capsys.readouterr().out

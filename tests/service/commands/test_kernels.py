@@ -69,14 +69,16 @@ def test_over_budget(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("archs", "wrong"), [("sm_90,volta", "volta"), ("sm_10", "sm_10"), ("sm_90,", ""), ("", "")]
 )
-def test_an_architecture_that_nobody_knows(
+def test_an_unknown_architecture_is_refused(
     archs: str, wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["kernels", "--arch", archs]) == EXIT_USER_ERROR
     assert f"--arch: {wrong!r} is none of sm_80, sm_86, " in capsys.readouterr().err
 
 
-def test_without_cupy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_the_command_names_the_extra_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("cupy", "cupy.cuda"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["kernels"]) == EXIT_USER_ERROR
@@ -84,7 +86,9 @@ def test_without_cupy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert 'pip install "pageturner[cuda13]"' in line
 
 
-def test_without_nvdisasm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvdisasm_the_command_names_the_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metadata, "files", lambda name: [])
     assert main(["kernels"]) == EXIT_USER_ERROR
     (line,) = capsys.readouterr().err.splitlines()

@@ -222,7 +222,7 @@ def test_what_continues_a_cached_chain_is_cached_behind_blocks_of_its_own_table(
 
 
 @pytest.mark.fault("A")
-def test_a_chain_is_evicted_from_its_end_whatever_the_scores() -> None:
+def test_a_chain_is_evicted_from_its_end_under_any_scores() -> None:
     pool = BlockPool(4, 4, score=lambda view: view.depth)
     blocks = pool.allocate(4)
     for depth, block in enumerate(blocks):

@@ -195,7 +195,7 @@ def test_a_pause_holds_no_one_else_and_ends_by_resume() -> None:
 
 @pytest.mark.parametrize("reclaim", registry.names("reclaim"))
 @pytest.mark.parametrize("depth", [0, 1])
-def test_thrash_ends_whatever_the_reclaim_policy(reclaim: str, depth: int) -> None:
+def test_thrash_ends_under_every_reclaim_policy(reclaim: str, depth: int) -> None:
     """vllm#37307, TensorRT-LLM#16827: admitted on a first chunk, over-subscribed, yet every one ends."""
     h = harness(
         num_blocks=8, num_host_blocks=16, admission="first-chunk", reclaim=reclaim, depth=depth,

@@ -337,7 +337,7 @@ async def test_abort_while_running_and_again() -> None:
         assert await bench.engine.abort("a") is AbortOutcome.ALREADY_FINISHED
 
 
-async def test_abort_of_nobody_and_of_the_finished() -> None:
+async def test_aborting_unknown_or_finished_requests_is_not_found() -> None:
     async with serving() as bench:
         assert await bench.engine.abort("nobody") is AbortOutcome.NOT_FOUND
         assert await outcome_of(await bench.submit("a")) is None
@@ -379,7 +379,7 @@ async def test_a_reader_that_leaves_ends_its_request_only() -> None:
         assert not any(entry["event"] == "drain_aborts" for entry in bench.log)
 
 
-async def test_a_storm_of_cancellations() -> None:
+async def test_many_cancellations_leave_nothing_behind() -> None:
     """Submit, read a little, and be cancelled at any await; the others read everything."""
     random = Random(3)
     async with serving() as bench:
@@ -612,7 +612,7 @@ actions = st.sampled_from(["submit", "read", "leave", "abort", "cancel", "yield"
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(actions, st.integers(0, 5)), max_size=30))
-def test_every_stream_ends_once_whatever_happens(script: list[tuple[str, int]]) -> None:
+def test_every_stream_ends_exactly_once_under_any_sequence_of_calls(script: list[tuple[str, int]]) -> None:
     async def scenario() -> None:
         async with serving(gated=True, max_requests=4) as bench:
             streams: dict[str, RequestStream] = {}

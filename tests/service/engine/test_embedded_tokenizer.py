@@ -51,7 +51,7 @@ def test_deltas_join_to_the_whole_decode_of_any_ids(
     assert shown + joined(tokenizer, token_ids[:cut], token_ids[cut:]) == tokenizer.decode(token_ids)
 
 
-def test_chat(tokenizer: Tokenizer) -> None:
+def test_a_chat_is_rendered_by_the_models_template(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode_chat((ChatMessage("user", "Grüße!"),))
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"

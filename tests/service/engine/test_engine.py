@@ -133,7 +133,7 @@ def test_a_full_queue_refuses(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("where", ["apply", "forward", "sample"])
-def test_a_failed_step_costs_nobody_else(bench: Bench, where: str) -> None:
+def test_a_failed_step_fails_no_other_request(bench: Bench, where: str) -> None:
     bench.submit("a")
     bench.submit("b")
     bench.model.fail_in[where] = RuntimeError("once")
@@ -144,7 +144,7 @@ def test_a_failed_step_costs_nobody_else(bench: Bench, where: str) -> None:
     assert error_of(events, "b") is None
 
 
-def test_only_the_poison_fails(bench: Bench) -> None:
+def test_only_the_request_that_fails_every_forward_ends_with_an_error(bench: Bench) -> None:
     for name in "abcd":
         bench.submit(name)
     bench.model.poison.add("c")

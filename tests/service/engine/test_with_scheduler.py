@@ -183,7 +183,7 @@ def check_outputs(outputs: list[EngineOutput], requests: dict[str, NewRequest]) 
                 assert "".join(event.text for event in events) == TOKENIZER.decode(expected)
 
 
-def test_only_the_poison_fails() -> None:
+def test_only_the_request_that_fails_every_forward_ends_with_an_error() -> None:
     house = House()
     for argument in range(6):
         params = SamplingParams(max_tokens=8)
@@ -201,7 +201,7 @@ SERVER = ServerInfo("1", 0.5, 0.0, BLOCK_SIZE, NUM_BLOCKS, 0, 1, 6, 16, "torch",
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_64_streams_and_a_storm_of_cancellations(seed: int) -> None:
+async def test_64_streams_with_cancellations_get_their_own_tokens(seed: int) -> None:
     random = Random(seed)
     house = House()
     engine = AsyncEngine(

@@ -61,7 +61,7 @@ def test_a_policy_of_ones_own_beside_the_built_in_ones(capsys: pytest.CaptureFix
     assert names == ["LeastComputed", "LastArrived", "BusiestTenant"]
 
 
-def test_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trace_example_replays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mooncake.jsonl"
     path.write_text(
         "".join(

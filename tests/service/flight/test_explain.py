@@ -34,7 +34,7 @@ def told(scene: CoreHarness, request_id: str) -> str:
     return "\n".join(str(line).strip() for line in explain(record_of(scene), request_id))
 
 
-def test_a_request_alone() -> None:
+def test_a_request_served_alone_is_explained() -> None:
     scene = harness({}, num_blocks=8)
     name = scene.submit((0, 1, 2), max_tokens=2)
     scene.run_to_end()
@@ -151,7 +151,7 @@ def test_policies_swapped_while_it_lived_a_lagging_reader_and_an_abort() -> None
     )
 
 
-def test_refused_on_arrival() -> None:
+def test_a_request_refused_on_arrival_is_explained() -> None:
     scene = harness({}, num_blocks=2)
     with pytest.raises(InvalidArgument):
         scene.submit((0,) * 9, max_tokens=2)

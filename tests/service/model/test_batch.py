@@ -61,7 +61,7 @@ def test_unknown_tokens_are_resolved_by_sequence() -> None:
 
 
 @given(st.data())
-def test_any_step(data: st.DataObject) -> None:
+def test_any_step_is_laid_out_as_defined(data: st.DataObject) -> None:
     block_size = data.draw(st.integers(1, 5))
     sequences = []
     for seq_id in range(data.draw(st.integers(1, 5))):

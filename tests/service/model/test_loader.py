@@ -59,7 +59,9 @@ class TestFolder:
             ("bfloat16", "float32", "bfloat16"),
         ],
     )
-    def test_dtype(self, asked: str, stored: str | None, used: str, folder: Path) -> None:
+    def test_the_dtype_asked_for_or_stored_is_used(
+        self, asked: str, stored: str | None, used: str, folder: Path
+    ) -> None:
         write_json(folder / "config.json", {"model_type": "llama", "torch_dtype": stored})
         assert read(folder, dtype=asked).dtype == used
 
@@ -140,7 +142,7 @@ class TestSources:
         with pytest.raises(AssertionError, match="opened again"):
             load_artifacts(ModelOptions(source=str(path), dtype="float32"), tmp_path / "cache")
 
-    def test_a_folder(self, tmp_path: Path) -> None:
+    def test_a_model_folder_is_loaded_without_a_cache(self, tmp_path: Path) -> None:
         _, model = tiny_model("llama", 5)
         artifacts = load_artifacts(
             ModelOptions(source=str(save(model, tmp_path / "mine"))), tmp_path / "cache"

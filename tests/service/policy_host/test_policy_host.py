@@ -92,7 +92,7 @@ def answers(axis: str, answer: Callable[..., Any]) -> tuple[object, int]:
 @pytest.mark.fault("I")
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
-def test_whatever_a_policy_raises_the_default_answers(axis: str, error: BaseException) -> None:
+def test_the_default_answers_where_a_policy_raises(axis: str, error: BaseException) -> None:
     def act(*_: object) -> Any:
         raise error
 
@@ -256,7 +256,7 @@ EVENT = RequestEnded(1.0, "r0", "")
 
 @pytest.mark.fault("I")
 @pytest.mark.parametrize("rubbish", [None, 7, [], Impostor(tuple)], ids=["none", "int", "list", "impostor"])
-def test_a_memory_that_is_none_is_refused_and_the_one_before_kept(rubbish: object) -> None:
+def test_an_invalid_memory_is_refused_and_the_previous_one_kept(rubbish: object) -> None:
     states = iter([(1,), rubbish])
     host = host_of("queue", Remembers(lambda *_: next(states)))
     host.fold(EVENT)

@@ -175,7 +175,7 @@ def test_requests_say_what_decided_in_the_end_and_whether_it_changed() -> None:
     assert [end.policies_changed for end in ends.values() if end is not None] == [True, False]
 
 
-def test_other_options_under_the_same_name_are_a_change_and_a_shadow_is_none() -> None:
+def test_changed_options_count_as_a_policy_change_and_a_shadow_does_not() -> None:
     live = harness()
     watched = live.submit((0,), max_tokens=3)
     swap(live, {"victim": registry.create("victim", "last-arrived")})
@@ -321,7 +321,7 @@ def test_a_planted_bug_of_the_swap_is_caught(
 # --- memories -----------------------------------------------------------------------------------------
 
 
-def test_events_are_told_in_their_order() -> None:
+def test_policies_with_a_memory_get_events_in_order() -> None:
     live = harness(replace(registry.default_policies(), queue=Remembers()))
     name = live.submit((0, 1, 0), max_tokens=2)
     live.run_to_end()
@@ -338,7 +338,7 @@ def test_events_are_told_in_their_order() -> None:
 
 @pytest.mark.parametrize("reclaim", ["always-swap", "always-recompute", "tail-first"])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_events_keep_their_order_whatever_happens(reclaim: str, depth: int) -> None:
+def test_events_keep_their_order_under_any_moves(reclaim: str, depth: int) -> None:
     """Under pressure, with aborts, deadlines and failed steps: each request is told of as the events'
     definition says, time never falls, and no token is counted twice or left out."""
     rng = random.Random(f"{reclaim} {depth}")

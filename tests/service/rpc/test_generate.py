@@ -304,7 +304,7 @@ async def test_abort_tells_what_became_of_each_id() -> None:
             await live
 
 
-async def test_lmcache_4185_aborting_an_unknown_id_harms_nobody() -> None:
+async def test_lmcache_4185_aborting_an_unknown_id_changes_no_request() -> None:
     async with serving(FakeEngine()) as served:
         assert await served.client.abort("x", "") == {
             "x": AbortOutcome.NOT_FOUND,

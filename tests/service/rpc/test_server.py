@@ -36,7 +36,7 @@ async def test_a_second_server_on_the_port_says_so() -> None:
     await third.stop()
 
 
-async def test_an_address_that_is_not_ours_says_why() -> None:
+async def test_an_address_of_another_machine_is_refused_with_the_reason() -> None:
     server = new_server(ServerOptions(host="192.0.2.1", port=0))
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: "):
         await server.start()

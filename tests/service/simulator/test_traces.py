@@ -144,7 +144,7 @@ def test_blank_lines_of_a_trace_are_skipped(text: str, tmp_path: Path) -> None:
 @pytest.mark.fault("11")
 @pytest.mark.parametrize("form", ["blank lines", "crlf", "mark", "no last end", "gzip"])
 @pytest.mark.parametrize("name", ALL_TEXTS)
-def test_every_format_is_read_whatever_ends_its_lines(name: str, form: str, tmp_path: Path) -> None:
+def test_every_trace_format_is_read_with_any_line_ending(name: str, form: str, tmp_path: Path) -> None:
     text = ALL_TEXTS[name]
     expected = arrivals_and_lengths(written(tmp_path, text))
     changed = {

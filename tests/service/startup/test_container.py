@@ -85,7 +85,7 @@ def test_a_group_outside_of_what_is_mounted_is_looked_up_at_the_top(tmp_path: Pa
     assert processor_limit(tmp_path) == 1.0
 
 
-def test_no_limit_is_none(tmp_path: Path) -> None:
+def test_no_control_group_limit_is_read_as_none(tmp_path: Path) -> None:
     assert memory_limit(tmp_path) is None, "no control groups at all"
     process(tmp_path, "4:memory:/\n1:cpu,cpuacct:/\n", V1_MOUNTS.format(top="/"))
     write(
