@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,16 +21,6 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.fixture
-def _example_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's my_policies.py, importable."""
-    (source,) = [block for block in blocks("python") if block.startswith("# my_policies.py")]
-    (tmp_path / "my_policies.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_policies", raising=False)
-
-
-@pytest.mark.usefixtures("_example_policy")
 @pytest.mark.parametrize("toml", blocks("toml"))
 def test_each_configuration_loads(toml: str, tmp_path: Path) -> None:
     path = tmp_path / "readme.toml"
@@ -39,16 +28,10 @@ def test_each_configuration_loads(toml: str, tmp_path: Path) -> None:
     assert load_config(path, {}).origins
 
 
-@pytest.mark.usefixtures("_example_policy")
-def test_the_policy_of_ones_own_takes_its_option() -> None:
-    policy = registry.create("victim", "my_policies:Youngest", {"min_output_tokens": 4})
-    assert registry.options_of(policy) == {"min_output_tokens": 4}
-
-
 @pytest.mark.fault("M")
 @pytest.mark.parametrize("path", ["README.md", "service/client/README.md"])
 def test_the_programs_shown_run_as_scripts_when_pasted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Against a fake server. The policy shown is a module to import, and is tried above."""
+    """Against a fake server."""
     sources = re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
     programs = [source for source in sources if "localhost:50051" in source]
     assert programs
@@ -68,11 +51,30 @@ def test_the_table_names_every_policy(axis: str) -> None:
     assert tuple(re.findall(r"`([^`]+)`", row)) == tuple(cls.name for cls in registry.BUILT_IN[axis])
 
 
-def test_every_file_of_the_walk_is_there() -> None:
-    """A path is told from the root, from service/, or by the bare name of a file of this project."""
-    names = {
-        path.name for folder in ("service", "kernels", "policies") for path in (ROOT / folder).rglob("*.py")
-    }
-    for told in set(re.findall(r"`([\w/]+\.py)`", README)) - {"my_policies.py"}:
-        known = told in names or any((ROOT / base / told).is_file() for base in ("", "service"))
-        assert known, told
+def test_the_walk_is_short() -> None:
+    """A request is followed in ten minutes: few files, all there, and few lines."""
+    walk = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", README, re.MULTILINE)
+    assert 0 < len(walk) <= 16
+    lines = sum(len((ROOT / "service" / name).read_text().splitlines()) for name in walk)
+    assert lines <= 3000, lines
+
+
+def test_every_file_named_is_there() -> None:
+    """A path is told from the root or from service/, which is what the walk's table is about."""
+    for told in re.findall(r"[`(]((?:[\w.]+/)*[\w.]+\.(?:py|md|toml|txt))[`)]", README):
+        assert any((ROOT / base / told).is_file() for base in ("", "service")), told
+
+
+def test_each_chapter_is_linked() -> None:
+    packages = ("policies", "kernels", "service", "loadtest", "protos")
+    chapters = [path for package in packages for path in (ROOT / package).rglob("README.md")]
+    assert [path for path in chapters if path.relative_to(ROOT).as_posix() not in README] == []
+
+
+def test_what_a_user_reads_first_is_short() -> None:
+    assert len(README.splitlines()) <= 250
+
+
+def test_the_glossary_is_short() -> None:
+    _, _, glossary = README.partition("## Glossary\n")
+    assert 10 <= len(re.findall(r"^\| [a-z]", glossary, re.MULTILINE)) <= 25 + 1

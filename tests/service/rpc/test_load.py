@@ -62,7 +62,7 @@ async def test_load_tells_prompt_tokens_that_wait_for_the_step_under_way() -> No
         await asyncio.gather(first, second)
 
 
-@pytest.mark.fault("F")
+@pytest.mark.fault("F", "Q")
 async def test_a_full_queue_refuses_before_the_prompt_is_read_and_without_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
