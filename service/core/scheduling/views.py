@@ -54,12 +54,16 @@ def request_view(request: Request) -> RequestView:
 
 
 def num_known_blocks(request: Request, block_size: int) -> int:
-    """Blocks that hold every known token, shared prompt blocks once."""
+    """Blocks that hold every known token, shared prompt blocks once.
+
+    Never more than at the peak: choices of one token each share even a partial block to their end.
+    """
     unfinished = request.unfinished
     if len(unfinished) == 1:
         return blocks_for(len(unfinished[0].tokens), block_size)
     shared = request.num_prompt_tokens // block_size
-    return shared + sum(blocks_for(len(s.tokens), block_size) - shared for s in unfinished)
+    known = shared + sum(blocks_for(len(s.tokens), block_size) - shared for s in unfinished)
+    return min(known, request.num_blocks_peak)
 
 
 def num_peak_blocks(num_prompt_tokens: int, max_tokens: int, n: int, block_size: int) -> int:

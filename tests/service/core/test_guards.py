@@ -552,3 +552,17 @@ def test_an_equally_urgent_request_leaves_the_guarantee_where_it_is() -> None:
     h.submit((1,) * 2, max_tokens=1, priority=5)
     assert scheduled_ids(h.step()) == [first]
     assert h.scheduler.guarded_id == first
+
+
+def test_a_guarded_request_of_one_token_a_choice_claims_slots_for_the_block_that_its_choices_share() -> None:
+    h = harness(num_blocks=2, block_size=3, admission="first-chunk", options={"max_num_seqs": 3})
+    first = h.submit((0,), max_tokens=3)
+    running = h.submit((1,), max_tokens=3)
+    h.step()
+    waiting = h.submit((2,), max_tokens=1, n=3)
+    h.abort(first)
+    while h.records[running].end is None and h.records[waiting].end is None:
+        h.scheduler.state.guarded = h.scheduler.state.requests[waiting]
+        assert waiting in scheduled_ids(h.step())
+    h.run_to_end()
+    h.check_finished()
