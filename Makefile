@@ -40,7 +40,7 @@ lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
 	$(BIN)/mypy tests protos/reference.py
 	$(BIN)/lint-imports --no-logo
 
-format: $(INSTALLED)  ## rewrite the sources in the house style
+format: $(INSTALLED)  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

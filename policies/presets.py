@@ -49,8 +49,8 @@ def vllm_v1() -> Preset:
     a block is lacking, the last of the running yields and computes all again; it goes to the front of the
     queue. Cached blocks are evicted least recently used first, tails before heads.
 
-    Departs from it: victims that turn out not to be needed are spared; a chunk of a prompt is shortened to
-    the blocks there are before anyone yields; a request whose next prompt block another one computes in this
+    Departs from it: victims that turn out not to be needed are spared; a chunk is shortened to
+    the blocks there are before any request is preempted; one whose next block another computes in this
     very step waits for it; unhashed blocks are reused before cached ones.
     """
     return Preset(

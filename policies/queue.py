@@ -200,7 +200,7 @@ class VirtualTokenCounter:
     """The tenant with the least weighted service first; its own requests in order of arrival.
 
     A prompt token costs `input_weight`, a generated one `output_weight`, both over the tenant's weight
-    ("gold=4, free=0.5"; 1 unless named). While two tenants both have requests waiting, no one is preempted
+    ("gold=4, free=0.5"; 1 unless named). While two tenants both have requests waiting, none is preempted
     and keys are fresh, their service per weight differs by no more than 2 max(input_weight x longest
     prompt, output_weight x tokens that fit the pool). Other options keep the counters they find.
     Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024).

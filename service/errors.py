@@ -97,7 +97,9 @@ class StaleRevision(PageturnerError):
     """Policies were to be changed from a state that is no longer the one in force: read it again."""
 
     def __init__(self, expected: int, revision: int) -> None:
-        super().__init__(f"the policies are at revision {revision}, not {expected}: somebody was faster")
+        super().__init__(
+            f"the policies are at revision {revision}, not {expected}: another caller changed them"
+        )
 
 
 class NotRecorded(PageturnerError):

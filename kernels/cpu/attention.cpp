@@ -8,7 +8,7 @@
 // decides speed and nothing else: a step that a row does not see leaves the row's bits as they are.
 //
 // Keys are TILED16 (kernels/layout.py): [block_size / 16][head_dim][16], so that one load is one dim of
-// sixteen keys and scores need no sum across lanes. Slots that nobody owns may hold NaN: scores of hidden
+// sixteen keys and scores need no sum across lanes. Slots of no sequence may hold NaN: scores of hidden
 // keys are selected away and values that no row of a micro block sees are not read.
 #include <algorithm>
 #include <type_traits>

@@ -206,7 +206,7 @@ def _write(entry: Path, compiled: Compiled) -> None:
     """Keep it if the folder can be written."""
     described = json.dumps({"lowered": dict(compiled.lowered), "log": compiled.log}).encode()
     body = len(described).to_bytes(8, "little") + described + compiled.cubin
-    with suppress(OSError):  # a read-only home or a full disk: everyone compiles for themselves
+    with suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
         entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, unfinished = tempfile.mkstemp(dir=entry.parent, suffix=".tmp")
         try:

@@ -1,4 +1,4 @@
-"""A machine's planner: `plan_attention` for its number of multiprocessors, and the room its plans take."""
+"""A machine's planner: `plan_attention` for its number of multiprocessors, and the memory its plans take."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pageturner.kernels.errors import KernelArgumentError
 @dataclass(frozen=True, slots=True)
 class Planner:
     """split: keys of a decode item whatever else is in the batch, so that a row has the same bits in any
-    company; None: as the machine is filled best."""
+    batch; None: as the machine is filled best."""
 
     num_multiprocessors: int
     split: int | None = None

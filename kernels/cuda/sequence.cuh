@@ -107,7 +107,7 @@ template <class T, int kHeadDim> struct PagedSequence {
 // beyond the sequence's become zeros.
 //
 // Each warp copies the same number of rows. To find where one begins takes a division by the group: each lane does that
-// for one row, and whoever copies a chunk of it asks that lane.
+// for one row, and the lane that copies a chunk of it asks that one.
 template <class T, int kHeadDim, int kRows, int kThreads>
 __device__ __forceinline__ void start_query_copy(T* shared, const AttentionArguments& arguments,
                                                  const PackedRows& rows, int first_row) {

@@ -1,4 +1,4 @@
-"""`pageturner bench preemption`: a pool far too small, and the same tokens as with room for everybody.
+"""`pageturner bench preemption`: a pool far too small, and the same tokens as in one that fits all requests.
 
 One server with an ample pool writes down what every request answers; then, for each reclaim policy, a
 server with a tiny pool answers the same requests at once. Where the model is batch-invariant the streams

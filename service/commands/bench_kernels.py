@@ -170,9 +170,9 @@ def measure(chosen: Sequence[Case], gpu: GpuAtHand) -> Measured:
     sizes = cuda_kernels.COPY_BYTES, cuda_kernels.MATMUL_SIZE
     machine = cuda_kernels.measure_machine(device, stopwatch, *sizes)
     results, stopped = [], None
-    everybody = contenders(gpu.ops)
+    compared = contenders(gpu.ops)
     try:
-        for result in cuda_kernels.measure_cases(chosen, everybody, device, stopwatch, gpu.free_bytes):
+        for result in cuda_kernels.measure_cases(chosen, compared, device, stopwatch, gpu.free_bytes):
             results.append(result)
             note(f"{len(results)}/{len(chosen)} {result.case}: {result.skipped or 'done'}")
     except (RuntimeError, KeyboardInterrupt) as error:  # as torch tells of a device that is lost

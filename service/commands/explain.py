@@ -11,7 +11,7 @@ from pageturner.service.commands.output import write
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.explain import explain
 
-HELP = "say in words what befell a request and which policy decided it"
+HELP = "say in words what happened to a request and which policy decided it"
 EXAMPLE = "pageturner explain my-request-7 --target localhost:50051"
 
 

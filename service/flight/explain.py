@@ -1,4 +1,4 @@
-"""A flight record in words: what befell one request, in order of time, and who decided it."""
+"""A flight record in words: what happened to one request, in order of time, and which policy decided it."""
 
 from __future__ import annotations
 

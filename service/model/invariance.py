@@ -22,7 +22,7 @@ _STEPS: Sequence[Sequence[tuple[int, int, int]]] = (
     ((0, 17, 23),),
     ((0, 23, 24),),
 )
-"""(sequence, start, end) of each part: the sequences of _LENGTHS once more, in pieces, in other company."""
+"""(sequence, start, end) of each part: the sequences of _LENGTHS once more, in pieces, in another batch."""
 
 
 def check_batch_invariance(model: CausalModel, ops: PagedOps, block_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Matrix products: weights packed once for oneDNN, and rows whose bits do not depend on their company.
+"""Matrix products: weights packed once for oneDNN, and rows whose bits do not depend on their batch.
 
 oneDNN's packed weights save the reordering that F.linear does on every call, about half the time of a
 small batch. The two operators are private to torch, so they are looked up and tried once a dtype;

@@ -30,7 +30,7 @@ INTERNAL_TEXT = "the server met a fault of its own; its log has the cause under 
 
 
 class UnknownService(PageturnerError):
-    """Somebody asked after the health of a service that is not here."""
+    """A health check names a service that this server does not have."""
 
 
 CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(

@@ -50,7 +50,7 @@ def other(ops: PagedOps) -> torch.dtype:
 
 @pytest.fixture
 def case(ops: PagedOps, dtype: torch.dtype) -> PagedCase:
-    """A decode row and a chunk of three, on 2 kv heads of 64; 7 blocks, 3 of them nobody's."""
+    """A decode row and a chunk of three, on 2 kv heads of 64; 7 blocks, 3 of them in no table."""
     layout = KvLayout(2, 2, DIM, 16, dtype, ops.key_order)
     return make_case([(1, 20), (3, 30)], layout=layout, num_heads=4, layer=1)
 

@@ -1,4 +1,4 @@
-"""Every backend against the definition: ragged lengths, scattered blocks, NaN where nobody owns."""
+"""Every backend against the definition: ragged lengths, scattered blocks, NaN in slots of no sequence."""
 
 from __future__ import annotations
 

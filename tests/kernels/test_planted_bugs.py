@@ -54,7 +54,7 @@ def chunking(ops: PagedOps) -> None:
     check_chunking(ops, layout_for(ops, 2, 64, 16), 300, [37, 90, 150, 199], 3, WIDE_WINDOW)
 
 
-def company(ops: PagedOps) -> None:
+def mates(ops: PagedOps) -> None:
     check_company(ops, layout_for(ops, 2, 64, 16), [(1, 700), (9, 70), (1, 90), (1, 3)], 3, PLAIN)
 
 
@@ -66,7 +66,7 @@ def copies(ops: PagedOps) -> None:
     check_copies(ops, [(0, 1), (1, 2), (2, 0), (2, 4), (5, 3)], 6)
 
 
-CHECKS = (ragged, several_tiles, long_context, window, sinks, chunking, company, rope, copies)
+CHECKS = (ragged, several_tiles, long_context, window, sinks, chunking, mates, rope, copies)
 
 CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
     name: (ExpressionBug(file, right, wrong), check)
@@ -87,7 +87,7 @@ CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
             several_tiles,
         ),
         (
-            "values nobody owns are multiplied by zero",
+            "values of no sequence are multiplied by zero",
             "attention.cpp",
             "std::min(step.end, highest + 1)",
             "step.begin + STEP",
@@ -207,7 +207,7 @@ TORCH_BUGS: dict[str, tuple[ModuleType, str, str, str, bool, Check]] = {
         batch_plan, "ROW_TILE, skip=False", "ROW_TILE, skip=True", "plan_by_row_tile", True, chunking,
     ),
     "tiles are as high as their rows": (
-        batch_plan, "tiles, ROW_TILE, skip", "tiles, tiles[0].count, skip", "plan_by_row_tile", True, company,
+        batch_plan, "tiles, ROW_TILE, skip", "tiles, tiles[0].count, skip", "plan_by_row_tile", True, mates,
     ),
     "copies run one after another": (
         block_copy,

@@ -91,7 +91,7 @@ class Server:
                 self.tell(RequestStarted(0.0, job.request_id, job.tenant, job.num_prompt, 0, is_first=True))
 
     def step(self) -> None:
-        """One output token for everyone who runs."""
+        """One output token for every running request."""
         outputs: dict[str, int] = {}
         for entry in self.running:
             entry[1] += 1

@@ -1,6 +1,6 @@
 """Virtual token counters in the real scheduler: two tenants that always wait get alike, whatever they ask.
 
-Nobody is preempted (each request starts only if all can run to their end), and keys are computed anew before
+No request is preempted (each starts only if all can run to their end), and keys are computed anew before
 each step, as the published bound supposes.
 """
 

@@ -1,4 +1,4 @@
-"""The committed stubs are what the .proto files say, and nobody lost a field on the way."""
+"""The committed stubs are what the .proto files say, and no published field is missing."""
 
 from __future__ import annotations
 

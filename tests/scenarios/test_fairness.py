@@ -1,4 +1,4 @@
-"""Nobody waits for ever because of what others ask for.
+"""No request waits for ever because of what others ask for.
 
 Each test says which guard it leans on: without that guard it fails.
 """
@@ -25,7 +25,7 @@ WARM = (0, 1, 2, 1) * 4
 def test_sglang_31954_cold_prompts_age_past_warm_ones(max_num_seqs: int) -> None:
     """A flood of prompts with a cached prefix of 16 tokens, and one cold prompt among them.
 
-    The policy's own bound: nobody is overtaken by what arrives cap / aging seconds later. Leans on the aging
+    The policy's own bound: none is overtaken by what arrives cap / aging seconds later. Leans on the aging
     of longest-prefix-match (the guarded request is switched off by a bound far away).
     """
     h = scenario(

@@ -37,7 +37,7 @@ async def call(
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("n", [1, 3])
 async def test_vllm_54947_14326_after_a_cancel_the_blocks_are_back_within_a_step(kind: str, n: int) -> None:
-    """The step under way ends, and then nothing is computed for nobody; all choices with it.
+    """The step under way ends, and then nothing more is computed for the request or any of its choices.
 
     Leans on the handler's finally, and on the abort being obeyed before the next step.
     """

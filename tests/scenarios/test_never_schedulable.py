@@ -113,7 +113,7 @@ def test_vllm_39866_what_is_shared_is_not_charged_twice() -> None:
 @pytest.mark.parametrize("reclaim", registry.names("reclaim"))
 @pytest.mark.parametrize("n", [1, 2])
 def test_sglang_19881_14948_the_last_one_running_never_runs_out(reclaim: str, depth: int, n: int) -> None:
-    """Requests that each need the whole pool at their peak: whoever is left alone fits, so nobody fails.
+    """Requests that each need the whole pool at their peak: one left alone fits, so none fails.
 
     Leans on the refusal at submit and on victims yielding to the guarded request.
     """
@@ -247,7 +247,7 @@ def test_over_long_requests_are_always_answered(num_prompt: int, max_tokens: int
 
 
 async def test_over_long_requests_are_always_answered_on_the_wire() -> None:
-    """Both calls, in whichever room the length is noticed: rpc, engine or scheduler."""
+    """Both calls, in whichever package the length is noticed: rpc, engine or scheduler."""
     async with real_service(num_blocks=8, block_size=4, max_model_len=40) as service:
         for num_prompt, max_tokens, field in ((40, 1, "prompt"), (33, 1, "prompt"), (8, 30, "max_tokens")):
             prompt = (1,) * num_prompt

@@ -1,4 +1,4 @@
-"""Who yields, how often, and that nobody is lost on the way.
+"""Which requests are preempted, how often, and that each of them finishes.
 
 Each test says which guard it leans on: without that guard it fails.
 """
@@ -43,7 +43,7 @@ def crowd(*, depth: int, reclaim: str, victim: str = "least-computed", block_siz
 def test_vllm_49097_no_runnable_request_is_skipped_in_a_step_with_victims(
     reclaim: str, depth: int, victim: str
 ) -> None:
-    """Whoever runs and has something to compute is scheduled, or yields, or lacks a block that is on its way.
+    """A running request with tokens to compute is scheduled, or preempted, or lacks a block on its way.
 
     Leans on an attempt building its list of running requests anew, never changing it while it walks.
     """
@@ -55,7 +55,7 @@ def test_vllm_49097_no_runnable_request_is_skipped_in_a_step_with_victims(
             if could and request_id in decision.running and request_id not in decision.preempted:
                 assert request_id in decision.scheduled or decision.lacking[request_id], request_id
         remaining.clear()
-        # At depth 0 everyone who still runs now has a token to compute next time.
+        # At depth 0 every request that still runs has a token to compute in the next step.
         remaining.update((r.request_id, depth == 0) for r in h.scheduler.state.running.values())
 
     run_watched(h, check)
@@ -126,7 +126,7 @@ def test_vllm_41951_56843_a_preempted_request_keeps_its_place() -> None:
 def test_sglang_12494_the_victim_set_is_minimal(
     reclaim: str, victim: str, depth: int, block_size: int
 ) -> None:
-    """Without any one of the victims of a step, somebody would have lacked a block.
+    """Without any one of the victims of a step, a scheduled request would have lacked a block.
 
     Leans on _minimal_victims and on sparing those a later one made needless.
     """
@@ -202,7 +202,7 @@ def test_tensorrt_llm_10943_a_preemption_with_a_step_in_flight_repeats_no_token(
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("reclaim", WAYS)
 def test_no_request_is_preempted_for_a_candidate_that_cannot_be_served(reclaim: str, depth: int) -> None:
-    """An urgent request whose need the less urgent cannot cover: planned first, so nobody is preempted.
+    """An urgent request whose need the less urgent cannot cover: planned first, so none is preempted.
 
     Leans on the plan standing before any of it is carried out.
     """
@@ -222,7 +222,7 @@ def test_no_request_is_preempted_for_a_candidate_that_cannot_be_served(reclaim: 
 
 @pytest.mark.parametrize("variant", range(6))
 def test_victims_finish_though_their_claimant_is_aborted_or_ends(variant: int) -> None:
-    """Claimants are aborted, or end, right after others yielded to them; everyone comes back and ends well.
+    """Claimants are aborted, or end, right after others yielded to them; each victim returns and finishes.
 
     Leans on requeue: a request is running or waiting, and nothing between.
     """

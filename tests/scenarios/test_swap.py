@@ -50,7 +50,7 @@ def swapping(
 def test_vllm_787_546_requests_finish_with_full_swap_space(
     num_host_blocks: int, depth: int, asks: bool
 ) -> None:
-    """Room for nobody, for a part of one, for one: who finds none is recomputed, whatever the policy wants.
+    """Host blocks for none, a part of one, or one request: the rest is recomputed, whatever the policy asks.
 
     Leans on _how looking at the host's room before it takes a swap for an answer.
     """
@@ -70,7 +70,7 @@ def blocks_of(output: SchedulerOutput, kind: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["swap_outs", "swap_ins", "copies"])
-@pytest.mark.parametrize("who", ["whoever is copied", "all"])
+@pytest.mark.parametrize("who", ["those copied", "all"])
 def test_sglang_21652_vllm_46283_an_abort_during_a_copy(kind: str, who: str) -> None:
     """The request ends while its copy is in flight: its blocks come back when that is over, not before.
 
@@ -94,7 +94,7 @@ def test_sglang_21652_vllm_46283_an_abort_during_a_copy(kind: str, who: str) -> 
     device, host = h.scheduler.manager.device, h.scheduler.manager.host
     status = RequestStatus.SWAPPED if kind == "swap_outs" else RequestStatus.RUNNING
     affected = [r.request_id for r in h.watched.live_requests() if r.status is status]
-    for request_id in affected if who == "whoever is copied" else list(h.records):
+    for request_id in affected if who == "those copied" else list(h.records):
         if not h.has_ended(request_id):
             h.abort(request_id)
     for copy in copies:

@@ -1,4 +1,4 @@
-"""Work done over and over, heads that hold everybody, and plans that cannot be carried out.
+"""Work done over and over, a head of the queue that stops all others, and plans that cannot be carried out.
 
 Each test says which guard it leans on: without that guard it fails.
 """
@@ -98,7 +98,7 @@ def test_vllm_37307_25538_recomputing_stays_a_small_part() -> None:
 
 @pytest.mark.parametrize("reclaim", ["always-recompute", "always-swap"])
 def test_vllm_ascend_16315_pending_frees_cover_the_need(reclaim: str) -> None:
-    """At depth 1 a victim's blocks are fenced by the step in flight: nobody else yields for them meanwhile.
+    """At depth 1 a victim's blocks are fenced by the step in flight: none is preempted for them meanwhile.
 
     Leans on the planner counting pending blocks before it looks for victims.
     """
@@ -123,8 +123,8 @@ def test_vllm_ascend_16315_pending_frees_cover_the_need(reclaim: str) -> None:
 def test_vllm_57841_a_head_that_does_not_fit_does_not_end_the_scan(lacking: str, answer: str) -> None:
     """Behind a head that lacks blocks, or slots (n > 1), those that fit start.
 
-    An admission policy that answers wait for want of blocks is obeyed: that is its word, and then nobody
-    overtakes. Leans on Attempt._admit going on after a skip, and on slots being the core's affair.
+    An admission policy that answers wait for want of blocks is obeyed, and then no request
+    overtakes. Leans on Attempt._admit going on after a skip, and on the core alone counting slots.
     """
     h = scenario(
         8, 4, admission=("full-prompt", {"skip": answer == "skip"}),
@@ -176,7 +176,7 @@ def test_sglang_23152_vllm_33499_the_big_one_is_overtaken_a_bounded_number_of_ti
 
 
 def test_tensorrt_llm_13318_a_plan_that_cannot_be_carried_out_is_done_again() -> None:
-    """Block transfers fail again and again under load: everybody is queued again and ends with its tokens.
+    """Block transfers fail again and again under load: all are queued again and end with their tokens.
 
     Leans on fail_step keeping tokens, and on Engine.step taking the failure.
     """

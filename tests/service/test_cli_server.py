@@ -235,7 +235,7 @@ def test_the_second_signal_exits_at_once(flags: list[str]) -> None:
 
 @contextmanager
 def unread_pipe() -> Iterator[int]:
-    """A pipe that is full and that nobody reads."""
+    """A pipe that is full and that is not read."""
     reader, writer = os.pipe()
     try:
         os.set_blocking(writer, False)

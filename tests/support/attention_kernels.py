@@ -42,7 +42,7 @@ class AttentionCase:
     scale: float | None = None
 
     def build(self, seed: int = 0) -> tuple[PagedCase, AttentionSpec]:
-        """In the second layer of a pool of two. Blocks are dealt at random, strangers' slots hold NaN."""
+        """In the second layer of a pool of two. Blocks are dealt at random, slots of no sequence hold NaN."""
         layout = KvLayout(2, self.num_kv_heads, self.head_dim, self.block_size, self.dtype)
         num_heads = self.num_kv_heads * self.group
         case = make_case(self.sequences, layout=layout, num_heads=num_heads, layer=1, seed=seed)
@@ -75,7 +75,7 @@ def check_attention_kernels(launcher: Launcher, case: AttentionCase, seed: int =
 def run_attention(
     launcher: Launcher, case: PagedCase, spec: AttentionSpec, *, split: int | None = None
 ) -> torch.Tensor:
-    """Decode what fits 16 packed rows, prefill the rest; results nobody wrote stay NaN."""
+    """Decode what fits 16 packed rows, prefill the rest; results that are not written stay NaN."""
     query, kv_layer, batch = case.query, case.kv_layer, case.batch
     num_blocks, _, num_kv_heads, block_size, head_dim = kv_layer.shape
     group = query.shape[1] // num_kv_heads

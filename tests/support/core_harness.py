@@ -254,7 +254,7 @@ class CoreHarness:
         self.scheduler.check_integrity()
 
     def _check_writes(self, output: SchedulerOutput) -> None:
-        """Nobody writes a block that another table names or that is cached.
+        """No request writes a block that another table names or that is cached.
 
         The step that completes a prompt is exempt: its choices share the table from the moment it is
         scheduled, but none of them reads before it ended.

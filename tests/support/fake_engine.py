@@ -1,7 +1,7 @@
 """An EngineClient that follows a script: no model, no thread, no clock.
 
 A request's script is a list of steps. An event is delivered, an exception is raised, and `PAUSE` holds
-the stream until the test resumes it or somebody aborts the request. Every request and abort is
+the stream until the test resumes it or the request is aborted. Every request and abort is
 recorded, and `reached` lets a test wait for a phase instead of sleeping.
 """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FakeMeter:
-    """Units of `unit` bytes: of `size`, `weights` are the model's and `others` somebody else's.
+    """Units of `unit` bytes: of `size`, `weights` are the model's and `others` another process's.
 
     activations: of the largest step; None: it does not fit. num_runs: how often that was run.
     """

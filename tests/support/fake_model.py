@@ -113,7 +113,7 @@ class FakeModel:
         return tuple(results)
 
     def poison(self, device_blocks: set[int], host_blocks: set[int]) -> None:
-        """Fill blocks that nobody owns with NaN."""
+        """Fill these blocks, which no table names, with NaN."""
         self._pool[sorted(device_blocks)] = np.nan
         self._host_pool[sorted(host_blocks)] = np.nan
 

@@ -62,7 +62,7 @@ def check_shared_blocks(ops: PagedOps, layout: KvLayout) -> None:
 
 
 def check_step_without_rows(ops: PagedOps, layout: KvLayout) -> None:
-    """Nobody is scheduled: results are as empty."""
+    """A batch of no sequences: results are as empty."""
     heads, head_dim, dtype = layout.num_kv_heads, layout.head_dim, layout.dtype
     kv_layer = make_case([(1, 4)], layout=layout, num_heads=heads).kv_layer
     batch = AttentionBatch(

@@ -1,4 +1,4 @@
-"""Streams whose work is done as late as they may: only when somebody waits for an event after it.
+"""Streams whose work is done as late as they may: only when an event after it is waited for.
 
 A GPU is free to run enqueued work at once or much later. Work that is put off until the last moment, and
 then finds what it reads overwritten, or overwrites what was to be read, shows the wait that is missing.
@@ -15,7 +15,7 @@ from pageturner.service.model.streams import Event, ImmediateStream, Streams, Wo
 
 @dataclass(eq=False, slots=True)
 class LazyEvent:
-    """The moment after the first `after` works of a stream. It comes when somebody makes it come."""
+    """The moment after the first `after` works of a stream. It comes when something waits for it."""
 
     stream: LazyStream
     after: int

@@ -1,4 +1,4 @@
-"""Paged batches for tests: scattered blocks, ragged lengths, and NaN in every slot that nobody owns."""
+"""Paged batches for tests: scattered blocks, ragged lengths, and NaN in every slot of no sequence."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read_slot(kv_layer: torch.Tensor, slot: int, key_order: KeyOrder) -> tuple[t
 def make_batch(
     sequences: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int
 ) -> AttentionBatch:
-    """sequences: (rows, seq_len) each. tables are padded with 0, and so may name a stranger's block."""
+    """sequences: (rows, seq_len) each. tables are padded with 0, and so may name another sequence's block."""
     counts = [rows for rows, _ in sequences]
     width = max(len(table) for table in tables)
     positions = [position for rows, seq_len in sequences for position in range(seq_len - rows, seq_len)]

@@ -66,7 +66,7 @@ class PagedSession:
         self._num_sequences = 0
 
     def withhold(self, block: int) -> None:
-        """A free block that nobody here is to have: a stranger's."""
+        """Take a free block away from these sequences, as another request would."""
         self._free.remove(block)
 
     def add(self, tokens: Sequence[int]) -> PagedSequence:

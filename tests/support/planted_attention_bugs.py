@@ -145,7 +145,7 @@ MASKS: dict[str, Bug] = {
     "prefill: values behind the end are copied": bug(
         PREFILL, "end_key - key", "kTileKeys", on.prefill, within="key), end_key - key)",
     ),
-    "slots that nobody owns are copied": bug(SHARED, "index < num_chunks", "true", on.decode),
+    "slots of no sequence are copied": bug(SHARED, "index < num_chunks", "true", on.decode),
     "the last key is not copied": bug(
         SHARED, "num_rows * kChunks - lane", "(num_rows - 1) * kChunks - lane", on.decode,
     ),

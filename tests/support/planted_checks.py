@@ -167,7 +167,7 @@ def strides(launcher: Launcher) -> None:
 
 
 def slot_beyond(launcher: Launcher) -> None:
-    """The pool is the beginning of a larger one, so that nothing is harmed where nobody looks."""
+    """The pool is the beginning of a larger one, so that a write beyond its end harms no other memory."""
     pool, batch = paged_rows(HEADS, BF16)
     key = normal(HEADS.num_rows, HEADS.num_kv_heads, HEADS.head_dim, dtype=BF16, seed=1)
     slots = batch.slot_mapping.clamp(max=(len(pool) - 1) * HEADS.block_size)

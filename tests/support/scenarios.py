@@ -37,7 +37,7 @@ class Decision:
 
     num_available, num_pending: device blocks before. held: blocks of each live request before, and by how
     many of its tables. ref_counts: of those blocks. lacking: blocks that each running request lacked for
-    one more token of each of its sequences (copies on write not counted). only_decodes: nobody who ran
+    one more token of each of its sequences (copies on write not counted). only_decodes: no request that ran
     lacked more than one token. known: blocks that hold all known
     tokens of each request that runs now. preempted, started: requests that left or entered the running.
     guarded: at the time.
@@ -62,7 +62,7 @@ class Decision:
 
     def is_needless(self, victim: str) -> bool:
         """Whether all who run could have had their next tokens without this victim, blocks that fall free
-        with the step in flight counted. For decisions in which all decode and nobody starts."""
+        with the step in flight counted. For decisions in which all decode and none starts."""
         others = [request_id for request_id in self.preempted if request_id != victim]
         need = sum(lacking for request_id, lacking in self.lacking.items() if request_id not in others)
         return self.num_available + self.num_pending + self.freed_by(*others) >= need
@@ -160,7 +160,7 @@ class Scenario(CoreHarness):
         return new.request_id
 
     def finish_all(self, max_steps: int = 3000) -> None:
-        """Everybody ends, well, and every block is back."""
+        """Every request finishes without an error, and every block is back."""
         self.run_to_end(max_steps)
         self.check_finished()
         for request_id in self.records:

@@ -160,6 +160,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _poison(tensor: torch.Tensor) -> None:
-    """Memory that nobody wrote holds NaN, as the worst that a pool may hand out."""
+    """Memory that was not written holds NaN, as the worst that a pool may hand out."""
     if tensor.is_floating_point():
         tensor.fill_(float("nan"))

@@ -23,7 +23,7 @@ struct Fiber {
 #endif
 };
 
-// A stack that grows down towards a canary and, below that, pages that nobody may touch: a small overflow is
+// A stack that grows down towards a canary and, below that, pages that may not be touched: a small overflow is
 // found when the fiber is done, a large one ends the process, and neither reaches another's memory.
 class Stack {
  public:
@@ -48,7 +48,7 @@ class Stack {
   unsigned char* base_;
 };
 
-// Leave `from`, to go on here when somebody switches back to it, and go on in `to`.
+// Leave `from`, to go on here when another fiber switches back to it, and go on in `to`.
 void switch_fiber(Fiber& from, Fiber& to);
 
 }  // namespace simt

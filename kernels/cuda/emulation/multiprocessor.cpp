@@ -75,7 +75,7 @@ void Multiprocessor::thread_main() {
   self.exit_thread();
 }
 
-// Whoever has exited is no longer waited for.
+// Exited threads are no longer waited for.
 void Multiprocessor::exit_thread() {
   if (stacks_[running_->position.rank].overflowed()) fault(Site::here(), "the stack of a thread overflowed");
   commit_copies();  // what it has not waited for comes now, at the latest

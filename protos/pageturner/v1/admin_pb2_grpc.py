@@ -103,7 +103,7 @@ class AdminServiceServicer(object):
     def SetPolicies(self, request, context):
         """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
         request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
-        wrong, ABORTED means that somebody else was faster.
+        wrong, ABORTED means that another caller changed them first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

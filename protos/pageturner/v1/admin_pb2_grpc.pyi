@@ -46,7 +46,7 @@ class AdminServiceStub:
     SetPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPoliciesRequest, _admin_pb2.SetPoliciesResponse]
     """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
     request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
-    wrong, ABORTED means that somebody else was faster.
+    wrong, ABORTED means that another caller changed them first.
     """
     GetFlightRecord: _grpc.UnaryStreamMultiCallable[_admin_pb2.GetFlightRecordRequest, _admin_pb2.GetFlightRecordResponse]
     """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
@@ -71,7 +71,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     SetPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPoliciesRequest, _admin_pb2.SetPoliciesResponse]  # type: ignore[assignment]
     """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
     request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
-    wrong, ABORTED means that somebody else was faster.
+    wrong, ABORTED means that another caller changed them first.
     """
     GetFlightRecord: _aio.UnaryStreamMultiCallable[_admin_pb2.GetFlightRecordRequest, _admin_pb2.GetFlightRecordResponse]  # type: ignore[assignment]
     """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
@@ -123,7 +123,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.SetPoliciesResponse, _abc.Awaitable[_admin_pb2.SetPoliciesResponse]]:
         """Puts other policies in force between two steps. Nothing is dropped, running requests go on. The
         request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
-        wrong, ABORTED means that somebody else was faster.
+        wrong, ABORTED means that another caller changed them first.
         """
 
     @_abc_1.abstractmethod

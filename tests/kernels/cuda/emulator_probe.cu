@@ -55,7 +55,7 @@ template <int kPending> __global__ void wait_for(EmulatorArguments arguments) {
   for (int i = 0; i < 4; ++i) arguments.output[threadIdx.x * 4 + i] = shared[i] + shared[128 + i];  // at: copied sum
 }
 
-// A block may end before its copies: they touch what nobody reads any more.
+// A block may end before its copies: they touch memory that is read no more.
 __global__ void leaves_a_copy(EmulatorArguments arguments) {
   DYNAMIC_SHARED(memory, 128 * 16);
   unsigned char* own = memory + threadIdx.x * 16;

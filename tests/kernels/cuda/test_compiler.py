@@ -60,7 +60,7 @@ CHANGES: dict[str, Callable[[Path, Path], tuple[Compiled, int]]] = {
 
 
 def _with_header(folder: Path) -> Path:
-    (folder / "other.cuh").write_text("// included by nobody")
+    (folder / "other.cuh").write_text("// included by no file")
     return folder
 
 

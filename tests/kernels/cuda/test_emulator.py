@@ -52,7 +52,7 @@ def numbers(count: int = 512) -> torch.Tensor:
 
 
 def schedules_that_show(expression: str, wanted: torch.Tensor, *, threads: int = THREADS) -> set[str]:
-    """Those under which the kernel's result is not the one wanted, where nobody looks for races."""
+    """Schedules under which the kernel's result is wrong, with the search for races off."""
     found = {
         str(schedule): run(expression, numbers(), schedule=schedule, threads=threads, races=False)
         for schedule in SCHEDULES

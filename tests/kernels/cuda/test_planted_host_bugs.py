@@ -43,7 +43,7 @@ BUGS: dict[str, tuple[ModuleType, str, str, Check]] = {
         block_moves, "pairwise(cycle)]", "reversed([*pairwise(cycle)])]", on.copies,
     ),
 }  # fmt: skip
-"""Module, right, wrong, and the check that must fail. Outputs begin as NaN: what nobody writes is seen."""
+"""Module, right, wrong, and the check that must fail. Outputs begin as NaN: what is not written is seen."""
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -44,9 +44,9 @@ def ops() -> CudaOps:
 
 @pytest.mark.parametrize("case", [Case("decode", TINY, 3, 70), Case("prefill", TINY, 1, 130)], ids=str)
 def test_all_contenders_compute_the_same(ops: CudaOps, case: Case) -> None:
-    everybody = contenders(ops)
-    (result,) = measure_cases((case,), everybody, CPU, ToldTime(), lambda: 1 << 40)
-    assert [timing.contender for timing in result.timings] == [contender.name for contender in everybody]
+    compared = contenders(ops)
+    (result,) = measure_cases((case,), compared, CPU, ToldTime(), lambda: 1 << 40)
+    assert [timing.contender for timing in result.timings] == [contender.name for contender in compared]
     took_part = {timing.contender for timing in result.timings if timing.seconds is not None}
     assert {paged_name(16), paged_name(64), sdpa_name("flash", gathers=True)} <= took_part
     for timing in result.timings:

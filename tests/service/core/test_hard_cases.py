@@ -97,7 +97,7 @@ def test_requests_touched_by_the_step_after_a_failed_one_start_over_too() -> Non
 
 
 def test_non_finite_kv_in_the_cache_fails_one_request_and_no_later_one() -> None:
-    """Its maker was aborted before anybody sampled from it; whoever hits it takes it out of the cache."""
+    """The request that made it was aborted before it sampled; the next hit takes it out of the cache."""
     h = CoreHarness(policies(), num_blocks=16, block_size=4, options=OPTIONS)
     prompt = (0, 1, 2, 0) * 3
     maker = h.submit(prompt, max_tokens=4)

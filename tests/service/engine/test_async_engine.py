@@ -339,7 +339,7 @@ async def test_abort_while_running_and_again() -> None:
 
 async def test_aborting_unknown_or_finished_requests_is_not_found() -> None:
     async with serving() as bench:
-        assert await bench.engine.abort("nobody") is AbortOutcome.NOT_FOUND
+        assert await bench.engine.abort("unknown") is AbortOutcome.NOT_FOUND
         assert await outcome_of(await bench.submit("a")) is None
         assert await bench.engine.abort("a") is AbortOutcome.ALREADY_FINISHED
 

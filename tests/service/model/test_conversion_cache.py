@@ -1,4 +1,4 @@
-"""Converted once, whole or not at all, whoever converts and however they end."""
+"""A model is converted once, whole or not at all, by any process and however that ends."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert not found.isnan().any(), "a slot that nobody owns was read"
+    assert not found.isnan().any(), "a slot of no sequence was read"
     assert (found - expected).abs().max().item() < TOLERANCE
 
 

@@ -1,4 +1,4 @@
-"""The model's rooms on a GPU, where there is one; on the emulator, the same tests of a tiny model.
+"""The model's parts on a GPU, where there is one; on the emulator, the same tests of a tiny model.
 
 On a GPU the embedded model takes the tokens that the CPU chose, and must find each as likely.
 """
@@ -61,11 +61,11 @@ def test_the_embedded_model_finds_the_cpus_tokens_as_likely() -> None:
     runner = Runner(found.model, found.session.kv_cache, graphs)
 
     tokens = list(PROMPT)
-    chosen, forced, company = (side.session.add(tokens) for side in (expected, found, found))
-    company.tokens += [1] * NUM_TOKENS
+    chosen, forced, others = (side.session.add(tokens) for side in (expected, found, found))
+    others.tokens += [1] * NUM_TOKENS
     logits = expected.session.finish(chosen, 4)[-1]
     ours = found.session.finish(forced, 4)[-1]
-    found.session.step([(company, len(PROMPT))])
+    found.session.step([(others, len(PROMPT))])
     num_equal = 0
     for _ in range(NUM_TOKENS):
         token = int(logits.argmax())
@@ -74,7 +74,7 @@ def test_the_embedded_model_finds_the_cpus_tokens_as_likely() -> None:
         chosen.tokens.append(token)
         forced.tokens.append(token)
         logits = expected.session.step([(chosen, 1)])[0]
-        ours = runner.forward(found.session.output([(company, 1), (forced, 1)]))[1].cpu()
+        ours = runner.forward(found.session.output([(others, 1), (forced, 1)]))[1].cpu()
     assert num_equal > 0.9 * NUM_TOKENS
 
 

@@ -69,12 +69,12 @@ def test_a_replayed_step_is_the_eager_one(house: House, num_sequences: int) -> N
     st.integers(0, 1 << 20),
 )
 def test_any_decode_batch(house: House, lengths: list[int], num_steps: int, seed: int) -> None:
-    """Batches of changing company: each step drops or keeps a sequence at random."""
+    """Batches of changing members: each step drops or keeps a sequence at random."""
     dice = random.Random(seed)
     with house.running(lengths, seed) as sequences:
         for _ in range(num_steps):
-            company = dice.sample(sequences, dice.randint(1, len(sequences)))
-            house.assert_equal(*house.replayed_and_eager(company))
+            members = dice.sample(sequences, dice.randint(1, len(sequences)))
+            house.assert_equal(*house.replayed_and_eager(members))
 
 
 def test_a_replay_runs_no_code_of_the_model(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Packed products, and rows whose bits do not depend on their company."""
+"""Packed products, and rows whose bits do not depend on the rest of the batch."""
 
 from __future__ import annotations
 

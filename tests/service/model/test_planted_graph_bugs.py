@@ -24,15 +24,15 @@ from pageturner.service.model.kv_cache import KvCache
 
 
 def differs(house: House, lengths: Sequence[int] = (150, 530, 40)) -> bool:
-    """Whether any of a few steps of changing company is other than eager, or refused."""
+    """Whether any of a few steps of changing members is other than eager, or refused."""
     house.graphs.capture()
     if house.graphs.captured != house.graphs.sizes:
         return True
     house.pool[0] = math.nan  # whatever the capture wrote there
     with house.running(lengths) as sequences:
-        for company in (sequences[:1], sequences, sequences[1:], sequences[:1]):
+        for others in (sequences[:1], sequences, sequences[1:], sequences[:1]):
             try:
-                replayed, eager = house.replayed_and_eager(company)
+                replayed, eager = house.replayed_and_eager(others)
                 house.assert_equal(replayed, eager)
             except (AssertionError, KernelArgumentError):
                 return True

@@ -159,9 +159,9 @@ def test_a_deterministic_model_gives_a_row_the_same_bits_in_every_batch() -> Non
     ops = TorchOps(deterministic=True)
     session = PagedSession(checked_model(hf_model, lambda _: ops, deterministic=True), ops)
     whole = session.finish(session.add(tokens_of(1)), LENGTH)[0]
-    chunked, company = session.add(tokens_of(1)), session.add(tokens_of(2))
-    session.step([(company, 3), (chunked, 13)])
-    rows = [session.step([(chunked, 16), (company, 20)])[0], session.step([(company, 1), (chunked, 16)])[1]]
+    chunked, others = session.add(tokens_of(1)), session.add(tokens_of(2))
+    session.step([(others, 3), (chunked, 13)])
+    rows = [session.step([(chunked, 16), (others, 20)])[0], session.step([(others, 1), (chunked, 16)])[1]]
     assert torch.equal(rows[1], whole)
     assert not torch.equal(rows[0], whole)
 

@@ -1,4 +1,4 @@
-"""A call that ends early, whoever ends it and in whichever phase, aborts its request in the engine."""
+"""A call that ends early, by client or server and in any phase, aborts its request in the engine."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def _rest(call: Any) -> AsyncIterator[pb.GenerateStreamResponse]:
 
 
 async def test_a_reader_that_stopped_is_given_up_and_its_id_is_free_again() -> None:
-    """Whatever the engine says of it: a write to a client whose window is shut returns for nobody."""
+    """Whatever the engine says of it: a write to a client whose window is shut does not return."""
     engine = FakeEngine(_endless)
     async with serving(engine, write_timeout_seconds=0.05) as served:
         request = pb.GenerateStreamRequest(request_id="slow", prompt=pb.Prompt(text="x"))

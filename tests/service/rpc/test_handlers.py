@@ -1,6 +1,6 @@
 """Handlers and their interceptor without a network: what must have happened by the time they return.
 
-Over a network a garbage collector would hide an abort that nobody awaited.
+Over a network a garbage collector would hide an abort that was never awaited.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _intercepted(metrics: Metrics, behaviour: Any) -> Any:
 
 
 async def test_grpc_43360_a_write_that_is_cancelled_closes_the_handler_then_and_there() -> None:
-    """Also while somebody (here `kept`, elsewhere a traceback) still holds the generator."""
+    """Also while a reference (here `kept`, elsewhere a traceback) still holds the generator."""
     closed: list[bool] = []
     kept: list[object] = []
 

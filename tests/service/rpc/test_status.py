@@ -64,7 +64,7 @@ def test_every_error_of_the_domain_is_mapped() -> None:
 
 def test_an_error_that_is_not_mapped_is_noticed() -> None:
     class Forgotten(PageturnerError):
-        """As one that somebody adds to errors.py tomorrow."""
+        """Stands for a class that is added to errors.py later."""
 
     assert Forgotten in _subclasses(PageturnerError)
     assert Forgotten not in CODES

@@ -95,7 +95,7 @@ def test_full_prompt_admission_ends_the_thrash_of_first_chunk_admission() -> Non
 
 
 def test_aging_ends_the_starvation_of_longest_prefix_match() -> None:
-    """Overload, nearly all of it behind one cached prefix: whoever shares nothing waits to the end."""
+    """Overload, nearly all of it behind one cached prefix: a request that shares nothing waits to the end."""
     setting = machine(600, max_num_seqs=4, starvation_seconds=1e9, max_bypasses=10**9)
     recipe = Synthetic(
         requests=300, rate=150, prompt=32, prompt_sigma=0.2, output=16, output_sigma=0.2, groups=1, shared=512
