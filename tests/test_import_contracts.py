@@ -30,7 +30,7 @@ PLANTED = {
     "the core is built in layers": ("service/core/request.py", "import pageturner.service.core.outputs"),
     "policies use the standard library only": ("policies", "import numpy"),
     "kernels know nothing of requests": ("kernels", "import pageturner.policies.views"),
-    "CuPy is met in one place": ("kernels/cuda/plan.py", "import cupy.cuda"),
+    "CuPy is met in one place": ("kernels/cuda/attention_plan.py", "import cupy.cuda"),
     "the core is pure": ("service/core", "import torch"),
     "the model knows outputs and sampling parameters only": ("service/model", BLOCK_POOL),
     "the engine knows no wire": ("service/engine", "import pageturner.v1.generation_pb2"),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pageturner.kernels.cuda import tiles
-from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
+from pageturner.kernels.cuda.attention_plan import AttentionPlan, AttentionShape
 from pageturner.kernels.errors import KernelArgumentError
 
 _HEADER = 4

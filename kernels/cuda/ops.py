@@ -17,10 +17,10 @@ from pageturner.kernels.cuda.arguments import (
     RmsNormArguments,
     SiluAndMulArguments,
 )
+from pageturner.kernels.cuda.attention_plan import AttentionShape
+from pageturner.kernels.cuda.attention_planner import AttentionPlanner
 from pageturner.kernels.cuda.block_moves import chains_of
 from pageturner.kernels.cuda.device_plan import DevicePlan, to_device
-from pageturner.kernels.cuda.plan import AttentionShape
-from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.steps import Step, Steps
 from pageturner.kernels.cuda.variants import DTYPES
@@ -43,7 +43,7 @@ class CudaOps:
     belong to that stream, whose order keeps their memory until the kernels have run. Arguments that a kernel
     cannot read as they lie are copied; the pool, which it would have to write back, is refused.
 
-    split: see Planner. Of one thread, and steps of one stream: they take turns with one buffer of partial
+    split: see AttentionPlanner. For one thread and one stream: steps take turns with one buffer of partial
     results. Transfers may be enqueued on another.
     """
 
@@ -53,7 +53,7 @@ class CudaOps:
         self._launcher = launcher
         # A tensor's device has its index, which a runtime's may leave out.
         self.device = torch.empty(0, device=launcher.runtime.device).device
-        self.planner = Planner(launcher.runtime.num_multiprocessors, split)
+        self.planner = AttentionPlanner(launcher.runtime.num_multiprocessors, split)
         self._steps = Steps(self.device, self.planner)
 
     @property

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pageturner.kernels.cuda.attention_plan import AttentionPlan, AttentionShape
+from pageturner.kernels.cuda.attention_planner import AttentionPlanner
 from pageturner.kernels.cuda.device_plan import DevicePlan, Partials, make_partials, pack
-from pageturner.kernels.cuda.plan import AttentionPlan, AttentionShape
-from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, HostBatch
 
@@ -69,7 +69,7 @@ class StaticBatch:
         max_blocks: int,
         block_size: int,
         shapes: Sequence[AttentionShape],
-        planner: Planner,
+        planner: AttentionPlanner,
         device: torch.device,
         partials: Mapping[AttentionShape, Partials] | None = None,
     ) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from pageturner.kernels import checks
+from pageturner.kernels.cuda.attention_plan import AttentionShape
+from pageturner.kernels.cuda.attention_planner import AttentionPlanner
 from pageturner.kernels.cuda.device_plan import DevicePlan, Partials, make_partials
-from pageturner.kernels.cuda.plan import AttentionShape
-from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, HostBatch
 
@@ -38,7 +38,7 @@ class Steps:
     shapes: what plans were asked for so far, in that order.
     """
 
-    def __init__(self, device: torch.device, planner: Planner) -> None:
+    def __init__(self, device: torch.device, planner: AttentionPlanner) -> None:
         self.planner = planner
         self.shapes: dict[AttentionShape, None] = {}
         self._device = device

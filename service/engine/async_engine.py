@@ -22,13 +22,6 @@ from pageturner.service.engine.api import (
     Prompt,
     ServerInfo,
 )
-from pageturner.service.engine.commands import (
-    Command,
-    EngineOutput,
-    PoliciesChanged,
-    PolicyChangeRefused,
-    Shutdown,
-)
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.health import Health
 from pageturner.service.engine.input_processor import InputProcessor
@@ -39,6 +32,13 @@ from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.engine.thread_messages import (
+    Command,
+    EngineOutput,
+    PoliciesChanged,
+    PolicyChangeRefused,
+    Shutdown,
+)
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps

@@ -20,8 +20,11 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
-from pageturner.service.engine.commands import (
+from pageturner.service.engine.metrics import Metrics
+from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.thread_messages import (
     Abort,
+    ChangePolicies,
     Command,
     EngineOutput,
     Pause,
@@ -29,12 +32,9 @@ from pageturner.service.engine.commands import (
     PoliciesChanged,
     PolicyChangeRefused,
     Resume,
-    SetPolicies,
     Submit,
     SubmitRefused,
 )
-from pageturner.service.engine.metrics import Metrics
-from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
 from pageturner.service.policy_host.host import PolicyHost
 from pageturner.service.policy_host.reports import Asking
@@ -176,7 +176,7 @@ class Engine:
                 self._scheduler.pause_request(request_id)
             case Resume(request_id) if self._paused_until.pop(request_id, None) is not None:
                 self._scheduler.resume_request(request_id)
-            case SetPolicies():
+            case ChangePolicies():
                 return (self._set_policies(command),)
         return ()
 
@@ -238,7 +238,7 @@ class Engine:
         self.metrics.accepted(accepted, request.arrival_time)
         return accepted
 
-    def _set_policies(self, command: SetPolicies) -> PoliciesAnswer:
+    def _set_policies(self, command: ChangePolicies) -> PoliciesAnswer:
         host = self._scheduler.policy_host
         old = host.report()
         expected = command.expected_revision

@@ -13,9 +13,9 @@ from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import Event, FinishedEvent
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AbortOutcome, AcceptedEvent
-from pageturner.service.engine.commands import Abort, Command, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.engine.thread_messages import Abort, Command, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.errors import (
     Draining,
     DuplicateRequest,

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.engine.api import PolicyChange
-from pageturner.service.engine.commands import (
+from pageturner.service.engine.health import Health
+from pageturner.service.engine.policy_creation import create_policies, summarise
+from pageturner.service.engine.thread_messages import (
+    ChangePolicies,
     Command,
     PoliciesAnswer,
     PoliciesChanged,
     PolicyChangeRefused,
-    SetPolicies,
 )
-from pageturner.service.engine.health import Health
-from pageturner.service.engine.policy_changes import create_policies, summarise
 from pageturner.service.errors import EngineDead, PageturnerError
 from pageturner.service.policy_host.reports import PoliciesInfo
 
@@ -74,7 +74,7 @@ class PendingChanges:
         change_id, self._next_id = self._next_id, self._next_id + 1
         self._answers[change_id] = answer
         try:
-            self._send(SetPolicies(change_id, policies, shadows, change.expected_revision))
+            self._send(ChangePolicies(change_id, policies, shadows, change.expected_revision))
             done = await answer
         finally:
             del self._answers[change_id]

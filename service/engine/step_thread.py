@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import SchedulerStats
-from pageturner.service.engine.commands import Command, EngineOutput, Shutdown
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.thread_messages import Command, EngineOutput, Shutdown
 
 LONGEST_WAIT = 3600.0
 """Seconds; a deadline may lie further off than a lock can wait."""

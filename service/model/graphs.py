@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from pageturner.kernels import checks
+from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.ops import CudaOps
-from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.static_batch import StaticBatch
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.service.model.batch import ForwardBatch

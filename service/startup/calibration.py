@@ -15,7 +15,7 @@ _REPEATS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class CalibrationWork:
     """How much is measured, as far as the pools reach.
 
     chunk_tokens: of the prefill step, enough to tell its slope from the fixed cost of a step.
@@ -28,14 +28,14 @@ class Workload:
     num_copied_blocks: int
 
 
-CPU_WORKLOAD = Workload(chunk_tokens=32, context_tokens=1024, context_rows=1, num_copied_blocks=16)
-GPU_WORKLOAD = Workload(chunk_tokens=2048, context_tokens=16_384, context_rows=2048, num_copied_blocks=128)
+CPU_WORK = CalibrationWork(chunk_tokens=32, context_tokens=1024, context_rows=1, num_copied_blocks=16)
+GPU_WORK = CalibrationWork(chunk_tokens=2048, context_tokens=16_384, context_rows=2048, num_copied_blocks=128)
 """A GPU computes the tokens of the CPU's chunk in the time of one, and copies its blocks before the bus is
 at speed. One row that looks back waits for keys that all the rows of a prompt would share."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class CalibrationTarget:
     """What is measured: the model's forward, the cache's block traffic, and the sizes of both pools.
 
     forward, apply: must have finished when they return. timer: seconds.
@@ -50,38 +50,38 @@ class Machine:
     num_host_blocks: int
     max_num_batched_tokens: int
     max_model_len: int
-    workload: Workload = CPU_WORKLOAD
+    work: CalibrationWork = CPU_WORK
 
 
-def measure_rates(machine: Machine) -> Rates:
+def measure_rates(target: CalibrationTarget) -> Rates:
     """The faster of two steps of each kind, since start-up waits for them and noise only ever adds.
 
     Without host blocks the copy rates keep their defaults.
     """
-    capacity = min(machine.num_blocks * machine.block_size, machine.max_model_len)
-    workload = machine.workload
-    chunk = max(2, min(workload.chunk_tokens, capacity, machine.max_num_batched_tokens))
-    rows = max(1, min(workload.context_rows, chunk, capacity // 2))
-    context = min(workload.context_tokens, capacity - rows)
-    machine.forward(_step(machine, chunk))  # the first run pays for caches
-    one = _seconds(machine, lambda: machine.forward(_step(machine, 1)))
-    many = _seconds(machine, lambda: machine.forward(_step(machine, chunk)))
-    far = _seconds(machine, lambda: machine.forward(_step(machine, rows, start=context)))
+    capacity = min(target.num_blocks * target.block_size, target.max_model_len)
+    wanted = target.work
+    chunk = max(2, min(wanted.chunk_tokens, capacity, target.max_num_batched_tokens))
+    rows = max(1, min(wanted.context_rows, chunk, capacity // 2))
+    context = min(wanted.context_tokens, capacity - rows)
+    target.forward(_step(target, chunk))  # the first run pays for caches
+    one = _seconds(target, lambda: target.forward(_step(target, 1)))
+    many = _seconds(target, lambda: target.forward(_step(target, chunk)))
+    far = _seconds(target, lambda: target.forward(_step(target, rows, start=context)))
     a_token = max((many - one) / (chunk - 1), 1e-9)
     near = one + (rows - 1) * a_token
     rates = Rates(
-        block_bytes=machine.block_bytes,
+        block_bytes=target.block_bytes,
         prefill_seconds_fixed=max(one - a_token, 0.0),
         prefill_seconds_per_token=a_token,
         prefill_seconds_per_token_context=max((far - near) / max(rows * context, 1), 0.0),
     )
-    num_copied = min(workload.num_copied_blocks, machine.num_blocks, machine.num_host_blocks)
+    num_copied = min(wanted.num_copied_blocks, target.num_blocks, target.num_host_blocks)
     if not num_copied:
         return rates
     pairs = tuple(BlockCopy(block, block) for block in range(num_copied))
-    copied_bytes = num_copied * machine.block_bytes
-    out = _seconds(machine, lambda: machine.apply(BlockCopies(swap_outs=pairs)))
-    back = _seconds(machine, lambda: machine.apply(BlockCopies(swap_ins=pairs)))
+    copied_bytes = num_copied * target.block_bytes
+    out = _seconds(target, lambda: target.apply(BlockCopies(swap_outs=pairs)))
+    back = _seconds(target, lambda: target.apply(BlockCopies(swap_ins=pairs)))
     return replace(
         rates,
         swap_out_bytes_per_second=copied_bytes / out,
@@ -89,17 +89,17 @@ def measure_rates(machine: Machine) -> Rates:
     )
 
 
-def _seconds(machine: Machine, work: Callable[[], object]) -> float:
+def _seconds(target: CalibrationTarget, work: Callable[[], object]) -> float:
     def once() -> float:
-        started = machine.timer()
+        started = target.timer()
         work()
-        return max(machine.timer() - started, 1e-9)
+        return max(target.timer() - started, 1e-9)
 
     return min(once() for _ in range(_REPEATS))
 
 
-def _step(machine: Machine, num_tokens: int, start: int = 0) -> SchedulerOutput:
-    num_blocks = -(-(start + num_tokens) // machine.block_size)
+def _step(target: CalibrationTarget, num_tokens: int, start: int = 0) -> SchedulerOutput:
+    num_blocks = -(-(start + num_tokens) // target.block_size)
     sequence = ScheduledSequence(
         seq_id=-1,
         request_id="calibration",

@@ -33,7 +33,7 @@ from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.sizes import format_size
-from pageturner.service.startup.calibration import CPU_WORKLOAD, GPU_WORKLOAD, Machine, measure_rates
+from pageturner.service.startup.calibration import CPU_WORK, GPU_WORK, CalibrationTarget, measure_rates
 from pageturner.service.startup.container import (
     anonymous_memory,
     machine_memory,
@@ -163,7 +163,7 @@ def _measure(
     runner: Runner, kv_cache: KvCache, cache: CacheOptions, limits: SchedulerOptions, backend: Backend
 ) -> Rates:
     return measure_rates(
-        Machine(
+        CalibrationTarget(
             forward=_finished(runner.forward, backend),
             apply=_finished(kv_cache.apply, backend),
             timer=time.perf_counter,
@@ -173,7 +173,7 @@ def _measure(
             num_host_blocks=cache.num_host_blocks,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
-            workload=GPU_WORKLOAD if backend.device.type == "cuda" else CPU_WORKLOAD,
+            work=GPU_WORK if backend.device.type == "cuda" else CPU_WORK,
         )
     )
 

@@ -17,7 +17,7 @@ from pageturner.service.core.outputs import FinishedEvent, SchedulerOutput
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.commands import Submit
+from pageturner.service.engine.thread_messages import Submit
 from pageturner.service.errors import InvalidArgument, RequestAborted, StepFailed
 
 PROPERTY = settings(deadline=None, derandomize=True, database=None)

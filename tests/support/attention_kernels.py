@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pageturner.kernels.cuda import arguments, tiles, variants
-from pageturner.kernels.cuda.plan import Int32Array
+from pageturner.kernels.cuda.attention_plan import Int32Array
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import KvLayout

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pageturner.kernels.cuda import tiles
-from pageturner.kernels.cuda.plan import (
+from pageturner.kernels.cuda.attention_plan import (
     BLOCKS_PER_MULTIPROCESSOR,
     LEAST_ITEM,
     SHARES,

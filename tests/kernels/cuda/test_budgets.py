@@ -11,9 +11,9 @@ import torch
 from support.ops import cpu_cache_dir
 
 from pageturner.kernels.cuda import budgets, variants
+from pageturner.kernels.cuda.attention_plan import BLOCKS_PER_MULTIPROCESSOR
 from pageturner.kernels.cuda.compiler import Compiler
 from pageturner.kernels.cuda.occupancy import MULTIPROCESSORS
-from pageturner.kernels.cuda.plan import BLOCKS_PER_MULTIPROCESSOR
 from pageturner.kernels.cuda.ptxas import Resources
 from pageturner.kernels.cuda.report import Row, inspect_kernels, label_of
 from pageturner.kernels.cuda.sass import KernelCode, Loop, find_nvdisasm

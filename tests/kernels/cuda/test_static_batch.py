@@ -12,8 +12,8 @@ from support.emulation import emulated_launcher
 from support.paged import PagedCase, assert_same, make_case
 
 from pageturner.kernels.checks import HOST_ARRAYS
+from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.ops import CudaOps
-from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.cuda.static_batch import StaticBatch
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec

@@ -25,10 +25,17 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import AcceptedEvent
-from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.engine import STATS_INTERVAL, Device, Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.thread_messages import (
+    Abort,
+    EngineOutput,
+    Pause,
+    Resume,
+    Submit,
+    SubmitRefused,
+)
 from pageturner.service.errors import (
     ConfigError,
     DeadlineExceeded,

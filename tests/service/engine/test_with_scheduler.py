@@ -30,11 +30,18 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import AcceptedEvent, GenerationRequest, ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
-from pageturner.service.engine.commands import Abort, EngineOutput, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
+from pageturner.service.engine.thread_messages import (
+    Abort,
+    EngineOutput,
+    Pause,
+    Resume,
+    Submit,
+    SubmitRefused,
+)
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import PageturnerError, RequestAborted, StepFailed
 

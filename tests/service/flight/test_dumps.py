@@ -19,11 +19,11 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import EngineHealth, GenerationRequest, ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
-from pageturner.service.engine.commands import Submit
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.text_output import TextOutput
+from pageturner.service.engine.thread_messages import Submit
 from pageturner.service.errors import EngineDead, NotRecorded
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.dumps import MAX_DUMPS, MAX_REST_SECONDS, REST, FlightDumps

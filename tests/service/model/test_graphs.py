@@ -18,9 +18,9 @@ from support.paged_sessions import PagedSequence, PagedSession
 from support.random_models import VOCAB_SIZE, tiny_model
 from support.tape_graphs import TapeGraphs
 
+from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.device_plan import DevicePlan
 from pageturner.kernels.cuda.ops import CudaOps
-from pageturner.kernels.cuda.plan import AttentionShape
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.service.core.outputs import SchedulerOutput

@@ -12,9 +12,9 @@ import torch
 from support.decode_graphs import SIZES, House, build
 
 from pageturner.kernels.cuda import static_batch
+from pageturner.kernels.cuda.attention_plan import AttentionPlan
+from pageturner.kernels.cuda.attention_planner import AttentionPlanner
 from pageturner.kernels.cuda.device_plan import PlanCapacity, pack
-from pageturner.kernels.cuda.plan import AttentionPlan
-from pageturner.kernels.cuda.planner import Planner
 from pageturner.kernels.cuda.static_batch import StaticBatch
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import HostBatch
@@ -51,7 +51,7 @@ def test_padding_writes_slot_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_grid_is_as_large_as_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured for the first plan that comes, instead of the largest."""
     monkeypatch.setattr(
-        Planner,
+        AttentionPlanner,
         "decode_capacity",
         lambda planner, count, longest, shape: PlanCapacity.of(
             planner.plan(np.arange(count + 1), np.full(count, 17), shape)

@@ -19,7 +19,7 @@ from pageturner.policies.interfaces import AXES, KeyChange
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import Completion, FinishedEvent, TokenEvent
 from pageturner.service.engine.api import EngineHealth, PolicyChange
-from pageturner.service.engine.commands import SetPolicies
+from pageturner.service.engine.thread_messages import ChangePolicies
 from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
 from pageturner.service.rpc.convert import to_policy_change
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
@@ -60,7 +60,7 @@ class Takes:
 
 async def put_in_force(house: PolicyHouse, **policies: object) -> None:
     """As `set_policies`, with the objects themselves."""
-    house.engine._send(SetPolicies(-1, policies, {}))
+    house.engine._send(ChangePolicies(-1, policies, {}))
 
 
 FAILS = f"{Fails.__module__}:Fails"

@@ -7,10 +7,10 @@ import pytest
 from pageturner.policies.views import Rates
 from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
 from pageturner.service.startup.calibration import (
-    CPU_WORKLOAD,
-    GPU_WORKLOAD,
-    Machine,
-    Workload,
+    CPU_WORK,
+    GPU_WORK,
+    CalibrationTarget,
+    CalibrationWork,
     measure_rates,
 )
 
@@ -42,10 +42,10 @@ class KnownMachine:
         self.num_copied = len(copies.swap_outs + copies.swap_ins)
         self.now += A_COPY * (len(copies.swap_outs) + 2 * len(copies.swap_ins))
 
-    def measure(self, workload: Workload = CPU_WORKLOAD, **changes: int) -> Rates:
+    def measure(self, workload: CalibrationWork = CPU_WORK, **changes: int) -> Rates:
         sizes = {"max_num_batched_tokens": 512, "max_model_len": 2048, **changes}
         return measure_rates(
-            Machine(
+            CalibrationTarget(
                 forward=self.forward,
                 apply=self.apply,
                 timer=lambda: self.now,
@@ -53,16 +53,16 @@ class KnownMachine:
                 block_bytes=4096,
                 num_blocks=self.num_blocks,
                 num_host_blocks=self.num_host_blocks,
-                workload=workload,
+                work=workload,
                 **sizes,
             )
         )
 
 
-@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
-def test_the_workload_says_what_is_tried(workload: Workload) -> None:
+@pytest.mark.parametrize("workload", [CPU_WORK, GPU_WORK])
+def test_the_workload_says_what_is_tried(workload: CalibrationWork) -> None:
     machine = KnownMachine(num_blocks=4096, num_host_blocks=4096)
-    machine.measure(workload=workload, max_num_batched_tokens=8192, max_model_len=65_536)
+    machine.measure(workload, max_num_batched_tokens=8192, max_model_len=65_536)
     assert machine.steps == {
         (1, 0),
         (workload.chunk_tokens, 0),
@@ -71,8 +71,8 @@ def test_the_workload_says_what_is_tried(workload: Workload) -> None:
     assert machine.num_copied == workload.num_copied_blocks
 
 
-@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
-def test_known_costs_are_found(workload: Workload) -> None:
+@pytest.mark.parametrize("workload", [CPU_WORK, GPU_WORK])
+def test_known_costs_are_found(workload: CalibrationWork) -> None:
     rates = KnownMachine(num_blocks=128, num_host_blocks=64).measure(workload)
     assert rates.prefill_seconds_fixed == pytest.approx(FIXED)
     assert rates.prefill_seconds_per_token == pytest.approx(A_TOKEN)
@@ -82,9 +82,9 @@ def test_known_costs_are_found(workload: Workload) -> None:
     assert rates.block_bytes == 4096
 
 
-@pytest.mark.parametrize("workload", [CPU_WORKLOAD, GPU_WORKLOAD])
+@pytest.mark.parametrize("workload", [CPU_WORK, GPU_WORK])
 @pytest.mark.parametrize("num_blocks", [1, 2, 5])
-def test_a_tiny_pool_is_measured_within_its_bounds(num_blocks: int, workload: Workload) -> None:
+def test_a_tiny_pool_is_measured_within_its_bounds(num_blocks: int, workload: CalibrationWork) -> None:
     machine = KnownMachine(num_blocks, num_host_blocks=1)
     rates = machine.measure(workload, max_model_len=20, max_num_batched_tokens=1)
     assert rates.prefill_seconds_per_token == pytest.approx(A_TOKEN)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.plan_checks import PlanCase, check_plan
 from support.planting import plant
 
-from pageturner.kernels.cuda import plan, tiles
-from pageturner.kernels.cuda.plan import AttentionShape, plan_attention
-from pageturner.kernels.cuda.planner import Planner
+from pageturner.kernels.cuda import attention_plan, tiles
+from pageturner.kernels.cuda.attention_plan import AttentionShape, plan_attention
+from pageturner.kernels.cuda.attention_planner import AttentionPlanner
 from pageturner.kernels.errors import KernelArgumentError
 
 SHAPE = AttentionShape(num_kv_heads=2, group=4, head_dim=128)
@@ -122,7 +122,7 @@ def test_a_decode_capacity_holds_every_plan(
 ) -> None:
     lens = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=8))
     room = data.draw(st.integers(0, 4))
-    planner = Planner(data.draw(st.sampled_from((1, 16, 132))), split)
+    planner = AttentionPlanner(data.draw(st.sampled_from((1, 16, 132))), split)
     capacity = planner.decode_capacity(len(lens) + room, max(lens) + room, shape)
     made = planner.plan(np.arange(len(lens) + 1, dtype=np.int32), np.array(lens, np.int32), shape)
     capacity.check(made)
@@ -130,7 +130,7 @@ def test_a_decode_capacity_holds_every_plan(
 
 def test_a_group_that_no_item_holds_has_no_decode_capacity() -> None:
     with pytest.raises(KernelArgumentError, match="group is 17; needed: at most 16"):
-        Planner(4).decode_capacity(1, 100, replace_shape(group=17))
+        AttentionPlanner(4).decode_capacity(1, 100, replace_shape(group=17))
 
 
 def replace_shape(**changes: int) -> AttentionShape:
@@ -183,6 +183,6 @@ def test_without_a_bug_every_case_passes(case: PlanCase) -> None:
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str) -> None:
     right, wrong, case = BUGS[name]
-    planted = plant(plan, right, wrong)
+    planted = plant(attention_plan, right, wrong)
     with pytest.raises((AssertionError, KeyError)):
         check_plan(planted.plan_attention, case)

@@ -1,5 +1,5 @@
-"""What enters the step loop and what leaves it: frozen values, all of which can be pickled, except that
-SetPolicies holds policies, which are whatever their authors made them."""
+"""What enters the step loop and what leaves it: frozen values. All can be pickled but ChangePolicies, whose
+policies are objects of any author's class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class SetPolicies:
+class ChangePolicies:
     """Put other policies in force; answered by PoliciesChanged or PolicyChangeRefused, same change_id.
 
     policies, shadows: by axis; what is left out stays, and None ends a shadow. expected_revision: refuse
@@ -87,6 +87,6 @@ class PolicyChangeRefused:
     error: PageturnerError
 
 
-Command = Submit | Abort | Pause | Resume | SetPolicies | Shutdown
+Command = Submit | Abort | Pause | Resume | ChangePolicies | Shutdown
 PoliciesAnswer = PoliciesChanged | PolicyChangeRefused
 EngineOutput = AcceptedEvent | SubmitRefused | PoliciesAnswer | Event

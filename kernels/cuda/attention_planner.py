@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pageturner.kernels.cuda import tiles
-from pageturner.kernels.cuda.device_plan import PlanCapacity
-from pageturner.kernels.cuda.plan import (
+from pageturner.kernels.cuda.attention_plan import (
     LEAST_ITEM,
     AttentionPlan,
     AttentionShape,
@@ -15,11 +14,12 @@ from pageturner.kernels.cuda.plan import (
     most_decode_items,
     plan_attention,
 )
+from pageturner.kernels.cuda.device_plan import PlanCapacity
 from pageturner.kernels.errors import KernelArgumentError
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class AttentionPlanner:
     """split: keys of a decode item whatever else is in the batch, so that a row has the same bits in any
     batch; None: as the machine is filled best."""
 
