@@ -34,7 +34,7 @@ class NotAtHand(Exception):
     """A contender can't take part; the message says why."""
 
 
-class Contender(Protocol):
+class AttentionContender(Protocol):
     """block_size: of the pool that it wants."""
 
     @property
@@ -168,7 +168,7 @@ def _vllm_attention() -> Callable[..., None]:
     return cast("Callable[..., None]", found)
 
 
-def contenders(ops: PagedOps) -> Sequence[Contender]:
+def contenders(ops: PagedOps) -> Sequence[AttentionContender]:
     """Ours at both block sizes first, then the others."""
     return (
         *(Paged(ops, block_size) for block_size in BLOCK_SIZES),

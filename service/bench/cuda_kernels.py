@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from pageturner.service.bench.attention_cases import Case, Inputs, make_inputs
-from pageturner.service.bench.attention_contenders import Contender, NotAtHand
+from pageturner.service.bench.attention_contenders import AttentionContender, NotAtHand
 from pageturner.service.bench.stopwatch import Stopwatch
 
 COPY_BYTES = 1 << 30
@@ -104,7 +104,7 @@ def measure_machine(
 
 def measure_cases(
     cases: Iterable[Case],
-    contenders: Sequence[Contender],
+    contenders: Sequence[AttentionContender],
     device: torch.device,
     stopwatch: Stopwatch,
     free_bytes: Callable[[], int],
@@ -123,7 +123,7 @@ def measure_cases(
 
 
 def _timings(
-    case: Case, contenders: Sequence[Contender], device: torch.device, stopwatch: Stopwatch
+    case: Case, contenders: Sequence[AttentionContender], device: torch.device, stopwatch: Stopwatch
 ) -> Iterator[Timing]:
     inputs: Inputs | None = None
     ours: dict[int, torch.Tensor] = {}
@@ -136,7 +136,7 @@ def _timings(
 
 
 def _timing(
-    contender: Contender, inputs: Inputs, ours: dict[int, torch.Tensor], stopwatch: Stopwatch
+    contender: AttentionContender, inputs: Inputs, ours: dict[int, torch.Tensor], stopwatch: Stopwatch
 ) -> Timing:
     """Nothing that it makes outlives it, for `call` holds on to the inputs."""
     try:

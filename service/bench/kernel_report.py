@@ -8,7 +8,7 @@ from typing import Any
 
 from pageturner.service.bench.attention_cases import Case
 from pageturner.service.bench.cuda_kernels import BenchMachine, Result, Timing
-from pageturner.service.bench.kernel_targets import Verdict
+from pageturner.service.bench.kernel_targets import TargetVerdict
 from pageturner.service.bench.paper_estimate import Estimate, Gpu, TileInstructions
 
 
@@ -29,7 +29,7 @@ class Measured:
 
     machine: BenchMachine
     results: Sequence[Result]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[TargetVerdict]
     stopped: str | None = None
 
     def document(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _case(case: Case) -> dict[str, Any]:
     return asdict(case) | {"bytes_moved": case.bytes_moved, "flops": case.flops}
 
 
-def _verdict_line(verdict: Verdict) -> str:
+def _verdict_line(verdict: TargetVerdict) -> str:
     if verdict.figure is None:
         return f"  {'no case':<8}{verdict.target}"
     met = "met" if verdict.met else "MISSED"

@@ -20,7 +20,7 @@ BLOCK_SIZE_TOLERANCE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TargetVerdict:
     """worst: the case in which the figure is furthest from the target; None where no case applies."""
 
     target: str
@@ -31,7 +31,7 @@ class Verdict:
 
 def verdicts(
     results: Sequence[Result], machine: BenchMachine, capability: tuple[int, int]
-) -> tuple[Verdict, ...]:
+) -> tuple[TargetVerdict, ...]:
     """Each target over the cases it speaks of; on other GPUs than Hopper, prefill has no figure to meet."""
     small, large = (paged_name(block_size) for block_size in BLOCK_SIZES)
     decodes = [r for r in results if r.case.kind == "decode" and r.case.bytes_moved >= LARGE_CALL_BYTES]
@@ -68,14 +68,14 @@ def verdicts(
     )
 
 
-def _least(target: str, needed: float, figures: Iterable[tuple[Result, float | None]]) -> Verdict:
+def _least(target: str, needed: float, figures: Iterable[tuple[Result, float | None]]) -> TargetVerdict:
     """At least `needed` in every case with a figure."""
     known: Iterator[tuple[float, str]] = (
         (figure, str(result.case)) for result, figure in figures if figure is not None
     )
     figure, worst = min(known, default=(None, None))
     target = f"{target}: at least {needed:g}"
-    return Verdict(target, figure, None if figure is None else figure >= needed, worst)
+    return TargetVerdict(target, figure, None if figure is None else figure >= needed, worst)
 
 
 def _over(numerator: float | None, denominator: float | None) -> float | None:

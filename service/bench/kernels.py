@@ -23,7 +23,7 @@ SHAPES = ((1, 1, 2048), (8, 1, 512), (64, 1, 512), (64, 1, 2048), (1, 512, 512),
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class CpuTiming:
     """Median milliseconds of one layer's attention."""
 
     dtype: str
@@ -40,18 +40,18 @@ class Timing:
         return self.torch_ms / self.cpu_ms
 
 
-def measure_cpu_kernels(cache_dir: Path, shapes: Sequence[tuple[int, int, int]]) -> list[Timing]:
+def measure_cpu_kernels(cache_dir: Path, shapes: Sequence[tuple[int, int, int]]) -> list[CpuTiming]:
     """Each shape in float32 and bfloat16. Raises CompilerUnavailable where there is nothing to compare."""
     ops = CpuOps(load_library(cache_dir))
     return [_time_shape(dtype, ops, *shape) for dtype in (torch.float32, torch.bfloat16) for shape in shapes]
 
 
-def cpu_document(timings: Sequence[Timing]) -> dict[str, Any]:
+def cpu_document(timings: Sequence[CpuTiming]) -> dict[str, Any]:
     """For JSON."""
     return {"num_threads": torch.get_num_threads(), "timings": [asdict(timing) for timing in timings]}
 
 
-def cpu_lines(timings: Sequence[Timing]) -> Iterator[str]:
+def cpu_lines(timings: Sequence[CpuTiming]) -> Iterator[str]:
     """A table, line by line."""
     yield (
         f"one layer, {NUM_HEADS} query and {NUM_KV_HEADS} kv heads of {HEAD_DIM}, "
@@ -70,7 +70,7 @@ def cpu_lines(timings: Sequence[Timing]) -> Iterator[str]:
 
 def _time_shape(
     dtype: torch.dtype, cpu_ops: CpuOps, num_sequences: int, num_rows: int, num_keys: int
-) -> Timing:
+) -> CpuTiming:
     width = -(-num_keys // BLOCK_SIZE)
     tables = torch.randperm(num_sequences * width, dtype=torch.int32).view(num_sequences, width)
     batch = AttentionBatch(
@@ -90,7 +90,7 @@ def _time_shape(
         kv_layer = torch.randn(layout.pool_shape(num_sequences * width)).to(dtype)[:, 0]
         return _median_ms(lambda: ops.attention(query, kv_layer, batch, spec))
 
-    return Timing(
+    return CpuTiming(
         str(dtype).removeprefix("torch."),
         num_sequences,
         num_rows,

@@ -50,7 +50,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KvPlan:
     """`batch` requests of `request_tokens` tokens each, prompt and output together.
 
     max_model_len: what contiguous reservation must set aside for each; request_tokens if not given.
@@ -169,7 +169,7 @@ def dtype_bytes(dtype: str) -> int:
     return size
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: KvPlan) -> dict[str, Any]:
     """Every number of the plan, exact, by name; those that need a budget are None without one."""
     shape = plan.shape
     return {
@@ -197,7 +197,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def render(plan: Plan) -> Table:
+def render(plan: KvPlan) -> Table:
     """The plan as a table: what the tokens take, then contiguous reservation beside paging."""
     shape = plan.shape
     table = Table(

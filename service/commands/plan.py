@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    planned = kv_plan.Plan(
+    planned = kv_plan.KvPlan(
         shape=_shape(arguments),
         request_tokens=arguments.request_tokens,
         batch=arguments.batch,

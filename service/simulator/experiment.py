@@ -32,7 +32,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ContenderRuns:
     """All runs of one contender. figures: a run each. samples: of the pools, in the first seed's run.
     ttfts: of every request of all seeds, sorted."""
 
@@ -70,7 +70,7 @@ def run_experiment(
     workloads: Mapping[int, SimulatedWorkload],
     slo: Slo = DEFAULT_SLO,
     on_run: Callable[[str], None] = lambda _: None,
-) -> tuple[Outcome, ...]:
+) -> tuple[ContenderRuns, ...]:
     """Seeds are paired: every contender meets the same workload in the run of a seed. workloads: by seed.
     on_run: told of each run that ended, in words."""
     outcomes = []
@@ -83,11 +83,11 @@ def run_experiment(
             samples = samples or result.samples
             ttfts += [r.token_times[0] - r.arrived_at for r in result.requests if r.token_times]
             on_run(f"{contender.name}, seed {seed}: {result.seconds:.1f} s of virtual time")
-        outcomes.append(Outcome(contender.name, tuple(figures), samples, tuple(sorted(ttfts))))
+        outcomes.append(ContenderRuns(contender.name, tuple(figures), samples, tuple(sorted(ttfts))))
     return tuple(outcomes)
 
 
-def differences(outcome: Outcome, base: Outcome) -> Mapping[str, Interval]:
+def differences(outcome: ContenderRuns, base: ContenderRuns) -> Mapping[str, Interval]:
     """`outcome` less `base`, seed by seed: what the workload does to both falls out."""
     return {
         metric.name: interval(

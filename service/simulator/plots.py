@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pageturner.service.simulator.errors import WorkloadError
-from pageturner.service.simulator.experiment import Outcome
+from pageturner.service.simulator.experiment import ContenderRuns
 from pageturner.service.simulator.figures import METRIC, Interval
 from pageturner.service.simulator.report import SHOWN, number
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Draw = Callable[["Axes", Sequence[Outcome]], None]
+Draw = Callable[["Axes", Sequence[ContenderRuns]], None]
 
 _LABEL_WIDTH = 34
 """Characters of a line of a set's name: a third of a picture's width, so that the plot keeps the rest."""
@@ -37,7 +37,7 @@ td, th { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
 td:first-child, th:first-child { text-align: left } img { max-width: 100% } pre { overflow: auto }"""
 
 
-def write_plots(outcomes: Sequence[Outcome], document: Mapping[str, Any], folder: Path) -> Path:
+def write_plots(outcomes: Sequence[ContenderRuns], document: Mapping[str, Any], folder: Path) -> Path:
     """PNG files and page.html in `folder`, which is made if it is not there; returns the page's path.
 
     The page needs no other file and no network. document: the experiment's JSON, shown at its end.
@@ -56,7 +56,7 @@ def write_plots(outcomes: Sequence[Outcome], document: Mapping[str, Any], folder
 def draw_gains(gains: Sequence[tuple[str, str, Interval, bool]]) -> bytes:
     """A PNG of (policy, figure, gain, is it a win) with intervals, each a row."""
 
-    def draw(axes: Axes, _: Sequence[Outcome]) -> None:
+    def draw(axes: Axes, _: Sequence[ContenderRuns]) -> None:
         for row, (_policy, _figure, gain, is_win) in enumerate(gains):
             axes.errorbar(
                 [gain.mean * 100],
@@ -89,7 +89,7 @@ def pictures() -> tuple[tuple[str, Draw], ...]:
     return tuple((title, draw) for _, title, draw in _PICTURES)
 
 
-def draw_figure(draw: Draw, title: str, outcomes: Sequence[Outcome], height: float = 4) -> Figure:
+def draw_figure(draw: Draw, title: str, outcomes: Sequence[ContenderRuns], height: float = 4) -> Figure:
     """height: of the plot itself, in inches; names that need lines of their own add to it. Raises
     WorkloadError without matplotlib."""
     check_matplotlib()
@@ -111,7 +111,7 @@ def draw_figure(draw: Draw, title: str, outcomes: Sequence[Outcome], height: flo
     return figure
 
 
-def _png(draw: Draw, title: str, outcomes: Sequence[Outcome], height: float = 4) -> bytes:
+def _png(draw: Draw, title: str, outcomes: Sequence[ContenderRuns], height: float = 4) -> bytes:
     file = io.BytesIO()
     # No date and no version in it: the same experiment gives the same bytes.
     figure = draw_figure(draw, title, outcomes, height)
@@ -133,7 +133,7 @@ def _label(name: str, width: int = _LABEL_WIDTH) -> str:
     return "\n".join(lines).replace("$", r"\$")
 
 
-def _ttft_distribution(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+def _ttft_distribution(axes: Axes, outcomes: Sequence[ContenderRuns]) -> None:
     for outcome in outcomes:
         count = len(outcome.ttfts)
         shares = [(i + 1) / count for i in range(count)]
@@ -144,7 +144,7 @@ def _ttft_distribution(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
 
 def _over_time(attribute: str, label: str) -> Draw:
-    def draw(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    def draw(axes: Axes, outcomes: Sequence[ContenderRuns]) -> None:
         for outcome in outcomes:
             times = [sample.at for sample in outcome.samples]
             values = [getattr(sample, attribute) for sample in outcome.samples]
@@ -156,7 +156,7 @@ def _over_time(attribute: str, label: str) -> Draw:
 
 
 def _bars(name: str) -> Draw:
-    def draw(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    def draw(axes: Axes, outcomes: Sequence[ContenderRuns]) -> None:
         found = [outcome.intervals.get(name) for outcome in outcomes]
         known = [(o.name, i) for o, i in zip(outcomes, found, strict=True) if i is not None]
         axes.barh(
@@ -172,7 +172,7 @@ def _bars(name: str) -> Draw:
     return draw
 
 
-def _preemptions(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+def _preemptions(axes: Axes, outcomes: Sequence[ContenderRuns]) -> None:
     left = [0.0] * len(outcomes)
     for kind in ("swap", "recompute", "tail"):
         means = [outcome.intervals[f"{kind}_preemptions"].mean for outcome in outcomes]
@@ -202,7 +202,9 @@ _PICTURES: tuple[tuple[str, str, Draw], ...] = (
 )
 
 
-def _page(outcomes: Sequence[Outcome], document: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+def _page(
+    outcomes: Sequence[ContenderRuns], document: Mapping[str, Any], pictures: Mapping[str, bytes]
+) -> str:
     heads = "".join(f"<th>{html.escape(outcome.name)}</th>" for outcome in outcomes)
     rows = "\n".join(_row(name, outcomes) for name in SHOWN)
     table = f"<table><tr><th></th>{heads}</tr>\n{rows}\n</table>"
@@ -242,7 +244,7 @@ def _cell(found: Interval | None) -> str:
     return number(found.mean) if width is None else f"{number(found.mean)} ± {number(width)}"
 
 
-def _row(name: str, outcomes: Sequence[Outcome]) -> str:
+def _row(name: str, outcomes: Sequence[ContenderRuns]) -> str:
     cells = []
     for outcome in outcomes:
         found = outcome.intervals.get(name)

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pageturner.service.simulator.experiment import Outcome, differences
+from pageturner.service.simulator.experiment import ContenderRuns, differences
 from pageturner.service.simulator.figures import METRIC, Interval
 
 SHOWN = (
@@ -34,7 +34,7 @@ MAX_HEAD = 24
 """Characters of a set's name that still heads a column."""
 
 
-def render(outcomes: Sequence[Outcome]) -> RenderableType:
+def render(outcomes: Sequence[ContenderRuns]) -> RenderableType:
     """Means with the half width of their interval; below, paired differences from the first contender.
 
     Columns are headed by the sets' names, or by numbers, told above, where a name is too long for a column.
@@ -72,7 +72,7 @@ def _table(title: str, heads: Sequence[str], cells: Mapping[str, Sequence[str]])
     return table
 
 
-def to_json(outcomes: Sequence[Outcome], setting: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(outcomes: Sequence[ContenderRuns], setting: Mapping[str, Any]) -> dict[str, Any]:
     """setting: what was run, as the caller knows it."""
     return {
         "setting": dict(setting),

@@ -21,7 +21,7 @@ from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.bench.attention_cases import Case, Heads, Inputs, cases, contiguous, make_inputs
 from pageturner.service.bench.attention_contenders import (
-    Contender,
+    AttentionContender,
     NotAtHand,
     Paged,
     Sdpa,
@@ -91,7 +91,7 @@ def test_running_out_of_memory_is_the_contenders_own(ops: CudaOps) -> None:
         def prepare(self, inputs: Inputs) -> Callable[[], torch.Tensor]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
-    group: tuple[Contender, ...] = (Greedy(), Paged(ops, 16))
+    group: tuple[AttentionContender, ...] = (Greedy(), Paged(ops, 16))
     (result,) = measure_cases((Case("decode", TINY, 1, 20),), group, CPU, ToldTime(), lambda: 1 << 40)
     assert result.timings[0].why_not == "CUDA out of memory"
     assert result.timings[1].seconds is not None

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pageturner.service.commands.kv_plan import (
+    KvPlan,
     ModelShape,
-    Plan,
     dtype_bytes,
     plan_from_config,
     render,
@@ -26,21 +26,21 @@ LLAMA_70B_WITHOUT_GQA = ModelShape(num_layers=80, num_kv_heads=64, head_dim=128,
 
 
 def test_a_7b_model_with_a_batch_of_16_at_32k_takes_256_gib() -> None:
-    plan = Plan(LLAMA_7B, request_tokens=32_768, batch=16)
+    plan = KvPlan(LLAMA_7B, request_tokens=32_768, batch=16)
     assert plan.bytes_per_token == 524_288
     assert plan.bytes_per_batch == 274_877_906_944
     assert plan.batch * plan.paged_bytes_per_request == 274_877_906_944
 
 
 def test_a_70b_model_with_and_without_grouped_heads() -> None:
-    plan = Plan(LLAMA_70B_WITHOUT_GQA, request_tokens=2_048, batch=32)
+    plan = KvPlan(LLAMA_70B_WITHOUT_GQA, request_tokens=2_048, batch=32)
     assert plan.bytes_per_token == 2_621_440
     assert plan.bytes_per_batch == 171_798_691_840
     assert LLAMA_70B.bytes_per_token == 327_680
 
 
 def test_contiguous_against_paged() -> None:
-    plan = Plan(LLAMA_7B, request_tokens=100, block_size=16, max_model_len=2048, budget_bytes=10 << 30)
+    plan = KvPlan(LLAMA_7B, request_tokens=100, block_size=16, max_model_len=2048, budget_bytes=10 << 30)
     assert plan.bytes_per_block == 8_388_608
     assert plan.blocks_per_request == 7
     assert plan.paged_bytes_per_request == 7 * 8_388_608
@@ -53,7 +53,7 @@ def test_contiguous_against_paged() -> None:
 
 
 def test_without_a_budget_nothing_is_said_of_what_fits() -> None:
-    plan = Plan(LLAMA_7B, request_tokens=100)
+    plan = KvPlan(LLAMA_7B, request_tokens=100)
     assert (plan.num_blocks, plan.contiguous_requests, plan.paged_requests) == (None, None, None)
     assert plan.contiguous_waste == 0.0
 
@@ -67,7 +67,7 @@ def test_without_a_budget_nothing_is_said_of_what_fits() -> None:
 def test_paging_wastes_less_than_a_block_and_fits_the_budget(
     tokens: int, block_size: int, slack: int, budget: int
 ) -> None:
-    plan = Plan(LLAMA_70B, tokens, 1, block_size, tokens + slack, budget)
+    plan = KvPlan(LLAMA_70B, tokens, 1, block_size, tokens + slack, budget)
     wasted = plan.paged_bytes_per_request - plan.bytes_per_request
     assert 0 <= wasted < plan.bytes_per_block
     assert plan.paged_requests is not None
@@ -89,7 +89,7 @@ def test_paging_wastes_less_than_a_block_and_fits_the_budget(
 )
 def test_nonsense_is_refused_by_name(arguments: dict[str, int], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Plan(LLAMA_7B, **arguments)
+        KvPlan(LLAMA_7B, **arguments)
     assert caught.value.key == key
 
 
@@ -151,7 +151,7 @@ def test_a_config_that_makes_no_sense_names_its_key(change: dict[str, object], k
 
 
 def test_the_table_and_the_json_tell_the_same() -> None:
-    plan = Plan(LLAMA_7B, request_tokens=100, batch=3, max_model_len=2048, budget_bytes=10 << 30)
+    plan = KvPlan(LLAMA_7B, request_tokens=100, batch=3, max_model_len=2048, budget_bytes=10 << 30)
     console = Console(width=140, file=io.StringIO(), record=True)
     console.print(render(plan))
     text = console.export_text()
