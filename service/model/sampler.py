@@ -16,7 +16,7 @@ sort, topk over the last axis) works row by row; sums that torch might split ove
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ from pageturner.service.core.outputs import (
     SchedulerOutput,
     TokenLogprob,
 )
+from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits, PageturnerError
 from pageturner.service.model.random_streams import uniforms
-from pageturner.service.model.token_counts import CountsOfSequences
+from pageturner.service.model.token_counts import CountsOfSequences, TokenCounts
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
 from pageturner.service.model.upload import Array, upload
 
@@ -117,9 +118,8 @@ def _choose(edited: torch.Tensor, samples: Sequence[SampleRow], counts: CountsOf
 
     The rows are finite before they are edited.
     """
-    with_edits = [(row, sample) for row, sample in zip(edited, samples, strict=True) if _edits(sample)]
-    for row, sample in with_edits:
-        _edit(row, sample, counts)
+    with_edits = [(row, sample) for row, sample in enumerate(samples) if _edits(sample)]
+    _edit(edited, with_edits, counts)
     best, best_ids = row_maxima(edited)
     outcomes: list[_Outcome] = [0] * len(samples)
     if with_edits:
@@ -188,29 +188,46 @@ def _edits(sample: SampleRow) -> bool:
     return bool(sample.banned_token_ids or sample.params.logit_bias or sample.params.needs_history)
 
 
-def _edit(row: torch.Tensor, sample: SampleRow, counts: CountsOfSequences) -> None:
-    """Apply bias, penalties and bans to one float32 row, in place."""
-    params = sample.params
+def _edit(logits: torch.Tensor, samples: Sequence[tuple[int, SampleRow]], counts: CountsOfSequences) -> None:
+    """Apply the biases, penalties and bans of samples to their rows of float32 logits [R, V], in place.
 
-    def sent(ids: Sequence[int] | Array, values: Sequence[float] | Array = ()) -> list[torch.Tensor]:
-        return upload((np.asarray(ids, dtype=np.int64), np.asarray(values, dtype=np.float32)), row.device)
+    Each of the three goes to all rows at once: a gather and a scatter over the flat logits, however many
+    rows there are.
+    """
+    flat, width = logits.view(-1), logits.shape[-1]
 
-    if params.logit_bias:
-        ids, biases = zip(*params.logit_bias, strict=True)
-        row.index_add_(0, *sent(ids, biases))
-    if params.needs_history:
-        history = counts.of(sample)
-        num_outputs = history.output_counts
-        subtracted = params.presence_penalty * (num_outputs > 0) + params.frequency_penalty * num_outputs
-        seen, subtrahends = sent(history.ids, subtracted)
-        values = row[seen]
-        if params.repetition_penalty != 1.0:
-            penalty = params.repetition_penalty
-            values = torch.where(values > 0, values / penalty, values * penalty)
-        row[seen] = values - subtrahends
-    if sample.banned_token_ids:
-        banned, _ = sent(sample.banned_token_ids)
-        row.index_fill_(0, banned, -math.inf)
+    def places(ids_by_row: Iterable[tuple[int, Sequence[int] | Array]]) -> Array:
+        """Where these ids of these rows lie in the flat logits, int64."""
+        return np.concatenate([np.asarray(ids, dtype=np.int64) + row * width for row, ids in ids_by_row])
+
+    biases = [(row, sample.params.logit_bias) for row, sample in samples if sample.params.logit_bias]
+    if biases:
+        added = np.array([value for _, pairs in biases for _, value in pairs], dtype=np.float32)
+        biased = places((row, [token_id for token_id, _ in pairs]) for row, pairs in biases)
+        flat.index_add_(0, *upload((biased, added), logits.device))
+    seen = [(row, s.params, counts.of(s)) for row, s in samples if s.params.needs_history]
+    if seen:
+        ids, factors, subtrahends = upload(
+            (
+                places((row, tokens.ids) for row, _, tokens in seen),
+                np.concatenate([np.full(len(t.ids), p.repetition_penalty, np.float32) for _, p, t in seen]),
+                np.concatenate([_subtrahends(params, tokens) for _, params, tokens in seen]),
+            ),
+            logits.device,
+        )
+        values = flat[ids]
+        values = torch.where(values > 0, values / factors, values * factors)
+        flat.scatter_(0, ids, values - subtrahends)
+    bans = [(row, sample.banned_token_ids) for row, sample in samples if sample.banned_token_ids]
+    if bans:
+        (banned,) = upload((places(bans),), logits.device)
+        flat.index_fill_(0, banned, -math.inf)
+
+
+def _subtrahends(params: SamplingParams, tokens: TokenCounts) -> Array:
+    """What presence and frequency penalties take from the logit of each token seen, float32 [k]."""
+    counts = tokens.output_counts.astype(np.float32)
+    return params.presence_penalty * np.minimum(counts, 1) + params.frequency_penalty * counts
 
 
 def _draw(edited: torch.Tensor, best: torch.Tensor, samples: Sequence[SampleRow]) -> list[int]:

@@ -38,7 +38,9 @@ class TokenCounts:
     def add_outputs(self, token_ids: tuple[int, ...]) -> None:
         for token_id in token_ids:
             place = self._place.get(token_id)
-            self._counts[self._enter(token_id) if place is None else place] += 1
+            if place is None:
+                place = self._enter(token_id)  # which may put longer arrays in the place of these
+            self._counts[place] += 1
         self.num_outputs += len(token_ids)
 
     def _enter(self, token_id: int) -> int:

@@ -529,6 +529,22 @@ def test_penalties_read_each_token_of_a_sequence_once(monkeypatch: pytest.Monkey
     assert num_read == 199
 
 
+@pytest.mark.fault("41")
+@pytest.mark.parametrize("num_prompt", [0, 3])
+def test_any_number_of_distinct_tokens_is_counted(num_prompt: int) -> None:
+    tokens = [token_id % 500 for token_id in range(1200)]
+    counts = CountsOfSequences()
+    log = TokenLog(tokens)
+    for num_outputs in (1, 64, 65, 130, 700, 1200 - num_prompt):
+        row = replace(sample_row(PENALISED), prompt_token_ids=tuple(tokens[:num_prompt]))
+        found = counts.of(
+            replace(row, output_token_ids=log.view(num_prompt, num_prompt + num_outputs)),
+        )
+        outputs = Counter(tokens[num_prompt : num_prompt + num_outputs])
+        expected = dict.fromkeys(tokens[:num_prompt], 0) | outputs
+        assert dict(zip(found.ids.tolist(), found.output_counts.tolist(), strict=True)) == expected
+
+
 def test_the_counts_of_a_sequence_that_ended_are_forgotten() -> None:
     counts, log = CountsOfSequences(), TokenLog([1, 2])
     counts.of(replace(sample_row(PENALISED), output_token_ids=log.view(1, 2)))
