@@ -27,6 +27,7 @@ class FirstChunk:
     )
 
     skip: bool = False
+    """Whether requests behind it may try when this one does not fit; the core bounds how many."""
 
     def decide(self, candidate: AdmissionView, load: LoadView) -> Admission:
         return _admit_if(candidate.num_blocks_first_chunk <= load.device.num_available, self.skip)
@@ -37,7 +38,6 @@ class FullPrompt:
     """Admit when every token known now fits, beside all that running prefills have yet to take, and the
     watermark stays free.
 
-    skip: let those behind try when this one does not fit (bounded by the core), instead of waiting.
     Source: vLLM's watermark; measured: gating on the whole prompt ended a collapse from 100 to 1.5
     tokens/s.
     """
@@ -48,6 +48,7 @@ class FullPrompt:
     )
 
     skip: bool = False
+    """Whether requests behind it may try when this one does not fit; the core bounds how many."""
 
     def decide(self, candidate: AdmissionView, load: LoadView) -> Admission:
         return _admit_if(_fits_now(candidate, load), self.skip)
@@ -67,7 +68,9 @@ class Watermark:
     )
 
     fraction: float = 0.05
+    """Share of the pool that stays available, 0 to 1."""
     skip: bool = False
+    """Whether requests behind it may try when this one does not fit; the core bounds how many."""
 
     def __post_init__(self) -> None:
         check_option(self, "fraction", at_least=0, at_most=1)
@@ -91,6 +94,7 @@ class GuaranteedNoEvict:
     )
 
     skip: bool = False
+    """Whether requests behind it may try when this one does not fit; the core bounds how many."""
 
     def decide(self, candidate: AdmissionView, load: LoadView) -> Admission:
         peak = max(load.num_blocks_at_peak, load.num_blocks_held) + candidate.num_blocks_peak
@@ -109,7 +113,9 @@ class PeakEstimate:
     summary: ClassVar[str] = "wins when outputs use a known share of max_tokens; loses when that share drifts"
 
     output_fraction: float = 0.5
+    """Share of the growth up to max_tokens that requests are expected to use, 0 to 1."""
     skip: bool = False
+    """Whether requests behind it may try when this one does not fit; the core bounds how many."""
 
     def __post_init__(self) -> None:
         check_option(self, "output_fraction", at_least=0, at_most=1)

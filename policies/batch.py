@@ -60,6 +60,7 @@ class EqualProgress:
     summary: ClassVar[str] = "wins when short prompts arrive among long ones; loses TTFT when all are alike"
 
     min_chunk_tokens: int = 32
+    """The smallest chunk, in tokens; fewer waste a step."""
 
     def __post_init__(self) -> None:
         check_option(self, "min_chunk_tokens", at_least=1)
@@ -86,6 +87,7 @@ class LongPrefillCap:
     )
 
     cap_tokens: int = 256
+    """Tokens that one prefill may take of a step while several compete."""
 
     def __post_init__(self) -> None:
         check_option(self, "cap_tokens", at_least=1)

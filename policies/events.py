@@ -29,22 +29,21 @@ class RequestQueued:
     tenant: str
     num_prompt_tokens: int
     is_first: bool
+    """Whether it has just been accepted, and was never queued before."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
-    """The request has left the queue and runs; told as the step that starts it is committed.
-
-    num_cached_tokens: known tokens that it need not compute, because the prefix cache held them.
-    is_first: it never ran before.
-    """
+    """The request has left the queue and runs; told as the step that starts it is committed."""
 
     now: float
     request_id: str
     tenant: str
     num_prompt_tokens: int
     num_cached_tokens: int
+    """Known tokens that it need not compute, because the prefix cache held them."""
     is_first: bool
+    """Whether it never ran before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +57,27 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What one step did for one tenant, all its requests and their sequences together.
-
-    num_prompt_tokens: prompt tokens computed that were never computed before for their request.
-    num_output_tokens: tokens generated and accepted. num_recomputed_tokens: tokens computed once more,
-    because their KV had been given up.
-    """
+    """What one step did for one tenant, all its requests and their sequences together."""
 
     tenant: str
     num_prompt_tokens: int
+    """Prompt tokens computed for the first time for their request."""
     num_output_tokens: int
+    """Tokens generated and accepted."""
     num_recomputed_tokens: int
+    """Tokens computed once more, because their KV had been given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepServed:
     """A step has succeeded: told once a step, at the end of `update`, after that step's RequestEnded.
 
-    shares: one for each tenant that the step computed or generated a token for, in the order of their
-    names. A step that failed served no request, and is not told.
+    A step that failed served no request, and is not told.
     """
 
     now: float
     shares: tuple[TenantShare, ...]
+    """One for each tenant that the step computed or generated a token for, by name."""
 
 
 PolicyEvent: TypeAlias = RequestQueued | RequestStarted | RequestEnded | StepServed

@@ -38,6 +38,7 @@ class Lfu:
     summary: ClassVar[str] = "wins when a few prompts stay popular; loses when popularity moves on quickly"
 
     seconds_per_hit: float = 600.0
+    """Seconds of recency that a hit is worth."""
 
     def __post_init__(self) -> None:
         check_option(self, "seconds_per_hit", at_least=0)
@@ -60,7 +61,9 @@ class SegmentedLru:
     )
 
     protect_after_hits: int = 1
+    """Hits after which a block is protected."""
     protected_seconds: float = 600.0
+    """Seconds that protection lasts longer than probation."""
 
     def __post_init__(self) -> None:
         check_option(self, "protect_after_hits", at_least=1)
@@ -85,7 +88,9 @@ class CostAware:
     summary: ClassVar[str] = "wins when long shared prompts return; loses room to long prompts that never do"
 
     seconds_per_block: float = 1.0
+    """Seconds of recency that the cost of one block is worth."""
     context_weight: float = 0.01
+    """What each block before it adds to the cost of computing a block."""
 
     def __post_init__(self) -> None:
         check_option(self, "seconds_per_block", at_least=0)
@@ -114,7 +119,9 @@ class PriorityWithTtl:
     summary: ClassVar[str] = "wins when urgent prompts come back to their prefix; loses room if they never do"
 
     ttl_seconds: float = 300.0
+    """Seconds that a block outlives those one level less urgent."""
     max_level: int = 8
+    """Priorities beyond this, either way, count as this."""
 
     def __post_init__(self) -> None:
         check_option(self, "ttl_seconds", at_least=0)

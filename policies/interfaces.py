@@ -59,14 +59,15 @@ class Reclaim(Enum):
 class BatchSplit:
     """Shares of the step's token budget.
 
-    decode_tokens and prefill_tokens bound the two kinds of work; chunk_tokens, if given, bounds the
-    tokens one request may prefill in this step. Budget that one kind leaves unused falls to the other
-    only if the policy's bounds allow it.
+    Budget that one kind of work leaves unused falls to the other only if the policy's bounds allow it.
     """
 
     decode_tokens: int
+    """At most so many tokens of decodes."""
     prefill_tokens: int
+    """At most so many tokens of prefills."""
     chunk_tokens: int | None = None
+    """At most so many tokens of one request's prefill; None: no bound."""
 
 
 @runtime_checkable

@@ -21,12 +21,13 @@ _NO_AGING_SECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """core_options: options of the scheduler that belong to the rule, by name; others stay as configured."""
+    """The policies of another engine, under its name."""
 
     name: str
     summary: str
     policies: PolicySet
     core_options: Mapping[str, object]
+    """Options of the scheduler that belong to the rule, by name; others stay as configured."""
 
 
 def pageturner() -> Preset:

@@ -47,6 +47,7 @@ class PriorityWithAging:
     key_change: ClassVar[KeyChange] = KeyChange.NEVER
 
     aging_seconds: float = 60.0
+    """Seconds of waiting that earn one level of priority."""
 
     def __post_init__(self) -> None:
         check_option(self, "aging_seconds", above=0)
@@ -71,6 +72,7 @@ class ShortestJobFirst:
     key_change: ClassVar[KeyChange] = KeyChange.WITH_REQUEST
 
     prefill_weight: float = 0.05
+    """Cost of a prompt token left, in output tokens."""
 
     def __post_init__(self) -> None:
         check_option(self, "prefill_weight", at_least=0)
@@ -96,7 +98,9 @@ class LongestPrefixMatch:
     key_change: ClassVar[KeyChange] = KeyChange.WITH_REQUEST
 
     cap_tokens: int = 4096
+    """Cached tokens beyond these do not count."""
     aging_tokens_per_second: float = 256.0
+    """Cached tokens that a second of waiting outweighs."""
 
     def __post_init__(self) -> None:
         check_option(self, "cap_tokens", at_least=0)
@@ -121,7 +125,9 @@ class HighestResponseRatioNext:
     key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
 
     seconds_per_output_token: float = 0.03
+    """Estimate of service for each output token left."""
     seconds_per_prompt_token: float = 0.0005
+    """Estimate of service for each prompt token left."""
 
     def __post_init__(self) -> None:
         check_option(self, "seconds_per_output_token", above=0)
@@ -151,6 +157,7 @@ class EarliestDeadlineFirst:
     key_change: ClassVar[KeyChange] = KeyChange.NEVER
 
     default_seconds: float = 60.0
+    """Seconds after arrival at which a request without a deadline counts as due."""
 
     def __post_init__(self) -> None:
         check_option(self, "default_seconds", at_least=0)
@@ -177,9 +184,13 @@ class MultiLevelFeedback:
     key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
 
     quantum_tokens: int = 64
+    """Tokens of service in level 0; each level has twice as many as the one above."""
     num_levels: int = 6
+    """How many levels there are."""
     prompt_weight: float = 0.05
+    """Service that a prompt token counts as, in output tokens."""
     boost_seconds: float = 30.0
+    """Seconds since arrival that lift a request by one level."""
 
     def __post_init__(self) -> None:
         check_option(self, "quantum_tokens", at_least=1)
@@ -213,8 +224,11 @@ class VirtualTokenCounter:
     key_change: ClassVar[KeyChange] = KeyChange.WITH_TIME
 
     input_weight: float = 1.0
+    """Cost of a prompt token."""
     output_weight: float = 2.0
+    """Cost of a generated token."""
     tenant_weights: str = ""
+    """Weights by tenant, as "gold=4, free=0.5"; 1 unless named."""
 
     def __post_init__(self) -> None:
         check_option(self, "input_weight", at_least=0)

@@ -74,6 +74,7 @@ class CostModel:
     )
 
     swap_weight: float = 1.0
+    """Scale of a swap's cost: above 1 where copies hold up the step."""
 
     def __post_init__(self) -> None:
         check_option(self, "swap_weight", at_least=0)
@@ -103,6 +104,7 @@ class HostHeadroom:
     )
 
     headroom: float = 0.25
+    """Share of the host pool that a swap leaves free, 0 to 1."""
 
     def __post_init__(self) -> None:
         check_option(self, "headroom", at_least=0, at_most=1)
@@ -126,6 +128,7 @@ class TailFirst:
     )
 
     swap_rest: bool = False
+    """Whether to swap, where the tail alone does not end the shortage."""
 
     def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
         if _tail_ends_shortage(victim, num_blocks_short):

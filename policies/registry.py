@@ -103,11 +103,13 @@ _ASKED: Mapping[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class OptionDescription:
-    """One option: its type as written and its default, which is None where it is required."""
+    """One option of a policy."""
 
     name: str
     type: str
+    """As written in the class."""
     default: object
+    """None where it is required."""
     required: bool = False
 
 

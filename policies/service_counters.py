@@ -30,17 +30,19 @@ _PRUNE_ABOVE = 64
 class Account:
     """One tenant. All sums are in weighted tokens over the tenant's weight.
 
-    counter: service had. queued, started: prompt costs of all that ever entered the queue, and of all
-    that left it, so that queued - started is what waits. is_listed: it has an entry in
-    `ServiceCounters.waiting`.
+    queued - started is what waits.
     """
 
     counter: float = 0.0
+    """Service had."""
     queued: float = 0.0
+    """Prompt costs of all requests that ever entered the queue."""
     started: float = 0.0
+    """Prompt costs of all requests that left the queue."""
     num_waiting: int = 0
     num_running: int = 0
     is_listed: bool = False
+    """Whether it has an entry in `ServiceCounters.waiting`."""
 
     def charged(self, cost: float) -> Account:
         """With so much more service; spelt out because `replace` takes twice as long."""
@@ -56,10 +58,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request in the queue: what starting it will cost, and the account's `queued` before it came."""
+    """A request in the queue."""
 
     cost: float
+    """What starting it will cost."""
     queued_before: float
+    """The account's `queued` before it came."""
 
 
 Entry: TypeAlias = tuple[float, str]
@@ -68,23 +72,21 @@ Entry: TypeAlias = tuple[float, str]
 
 @dataclass(frozen=True, slots=True)
 class ServiceCounters:
-    """The state. last_left: the tenant whose request left the queue last, for a lift when it is empty.
-
-    waiting: a heap with one entry for each tenant that has requests waiting: a counter that it had, and its
-    name. Counters only grow meanwhile, so an entry is a lower bound; one that is out of date, or whose
-    tenant waits no more, is put right when it comes to the top. So the least counter is found without a
-    look at every tenant.
-
-    Accounts of tenants that are away, and that a lift would raise anyway, are forgotten now and then: when
-    there are more than `prune_above`.
-    """
+    """What a virtual token counter remembers. A value: `fold` makes the next one."""
 
     accounts: FrozenMap[str, Account]
     tickets: FrozenMap[str, Ticket]
     running: FrozenMap[str, str]
     waiting: tuple[Entry, ...] = ()
+    """A heap with one entry for each tenant that has requests waiting: a counter that it had, and its
+    name. Counters only grow meanwhile, so an entry is a lower bound; one that is out of date, or whose
+    tenant waits no more, is put right when it comes to the top. So the least counter is found without a
+    look at every tenant."""
     last_left: str = ""
+    """The tenant whose request left the queue last, for a lift when the queue is empty."""
     prune_above: int = _PRUNE_ABOVE
+    """Where there are more accounts, those of tenants that are away, and that a lift would raise anyway,
+    are forgotten."""
 
     def counter(self, tenant: str) -> float:
         return self.account(tenant).counter
@@ -109,11 +111,12 @@ NOTHING_SERVED = ServiceCounters(FrozenMap(), FrozenMap(), FrozenMap())
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a prompt token and an output token cost. weights: of tenants, as `parse_weights` reads them."""
+    """What a prompt token and an output token cost."""
 
     input_weight: float
     output_weight: float
     tenant_weights: str
+    """As `parse_weights` reads them."""
 
     def weight(self, tenant: str) -> float:
         return parse_weights(self.tenant_weights).get(tenant, 1.0)

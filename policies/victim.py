@@ -128,8 +128,11 @@ class MostOverServed:
     )
 
     input_weight: float = 1.0
+    """Cost of a prompt token."""
     output_weight: float = 2.0
+    """Cost of a generated token."""
     tenant_weights: str = ""
+    """Weights by tenant, as "gold=4, free=0.5"; 1 unless named."""
 
     def __post_init__(self) -> None:
         check_option(self, "input_weight", at_least=0)

@@ -20,12 +20,15 @@ class RequestPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """One pool of blocks. free + evictable is what an allocation may take now."""
+    """One pool of blocks."""
 
     num_blocks: int
     num_free: int
+    """Blocks that hold nothing of use."""
     num_evictable: int
+    """Cached blocks without a reference: an allocation may take them as well."""
     block_size: int
+    """Tokens of a block."""
 
     @property
     def num_available(self) -> int:
@@ -37,20 +40,20 @@ class Rates:
     """What this machine was measured to do, for policies that weigh one cost against another.
 
     Measured once at start-up by the engine and frozen, so that a decision can be replayed.
-
-    swap_out_bytes_per_second, swap_in_bytes_per_second: copies between device and host pool.
-    block_bytes: size of one KV block over all layers.
-    prefill_seconds_fixed: cost of a step that computes no token.
-    prefill_seconds_per_token: cost of one more token in a step.
-    prefill_seconds_per_token_context: cost of one token attending to one token of context.
     """
 
     swap_out_bytes_per_second: float = 8e9
+    """Of copies from the device to the host pool."""
     swap_in_bytes_per_second: float = 8e9
+    """Of copies from the host to the device pool."""
     block_bytes: int = 1 << 19
+    """Size of one KV block over all layers."""
     prefill_seconds_fixed: float = 1e-2
+    """Cost of a step that computes no token."""
     prefill_seconds_per_token: float = 5e-4
+    """Cost of one more token in a step."""
     prefill_seconds_per_token_context: float = 1e-8
+    """Cost of one token attending to one token of context."""
 
     def prefill_seconds(self, num_tokens: int, num_context: int = 0) -> float:
         """Seconds to compute `num_tokens` on top of `num_context` tokens whose KV is held."""
@@ -60,16 +63,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class LoadView:
-    """The state of the whole engine that a decision may depend on.
-
-    num_blocks_at_peak: blocks that all running requests would hold together if each ran to its
-    max_tokens; an upper bound on what has been promised.
-    num_blocks_held: device blocks referenced by requests now.
-    num_blocks_promised: blocks that running requests in the middle of a prefill have yet to take for tokens
-    they know already; counted where an admission is asked about, else 0.
-    """
+    """The state of the whole engine that a decision may depend on."""
 
     now: float
+    """Seconds on the scheduler's clock, as all times here."""
     num_running: int
     num_running_sequences: int
     max_num_seqs: int
@@ -77,36 +74,42 @@ class LoadView:
     device: PoolView
     host: PoolView
     num_blocks_held: int
+    """Device blocks referenced by requests now."""
     num_blocks_at_peak: int
+    """Blocks that all running requests would hold together if each ran to its max_tokens; an upper bound
+    on what has been promised."""
     num_blocks_promised: int = 0
+    """Blocks that running requests in the middle of a prefill have yet to take for tokens they know
+    already; counted where an admission is asked about, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One request, its sequences summed. Larger priority is more urgent.
-
-    num_tokens: known tokens, the shared prompt counted once.
-    num_uncomputed_tokens: known tokens whose KV is not on the device.
-    num_cached_tokens: how many of those the prefix cache held when last looked at (0 if not looked at).
-    max_output_tokens: bound on outputs of one sequence (max_tokens clamped to what fits).
-    num_preemptions: times this request yielded, by any means.
-    """
+    """One request, its sequences summed."""
 
     request_id: str
     phase: RequestPhase
     priority: int
+    """Larger is more urgent."""
     tenant: str
     arrival_time: float
     deadline: float | None
+    """Seconds on the scheduler's clock; None: no deadline."""
     num_prompt_tokens: int
     num_tokens: int
+    """Known tokens, the shared prompt counted once."""
     num_output_tokens: int
     num_uncomputed_tokens: int
+    """Known tokens whose KV is not on the device."""
     num_cached_tokens: int
+    """How many of those the prefix cache held when last looked at; 0 if not looked at."""
     max_output_tokens: int
+    """Bound on outputs of one sequence: max_tokens clamped to what fits."""
     num_sequences: int
     num_preemptions: int
+    """Times this request yielded, by any means."""
     num_bypasses: int
+    """Times a later request was admitted before it."""
 
     @property
     def num_computed_tokens(self) -> int:
@@ -120,69 +123,68 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionView:
-    """A waiting request whose turn it is, and what it would take.
-
-    num_slots: sequences it would run. num_blocks_first_chunk: new blocks for what the token budget
-    of this step lets it compute. num_blocks_known: new blocks for every token known now, prefix hits
-    taken off. num_blocks_peak: new blocks until every sequence reaches max_output_tokens.
-    watermark_blocks: blocks to be left available, already 0 when nothing runs.
-    """
+    """A waiting request whose turn it is, and what it would take."""
 
     request: RequestView
     num_slots: int
+    """Sequences it would run."""
     num_blocks_first_chunk: int
+    """New blocks for what the token budget of this step lets it compute."""
     num_blocks_known: int
+    """New blocks for every token known now, prefix hits taken off."""
     num_blocks_peak: int
+    """New blocks until every sequence reaches max_output_tokens."""
     watermark_blocks: int
+    """Blocks to be left available, already 0 when nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class VictimView:
-    """A request that may be asked to yield.
-
-    num_blocks: distinct device blocks it holds. num_exclusive_blocks: those that no other request
-    references, hence what its yielding frees. num_recompute_tokens: tokens that would have to be
-    computed again. num_remaining_tokens: upper bound on tokens it has yet to generate.
-    num_tail_blocks: exclusive blocks at its end that a tail reclaim could take.
-    """
+    """A request that may be asked to yield."""
 
     request: RequestView
     num_blocks: int
+    """Distinct device blocks it holds."""
     num_exclusive_blocks: int
+    """Those that no other request references, hence what its yielding frees."""
     num_recompute_tokens: int
+    """Tokens that would have to be computed again."""
     num_remaining_tokens: int
+    """Upper bound on tokens it has yet to generate."""
     num_tail_blocks: int
+    """Exclusive blocks at its end that a tail reclaim could take."""
     is_paused: bool
+    """Whether its reader lags: it is not scheduled meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A cached block that no request references any more, as it enters the eviction order.
-
-    depth: its index in its chain, 0 at the head of a prompt. num_hits: how often a prefix lookup
-    took it since it was computed. released_at: now. tenant, priority: of the request that released it.
-    num_chain_blocks: cached blocks in the chain that was released with it, itself included (0: unknown).
-    """
+    """A cached block that no request references any more, as it enters the eviction order."""
 
     block_id: int
     depth: int
+    """Its index in its chain, 0 at the head of a prompt."""
     num_hits: int
+    """How often a prefix lookup took it since it was computed."""
     released_at: float
+    """Seconds on the scheduler's clock: now."""
     tenant: str
+    """Of the request that released it."""
     priority: int
+    """Of the request that released it."""
     num_chain_blocks: int = 0
+    """Cached blocks in the chain that was released with it, itself included; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """The step about to be filled.
-
-    token_budget: max_num_batched_tokens less what the guarded request took. num_decode_tokens: running
-    sequences that lack exactly one token. prefill_tokens: what each other running request lacks,
-    oldest first. num_waiting: requests behind them.
-    """
+    """The step about to be filled."""
 
     token_budget: int
+    """max_num_batched_tokens less what the guarded request took."""
     num_decode_tokens: int
+    """Running sequences that lack exactly one token."""
     prefill_tokens: tuple[int, ...]
+    """What each other running request lacks, oldest first."""
     num_waiting: int
+    """Requests behind them."""

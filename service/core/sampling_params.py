@@ -18,34 +18,42 @@ MAX_LOGIT_BIAS = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of one request; the defaults are those of the wire.
-
-    temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: 1 and 0 are off.
-    repetition_penalty: 1 is off, divides positive and multiplies negative logits of tokens seen in
-    prompt or output. presence_penalty, frequency_penalty: subtracted for tokens seen in the output.
-    logit_bias: (token id, added logit). seed: None is drawn at acceptance. n: parallel samples.
-    max_tokens: None is clamped to what fits. min_tokens: stops are withheld below it.
-    stop: strings that end a sequence, not part of its text unless include_stop.
-    logprobs: None for none, else how many alternatives beside the chosen token's own.
-    """
+    """Parameters of one request; the defaults are those of the wire."""
 
     temperature: float = 1.0
+    """0 is greedy."""
     top_k: int = 0
+    """Tokens kept, by probability; 0 is off."""
     top_p: float = 1.0
+    """Probability mass kept; 1 is off."""
     min_p: float = 0.0
+    """Least probability kept, as a share of the largest; 0 is off."""
     repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output; 1 is off."""
     presence_penalty: float = 0.0
+    """Subtracted once for tokens seen in the output."""
     frequency_penalty: float = 0.0
+    """Subtracted for each time a token was seen in the output."""
     logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, added logit)."""
     seed: int | None = None
+    """None is drawn at acceptance."""
     n: int = 1
+    """Parallel samples."""
     max_tokens: int | None = None
+    """None is clamped to what fits."""
     min_tokens: int = 0
+    """Stops are withheld below so many output tokens."""
     stop: tuple[str, ...] = ()
+    """Strings that end a sequence; not part of its text unless include_stop."""
     stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a sequence."""
     ignore_eos: bool = False
+    """Whether the model's own end tokens end nothing."""
     include_stop: bool = False
+    """Whether text keeps the stop string that ended it."""
     logprobs: int | None = None
+    """None for none, else how many alternatives beside the chosen token's own."""
 
     @property
     def is_greedy(self) -> bool:
