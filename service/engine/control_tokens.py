@@ -63,7 +63,7 @@ class ControlTokens:
         """The text with what `by` gives in the place of each control token that it spells."""
         return self._whole.sub(by, text)
 
-    def hide(self, text: str, *, edges: bool = False) -> str:
+    def hide(self, text: str, *, edges: bool = True) -> str:
         """The text with each control token in it behind a stand-in.
 
         edges: so also what it ends or begins with of a control token that its surroundings might complete.

@@ -181,7 +181,7 @@ class Tokenizer:
         _check_unicode(f"{field}.content", message.content)
         # Templates compare roles with words, and some build a token around them: <|user|>.
         role = message.role if message.role.isidentifier() else self._controls.hide(message.role)
-        return role, self._controls.hide(message.content, edges=True)
+        return role, self._controls.hide(message.content)
 
     def _hidden_variables(self, variables: Mapping[str, object]) -> dict[str, object]:
         if reserved := RESERVED_VARIABLES & variables.keys():
@@ -198,9 +198,13 @@ class Tokenizer:
     def _hidden_value(self, field: str, value: object) -> object:
         if isinstance(value, str):
             _check_unicode(field, value)
-            return self._controls.hide(value)
+            # Templates compare words with their own, such as "high".
+            return self._controls.hide(value, edges=not value.isidentifier())
         if isinstance(value, Mapping):
-            return {key: self._hidden_value(field, one) for key, one in value.items()}
+            # Keys too: a template that writes a mapping out, as JSON say, writes them.
+            return {
+                self._hidden_value(field, key): self._hidden_value(field, one) for key, one in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._hidden_value(field, one) for one in value]
         return value

@@ -236,6 +236,38 @@ def test_a_template_variable_that_spells_a_control_token_is_text() -> None:
 
 
 @pytest.mark.fault("E")
+def test_a_key_of_a_template_variable_that_spells_a_control_token_is_text() -> None:
+    tokenizer = chat_tokenizer("{{ tools | tojson }}")
+    found = tokenizer.encode_chat([ChatMessage("user", "x")], {"tools": [{"<|end|>": 1, "fox": "the"}]})
+    assert ids_of_specials(found) == []
+    assert tokenizer.decode(found) == '[{"<|end|>": 1, "fox": "the"}]'
+
+
+@pytest.mark.fault("E")
+def test_a_control_token_in_two_halves_of_two_template_variables_is_text() -> None:
+    tokenizer = chat_tokenizer("{{ one }}{{ other }}{{ parts | join }}")
+    variables = {"one": "<|en", "other": "d|>", "parts": ["<|", "end|>"]}
+    found = tokenizer.encode_chat([ChatMessage("user", "x")], variables)
+    assert ids_of_specials(found) == []
+    assert tokenizer.decode(found) == "<|end|><|end|>"
+
+
+@pytest.mark.fault("E")
+def test_a_template_compares_a_variable_with_a_word_that_borders_on_a_control_token() -> None:
+    own = fresh(byte_level_bpe())
+    own.add_special_tokens(["sop"])
+    tokenizer = chat_tokenizer("{{ 'fox' if style == 'yes' else 'the' }}", own)
+    assert tokenizer.decode(tokenizer.encode_chat([ChatMessage("user", "x")], {"style": "yes"})) == "fox"
+
+
+@pytest.mark.fault("E")
+def test_a_role_that_completes_a_control_token_of_the_template_is_text() -> None:
+    tokenizer = chat_tokenizer("<|{{ messages[0].role }}")
+    found = tokenizer.encode_chat([ChatMessage("end|> fox", "x")])
+    assert ids_of_specials(found) == []
+
+
+@pytest.mark.fault("E")
 def test_a_text_that_spells_the_placeholder_of_a_control_token_is_refused() -> None:
     tokenizer = chat_tokenizer("{{ messages[0].content }}")
     end = byte_level_bpe().token_to_id(END)
