@@ -59,9 +59,18 @@ class _Forwarded(logging.Handler):
     """Gives what libraries log, and Python's warnings, the form of the service's own log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As an event `library` of the record's level."""
-        logger = structlog.get_logger().bind(logger=record.name, message=record.getMessage())
-        logger.log(record.levelno, "library", exc_info=record.exc_info)
+        """As an event `library` of the record's level, or the nearest below that has a name."""
+        try:
+            message = record.getMessage()
+        except Exception as error:  # a library's mistake must not become its caller's
+            message = f"{record.msg!s} (not formatted: {error})"
+        level = max((level for level in _LEVELS if level <= record.levelno), default=logging.DEBUG)
+        logger = structlog.get_logger().bind(logger=record.name, message=message)
+        logger.log(level, "library", exc_info=record.exc_info)
+
+
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+"""Those that structlog has names for; a library may define others."""
 
 
 def configure(options: LogOptions, stream: TextIO | None = None) -> None:

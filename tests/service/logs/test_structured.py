@@ -94,3 +94,19 @@ def test_what_libraries_log_has_the_form_of_the_log() -> None:
     assert (said["event"], said["level"], said["logger"]) == ("library", "warning", "some.library")
     assert said["message"] == "said 3"
     assert "old" in warned["message"]
+
+
+def test_a_librarys_own_level_and_bad_format_do_not_fail_its_caller() -> None:
+    program = (
+        "import logging\n"
+        "from pageturner.service.logs import structured as logs\n"
+        "logs.detach_stderr(logs.LogOptions(format='json'))\n"
+        "logs.configure(logs.LogOptions(format='json'))\n"
+        "logging.getLogger('some.library').log(35, 'notice')\n"
+        "logging.getLogger('some.library').warning('said %d', 'three')\n"
+    )
+    finished = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    notice, said = map(json.loads, finished.stderr.splitlines())
+    assert (notice["level"], notice["message"]) == ("warning", "notice")
+    assert said["message"].startswith("said %d (not formatted: ")
+    assert finished.returncode == 0
