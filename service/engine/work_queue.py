@@ -59,7 +59,11 @@ class WorkQueue:
             with suppress(RuntimeError):  # the loop was closed meanwhile: no caller is left
                 loop.call_soon_threadsafe(settle, result, error)
 
-        threading.Thread(target=run, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=run, name=self._name, daemon=True).start()
+        except RuntimeError:  # the system has no more threads
+            self._free_thread()
+            raise
         return await done
 
     def fail_waiting(self, error: PageturnerError) -> None:

@@ -38,6 +38,10 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
+def refuse_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.mark.fault("O")
 async def test_small_work_does_not_wait_behind_large_work() -> None:
     queue, work = make(), Work()
@@ -160,6 +164,18 @@ async def test_an_error_of_the_work_is_its_callers() -> None:
 
 
 @pytest.mark.fault("O")
+async def test_work_that_gets_no_thread_of_the_system_leaves_its_place_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, work = make(), Work()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await queue.run(1, work.note("refused"))
+    await asyncio.wait_for(queue.run(1, work.note("next")), 10)
+    assert work.ran == ["next"]
+
+
 async def test_a_shutdown_ends_the_wait_of_what_has_not_begun() -> None:
     queue, work = make(), Work()
     running = asyncio.create_task(queue.run(1, work.hold))
