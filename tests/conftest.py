@@ -1,8 +1,18 @@
-"""What a mark of pyproject.toml stands for, for every test that bears it."""
+"""What holds for every test: bytecode is kept, and what a mark of pyproject.toml stands for."""
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
+
+
+def pytest_configure() -> None:
+    """Write bytecode, whatever the environment says: a hundred tests start a Python of their own, and each
+    would compile torch's modules anew, for half of its processor time."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(tryfirst=True)
