@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 from pageturner.service.engine.api import ChatMessage, ChatPrompt, ModelInfo, Prompt, TextPrompt
@@ -111,7 +111,7 @@ class PromptReader:
             )
 
         size = sum(len(turn.role) + len(turn.content) + 1 for turn in prompt.messages)
-        return await self._run(size, encode)
+        return await self._run(size + _num_characters(prompt.template_variables), encode)
 
     async def _run(self, size: int, work: Callable[[], _T]) -> _T:
         return work() if size <= self._inline_characters else await self._queue.run(size, work)
@@ -160,6 +160,20 @@ class PromptReader:
         if self._tokenizer is None:
             raise InvalidArgument(field, f"{self._model.name!r} has no tokenizer; send token ids")
         return self._tokenizer
+
+
+def _num_characters(values: object) -> int:
+    """Of all texts in what JSON has, however deep."""
+    count, left = 0, [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            count += len(value)
+        elif isinstance(value, Mapping):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value
+    return count
 
 
 def _with_choices(prompt: Prompt) -> TextPrompt | ChatPrompt | tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from support.tiny_tokenizers import byte_level_bpe
 
-from pageturner.service.engine.api import ChatMessage, ModelInfo, Prompt
+from pageturner.service.engine.api import ChatMessage, ChatPrompt, ModelInfo, Prompt
 from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.engine.prompts import MAX_LONG_PROMPTS, PIECE_CHARACTERS, PromptReader
@@ -133,6 +133,22 @@ async def test_a_long_text_with_too_many_tokens_is_refused_after_its_first_piece
         await reader.encode(prompt, PromptLimits(63, 1 << 20, 63))
     assert caught.value.field == ("prompt.chat" if is_chat else "prompt.text")
     assert tokenizer.lengths == [PIECE_CHARACTERS]
+
+
+async def test_a_chat_with_long_template_variables_is_read_beside_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    class Where(Tokenizer):
+        def encode_chat(self, *arguments: Any, **options: Any) -> tuple[int, ...]:
+            threads.append(threading.current_thread())
+            return super().encode_chat(*arguments, **options)
+
+    template = ChatTemplate("{{ tools | tojson }}{{ messages[0].content }}")
+    reader = PromptReader(Where(byte_level_bpe(), chat_template=template), MODEL, inline_characters=64)
+    for text in ("fox", "fox" * 64):
+        variables = {"tools": [{"name": text}]}
+        await reader.encode(ChatPrompt((ChatMessage("user", "the"),), variables), LIMITS)
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
 
 async def test_a_long_text_that_fits_is_read_as_a_whole() -> None:
