@@ -12,6 +12,9 @@ from pageturner.service.client.targets import Target
 from pageturner.service.errors import DeadlineExceeded, Draining, Loading, PageturnerError
 from pageturner.service.rpc.status import UnknownStatus, from_status
 
+RETRY_SECONDS = 0.2
+"""Between two looks at the health of a server that is there and ended the first."""
+
 _STATUS_KEY = "grpc-status-details-bin"
 
 

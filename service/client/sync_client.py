@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import calls
 from pageturner.service.client.calls import Call, StreamCall
-from pageturner.service.client.failures import is_away, never_ready, typed_errors
+from pageturner.service.client.failures import RETRY_SECONDS, is_away, never_ready, typed_errors
 from pageturner.service.client.targets import DEFAULT_TARGET, parse_target
 from pageturner.service.client.values import Completion, Options, PromptLike, Turn
 from pageturner.service.client.wire import to_timeout
@@ -39,9 +39,6 @@ from pageturner.service.engine.api import (
 from pageturner.service.errors import DeadlineExceeded, Draining, Loading
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc.status import UnknownStatus
-
-RETRY_SECONDS = 0.2
-"""Between two looks at the health of a server that is there and ended the first."""
 
 _R = TypeVar("_R", bound=Message)
 _T = TypeVar("_T")
