@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import keyword
 import re
 import sys
 from pathlib import Path
@@ -29,14 +30,18 @@ def new(words: list[str], folder: Path) -> int:
         raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}")
     parts = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)
     class_name, module = "".join(part[0].upper() + part[1:] for part in parts), "_".join(parts).lower()
-    if not class_name.isidentifier() or module in sys.stdlib_module_names:
+    if not class_name.isidentifier() or keyword.iskeyword(module) or module in sys.stdlib_module_names:
         raise ConfigError(name, "is no name for a class and its module; take letters, such as Youngest")
     policy, test = folder / f"{module}.py", folder / f"test_{module}.py"
+    made: list[Path] = []
     for path, text in ((policy, SKELETONS[axis]), (test, TEST)):
         try:
             with path.open("x", encoding="utf-8") as file:
+                made.append(path)
                 file.write(text.replace("CLASS", class_name).replace("MODULE", module).replace("AXIS", axis))
         except OSError as error:
+            for begun in made:
+                begun.unlink()
             raise ConfigError(str(path), f"cannot be written: {error.strerror}") from error
     write(f"{policy} and {test} are written. Then:")
     write(f"  pageturner policies check {module}:{class_name}")

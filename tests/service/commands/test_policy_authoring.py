@@ -51,6 +51,28 @@ def test_what_new_writes_keeps_the_contract_and_its_test_passes(
     assert "File exists" in capsys.readouterr().err
 
 
+def test_new_leaves_no_policy_where_its_test_cannot_be_written(folder: Path) -> None:
+    (folder / "test_youngest.py").write_text("mine")
+    assert main(["policies", "new", "victim", "Youngest"]) == 2
+    assert [path.name for path in folder.iterdir()] == ["test_youngest.py"]
+    assert (folder / "test_youngest.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["Lambda", "Json", "---", "1st"])
+def test_new_refuses_a_name_that_no_module_can_have(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            ["policies", "new", "victim", "--", name]
+            if name == "---"
+            else ["policies", "new", "victim", name]
+        )
+        == 2
+    )
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.fault("J")
 def test_check_says_which_clause_is_broken_and_by_what(
     folder: Path, capsys: pytest.CaptureFixture[str]
