@@ -2,7 +2,8 @@
 
 The planner and its parts note a decision where they take one, in `SchedulerState.decisions` or in the
 attempt at hand, and only while a listener is there: a step with nothing waiting and no shortage notes
-nothing. Policies are named as in a configuration; what no policy decides is named in `Guard`.
+nothing. Policies are named as in a configuration; what no policy decides is named in `CoreRule`. Flight
+records tag decisions by the names of these classes, and so keep them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from enum import Enum
 from pageturner.policies.interfaces import Reclaim
 
 
-class Guard(Enum):
-    """Who decides where no policy is asked."""
+class CoreRule(Enum):
+    """A rule of the scheduler that decides where no policy is asked."""
 
     GUARDED = "guarded request"
     CLAIM = "claim"

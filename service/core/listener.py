@@ -112,7 +112,7 @@ Answer: TypeAlias = int | SchedulerOutput | tuple[Event, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What came of a call: its answer, or what it raised. decisions: what was decided meanwhile, in order."""
 
     answer: Answer = None
@@ -127,6 +127,6 @@ class SchedulerListener(Protocol):
         """Nothing has happened yet: the state is that between two calls."""
         ...
 
-    def after(self, call: Call, outcome: Outcome) -> None:
+    def after(self, call: Call, outcome: CallOutcome) -> None:
         """It is done, or was refused, or failed."""
         ...

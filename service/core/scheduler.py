@@ -24,9 +24,9 @@ from pageturner.service.core.listener import (
     AddRequest,
     Answer,
     Call,
+    CallOutcome,
     Expire,
     FailStep,
-    Outcome,
     PauseRequest,
     Quarantine,
     ResumeRequest,
@@ -52,13 +52,13 @@ from pageturner.service.core.scheduling.deadlines import Deadlines
 from pageturner.service.core.scheduling.decode import plan_decodes
 from pageturner.service.core.scheduling.finish import Finisher
 from pageturner.service.core.scheduling.intake import Intake
-from pageturner.service.core.scheduling.plan import Plan
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot, restore_snapshot, take_snapshot
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded, guard_note
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import StepPlan
 from pageturner.service.core.scheduling.suspects import StepFailures
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.core.scheduling.waiting_queue import QueueOrder, WaitingQueue
@@ -203,7 +203,7 @@ class Scheduler:
     def tell(self, call: Call, answer: Answer, error: Exception | None) -> None:
         """A call is over."""
         noted = self.state.decisions or ()
-        outcome = Outcome(answer, error, tuple(noted))
+        outcome = CallOutcome(answer, error, tuple(noted))
         if noted:
             self.state.decisions = []
         for listener in self.listeners:
@@ -233,7 +233,7 @@ class Scheduler:
             self.state.counters["steps"] += 1
         return output
 
-    def _plan_any(self, now: float) -> Plan:
+    def _plan_any(self, now: float) -> StepPlan:
         self._failures.keep()
         self._queue_order.refresh(self.state.waiting, now)
         return self._planner.plan(choose_guarded(self.state, self.state.guarded))

@@ -10,9 +10,9 @@ from pageturner.service.core.decisions import (
     Admitted,
     AwaitsProducer,
     ChoiceEnded,
+    CoreRule,
     Decision,
     Ended,
-    Guard,
     GuardedChosen,
     Overtaken,
     PolicyReplaced,
@@ -190,8 +190,8 @@ def _admitted(decision: Admitted, seconds: float) -> str:
         "admitted" if decision.is_first else "swapped in and resumed" if decision.was_swapped else "resumed"
     )
     by = {
-        Guard.GUARDED.value: "as the guarded request, whatever the policies say",
-        Guard.CLAIM.value: "since others were preempted for it",
+        CoreRule.GUARDED.value: "as the guarded request, whatever the policies say",
+        CoreRule.CLAIM.value: "since others were preempted for it",
     }.get(decision.by, f"by admission policy {decision.by}")
     cached = decision.num_cached_tokens
     hits = f"; {_count(cached, 'token')} of it were cached" if cached and not decision.was_swapped else ""
@@ -210,11 +210,11 @@ def _refused(decision: Refused) -> str:
         parts.append(f"{_count(decision.num_slots_short, 'slot')} short of max_num_seqs")
     why = f" ({'; '.join(parts)})" if parts else ""
     match decision.by:
-        case Guard.CAPACITY.value:
+        case CoreRule.CAPACITY.value:
             return f"not admitted: it does not fit{why}"
-        case Guard.PENDING.value:
+        case CoreRule.PENDING.value:
             return f"not admitted yet: blocks of the step in flight come free next{why}"
-        case Guard.BUDGET.value:
+        case CoreRule.BUDGET.value:
             return f"not admitted: the step's token budget is spent{why}"
     return f"not admitted by admission policy {decision.by}{why}"
 
@@ -222,9 +222,11 @@ def _refused(decision: Refused) -> str:
 def _held(decision: AdmissionsHeld) -> str:
     after = f" after {decision.after}" if decision.after else ""
     why = {
-        Guard.BUDGET.value: f"the step's token budget was spent, as batch policy {decision.batch} split it",
-        Guard.MAX_BYPASSES.value: "one that was overtaken often enough goes first",
-        Guard.MAX_SKIPS.value: "no step looks past more than max_skips",
+        CoreRule.BUDGET.value: (
+            f"the step's token budget was spent, as batch policy {decision.batch} split it"
+        ),
+        CoreRule.MAX_BYPASSES.value: "one that was overtaken often enough goes first",
+        CoreRule.MAX_SKIPS.value: "no step looks past more than max_skips",
     }.get(decision.by, f"admission policy {decision.by} said wait")
     return f"stood behind in the order of queue policy {decision.queue}; admissions stopped{after}: {why}"
 
@@ -242,16 +244,16 @@ def _preempted(decision: Preempted) -> str:
         short.append(_count(decision.num_slots_short, "slot"))
     whom = "itself" if decision.claimant == decision.request_id else decision.claimant
     chosen = {
-        Guard.HOLDERS_FIRST.value: "waiting requests that hold blocks are preempted first",
-        Guard.PAUSED_FIRST.value: "requests whose reader lags are preempted first",
+        CoreRule.HOLDERS_FIRST.value: "waiting requests that hold blocks are preempted first",
+        CoreRule.PAUSED_FIRST.value: "requests whose reader lags are preempted first",
     }.get(
         decision.chosen_by,
         f"victim policy {decision.chosen_by} ranked it {decision.rank} of {decision.num_candidates}",
     )
     by = {
-        Guard.WHOLE.value: "it had only this way",
-        Guard.CAPACITY.value: "there was room for nothing else",
-        Guard.DEFAULT.value: "the default reclaim policy chose how",
+        CoreRule.WHOLE.value: "it had only this way",
+        CoreRule.CAPACITY.value: "there was room for nothing else",
+        CoreRule.DEFAULT.value: "the default reclaim policy chose how",
     }.get(decision.how_by, f"reclaim policy {decision.how_by} chose how")
     return f"{how} for {whom}, which lacked {' and '.join(short)}: {chosen}; {by}"
 

@@ -11,9 +11,9 @@ from pageturner.service.core.listener import (
     AbortRequest,
     AddRequest,
     Call,
+    CallOutcome,
     Expire,
     FailStep,
-    Outcome,
     PauseRequest,
     Quarantine,
     ResumeRequest,
@@ -123,7 +123,7 @@ class FlightRecorder:
             self._unnoted_now = None
         self._standing = _PolicyStanding(self._policy_host)
 
-    def after(self, call: Call, outcome: Outcome) -> None:
+    def after(self, call: Call, outcome: CallOutcome) -> None:
         """Keep an entry of the call, unless it made no difference."""
         events = outcome.answer if isinstance(outcome.answer, tuple) else ()
         decisions = (*outcome.decisions, *_ends(events), *self._standing.changes())
@@ -134,7 +134,7 @@ class FlightRecorder:
     def _entry(
         self,
         call: Call,
-        outcome: Outcome,
+        outcome: CallOutcome,
         events: tuple[Event, ...],
         decisions: tuple[Decision, ...],
         raised: str,
@@ -184,7 +184,7 @@ class FlightRecorder:
             self._ring.begin(FlightStart(policy_specs(self._policy_host.policies), checkpoint))
 
     def _added(
-        self, new: NewRequest, outcome: Outcome, decisions: tuple[Decision, ...], raised: str
+        self, new: NewRequest, outcome: CallOutcome, decisions: tuple[Decision, ...], raised: str
     ) -> Added:
         now, hasher = self._state.now, self._manager.hasher
         if isinstance(outcome.error, PageturnerError):

@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies.views import Rates
 from pageturner.service.core.clock import Clock
-from pageturner.service.core.listener import AddRequest, Call, Outcome, Schedule, Update
+from pageturner.service.core.listener import AddRequest, Call, CallOutcome, Schedule, Update
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import Event, FinishedEvent, SchedulerOutput
@@ -155,7 +155,7 @@ class WorkloadRecorder:
         if isinstance(call, Schedule):
             self._scheduled_at = call.now
 
-    def after(self, call: Call, outcome: Outcome) -> None:
+    def after(self, call: Call, outcome: CallOutcome) -> None:
         """Write what ended, and the step that was taken. What raised is not recorded."""
         if outcome.error is not None:
             return

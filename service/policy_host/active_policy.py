@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pageturner.service.policy_host.answers import WANTED
-from pageturner.service.policy_host.calls import CallWatch, PolicyCaller, PolicyFault
+from pageturner.service.policy_host.calls import CallWatch, PolicyCaller, PolicyCallFailed
 from pageturner.service.policy_host.reports import FaultNote
 from pageturner.service.policy_host.snapshot import ActivePolicyState
 
@@ -98,7 +98,7 @@ class ActivePolicy:
         if not self.is_quarantined:
             try:
                 answer = self.chosen.ask(parse, *arguments)
-            except PolicyFault as fault:
+            except PolicyCallFailed as fault:
                 self._offence(fault)
             else:
                 if self._recent:
@@ -118,7 +118,7 @@ class ActivePolicy:
             self.quarantine_reason = reason
             self._on_quarantine(self.axis)
 
-    def _offence(self, fault: PolicyFault) -> None:
+    def _offence(self, fault: PolicyCallFailed) -> None:
         self.num_faults += 1
         self.last_fault = fault.what
         self._num_offences += 1
@@ -137,7 +137,7 @@ def fault_note(
     caller: PolicyCaller,
     num_faults: int,
     what: str,
-    fault: PolicyFault | None = None,
+    fault: PolicyCallFailed | None = None,
     *,
     is_shadow: bool = False,
 ) -> FaultNote | None:

@@ -46,7 +46,7 @@ class BadAnswer(Exception):
         super().__init__(f"answered {shown(answer)}")
 
 
-class PolicyFault(Exception):
+class PolicyCallFailed(Exception):
     """A policy raised, or gave a bad answer. what: in words. cause: what was raised."""
 
     def __init__(self, cause: BaseException) -> None:
@@ -155,7 +155,7 @@ class PolicyCaller:
     )
 
     def __init__(
-        self, axis: str, policy: Any, watch: CallWatch, on_memory_fault: Callable[[PolicyFault], None]
+        self, axis: str, policy: Any, watch: CallWatch, on_memory_fault: Callable[[PolicyCallFailed], None]
     ) -> None:
         self.policy = policy
         self.spec = safe_spec(policy)
@@ -174,7 +174,7 @@ class PolicyCaller:
             return
         try:
             self.state, self._fold = self._called(self._first_memory)
-        except PolicyFault as fault:
+        except PolicyCallFailed as fault:
             self._on_memory_fault(fault)
 
     @property
@@ -182,7 +182,7 @@ class PolicyCaller:
         return self._fold is not None
 
     def ask(self, parse: Callable[[Any], _T], *arguments: object) -> _T:
-        """What `parse` makes of the policy's answer. Raises PolicyFault, whatever goes wrong in either."""
+        """What `parse` makes of the policy's answer. Raises PolicyCallFailed, whatever either raises."""
         if self._fold is None:
             return self._called(lambda: parse(self._answer(*arguments)))
         return self._called(lambda: parse(self._answer(*arguments, state=self.state)))
@@ -194,7 +194,7 @@ class PolicyCaller:
             return
         try:
             self.state = self._called(lambda: self._checked(fold(self.state, event)))
-        except PolicyFault as fault:
+        except PolicyCallFailed as fault:
             self._on_memory_fault(fault)
 
     def inherit(self, predecessor: PolicyCaller, history: Iterable[PolicyEvent]) -> None:
@@ -207,7 +207,7 @@ class PolicyCaller:
         if predecessor.has_memory:
             try:
                 inherited = self._called(lambda: self._inherited(predecessor))
-            except PolicyFault as fault:
+            except PolicyCallFailed as fault:
                 self._on_memory_fault(fault)
             else:
                 if inherited is not None:
@@ -240,7 +240,7 @@ class PolicyCaller:
         except self._watch.escapes:
             raise
         except BaseException as error:
-            raise PolicyFault(error) from None
+            raise PolicyCallFailed(error) from None
         finally:
             self.times.add(self._watch.end(began))
 

@@ -19,7 +19,7 @@ from pageturner.policies.interfaces import (
     PolicySet,
 )
 from pageturner.service.policy_host.active_policy import ActivePolicy, FaultLimits
-from pageturner.service.policy_host.calls import NUM_AVERAGED_STEPS, CallWatch, PolicyCaller, PolicyFault
+from pageturner.service.policy_host.calls import NUM_AVERAGED_STEPS, CallWatch, PolicyCaller, PolicyCallFailed
 from pageturner.service.policy_host.reports import (
     Asking,
     FaultNote,
@@ -231,7 +231,7 @@ class PolicyRoster:
         if note is not None:
             self._notes.append(note)
 
-    def _default_failed(self, axis: str, fault: PolicyFault) -> None:
+    def _default_failed(self, axis: str, fault: PolicyCallFailed) -> None:
         self.fault(axis, fault.what)
 
     def _on_quarantine(self, axis: str) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from pageturner.service.policy_host.active_policy import fault_note
-from pageturner.service.policy_host.calls import CallWatch, PolicyCaller, PolicyFault
+from pageturner.service.policy_host.calls import CallWatch, PolicyCaller, PolicyCallFailed
 from pageturner.service.policy_host.reports import Disagreement, FaultNote, ShadowInfo
 
 NUM_SAMPLES = 8
@@ -91,11 +91,11 @@ class Shadow:
             return None
         try:
             return self.caller.ask(parse, *arguments)
-        except PolicyFault as fault:
+        except PolicyCallFailed as fault:
             self._fault(fault)
             return None
 
-    def _fault(self, fault: PolicyFault) -> None:
+    def _fault(self, fault: PolicyCallFailed) -> None:
         self._num_faults += 1
         self._last_fault = fault.what
         note = fault_note(self._axis, self.caller, self._num_faults, fault.what, fault, is_shadow=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernel_checks import check_chunking, check_company, layout_for
+from support.kernel_checks import check_batch_mates, check_chunking, layout_for
 from support.ops import BACKENDS
 
 from pageturner.kernels.interface import AttentionSpec
@@ -54,7 +54,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
 ) -> None:
     ops = BACKENDS[backend]()
     sequences = [(rows, rows + past) for rows, past in lengths]
-    check_company(ops, layout_for(ops, 3, 64, 16, dtype), sequences, 3, spec)
+    check_batch_mates(ops, layout_for(ops, 3, 64, 16, dtype), sequences, 3, spec)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -63,7 +63,7 @@ def test_long_contexts_keep_their_bits(backend: str, spec: AttentionSpec) -> Non
     """Beyond one partial sum: few sequences and many are shared among threads in different ways."""
     ops = BACKENDS[backend]()
     layout = layout_for(ops, 1, 64, 16)
-    check_company(ops, layout, [(1, 1100), (1, 513), (2, 700), (1, 512), (1, 30)], 9, spec)
+    check_batch_mates(ops, layout, [(1, 1100), (1, 513), (2, 700), (1, 512), (1, 30)], 9, spec)
     check_chunking(ops, layout, 1100, [500, 1000, 1001, 1099], 9, spec)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.kernel_checks import (
     check_attention,
+    check_batch_mates,
     check_chunking,
-    check_company,
     check_copies,
     check_rope,
     layout_for,
@@ -55,7 +55,7 @@ def chunking(ops: PagedOps) -> None:
 
 
 def mates(ops: PagedOps) -> None:
-    check_company(ops, layout_for(ops, 2, 64, 16), [(1, 700), (9, 70), (1, 90), (1, 3)], 3, PLAIN)
+    check_batch_mates(ops, layout_for(ops, 2, 64, 16), [(1, 700), (9, 70), (1, 90), (1, 3)], 3, PLAIN)
 
 
 def rope(ops: PagedOps) -> None:

@@ -20,7 +20,7 @@ from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import attempt as attempt_module
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Preemption
+from pageturner.service.core.scheduling.step_plan import Preemption
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.model.kv_cache import KvCache
 

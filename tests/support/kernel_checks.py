@@ -95,7 +95,7 @@ def check_chunking(
         assert_same(ops.attention(chunk.query, chunk.kv_layer, chunk.batch, spec), whole[start:stop])
 
 
-def check_company(
+def check_batch_mates(
     ops: PagedOps, layout: KvLayout, sequences: Sequence[tuple[int, int]], group: int, spec: AttentionSpec
 ) -> None:
     """Each sequence has the bits that it has alone in its batch."""

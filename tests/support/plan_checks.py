@@ -60,7 +60,7 @@ def check_plan(make: Plan, case: PlanCase) -> None:
         check_balance(plan, case)
         check_size(plan, case)
     else:
-        check_company(make, case)
+        check_batch_mates(make, case)
 
 
 def check_keys_are_covered_once(plan: AttentionPlan, case: PlanCase) -> None:
@@ -153,7 +153,7 @@ def check_size(plan: AttentionPlan, case: PlanCase) -> None:
     assert plan.num_partials <= len(plan.decode_items) <= most
 
 
-def check_company(make: Plan, case: PlanCase) -> None:
+def check_batch_mates(make: Plan, case: PlanCase) -> None:
     """With a fixed split, a sequence is cut as it is alone, on whatever machine."""
     plan = case.plan(make)
     for sequence, of_sequence in enumerate(case.sequences):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Admission
-from pageturner.service.core.decisions import AwaitsProducer, Decision, Guard, Refused
+from pageturner.service.core.decisions import AwaitsProducer, CoreRule, Decision, Refused
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.ledger import virtual
-from pageturner.service.core.scheduling.plan import Constraints, PlannedAdmission, Shortage
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
+from pageturner.service.core.scheduling.step_plan import Constraints, PlannedAdmission, Shortage
 from pageturner.service.core.scheduling.trace import Trace
 
 
-class _Refused(Exception):
+class _CannotStart(Exception):
     """A start that does not fit or may not happen.
 
     note: the decision, as listeners are told. num_blocks, num_slots: what is missing. may_claim: whether
@@ -44,7 +44,7 @@ class _Refused(Exception):
 def _lacks(request: Request, num_needed: int = 0, num_available: int = 0, num_slots: int = 0) -> Refused:
     """Blocks or slots are short, whatever policies say."""
     return Refused(
-        request.request_id, Guard.CAPACITY.value, num_needed, num_available, num_slots_short=num_slots
+        request.request_id, CoreRule.CAPACITY.value, num_needed, num_available, num_slots_short=num_slots
     )
 
 
@@ -81,13 +81,13 @@ class AdmissionPlanner:
         savepoint = self._budget.savepoint()
         try:
             self._book(request, is_privileged)
-        except _Refused as refusal:
+        except _CannotStart as refusal:
             self._budget.restore(savepoint)
             if refusal.may_claim and may_claim:
                 return refusal.answer, Shortage(request, max(0, refusal.num_blocks), refusal.num_slots)
             self._trace.note(refusal.note)
             return refusal.answer, None
-        guard = Guard.GUARDED if request is self._guarded else Guard.CLAIM
+        guard = CoreRule.GUARDED if request is self._guarded else CoreRule.CLAIM
         self._trace.admitted(self._budget.admissions[-1], guard if is_privileged else None)
         return Admission.ADMIT, None
 
@@ -106,7 +106,7 @@ class AdmissionPlanner:
         return gives_way(self._state, self._guarded, request)
 
     def _book(self, request: Request, is_privileged: bool) -> None:
-        """Raises _Refused; the caller then undoes what was booked."""
+        """Raises _CannotStart; the caller then undoes what was booked."""
         budget, ledger = self._budget, self._ledger
         before = ledger.available
         if request.status is RequestStatus.SWAPPED:
@@ -116,28 +116,28 @@ class AdmissionPlanner:
             places, start = self._claim_hits(request)
             producer = None if is_privileged else self._awaited_producer(request, places)
             if producer is not None:
-                raise _Refused(AwaitsProducer(request.request_id, producer.request_id), may_claim=False)
+                raise _CannotStart(AwaitsProducer(request.request_id, producer.request_id), may_claim=False)
             num_claimed = sum(len(blocks) for blocks in start.claims.values())
             num_held = len(self._manager.references(request))
             known = views.num_known_blocks(request, self._block_size)
             num_unclaimed = max(0, known - num_held - num_claimed)
         if request.num_slots > ledger.slots:
             short = request.num_slots - ledger.slots
-            raise _Refused(_lacks(request, num_slots=short), num_unclaimed - ledger.available, short)
+            raise _CannotStart(_lacks(request, num_slots=short), num_unclaimed - ledger.available, short)
         if ledger.available < 0:
-            raise _Refused(_lacks(request, before - ledger.available, before), -ledger.available)
+            raise _CannotStart(_lacks(request, before - ledger.available, before), -ledger.available)
         if not is_privileged:
             self._ask_policy(request, places, before, num_unclaimed)
         elif request is not self._guarded and num_unclaimed > ledger.available:
-            raise _Refused(_lacks(request), num_unclaimed - ledger.available)
+            raise _CannotStart(_lacks(request), num_unclaimed - ledger.available)
         num_chunks = len(budget.chunks)
         for sequence in request.computing:
             missing = budget.book_chunk(sequence, places[sequence.seq_id])
             if missing:
                 num_left = ledger.available
-                raise _Refused(_lacks(request, missing + num_left, num_left), missing)
+                raise _CannotStart(_lacks(request, missing + num_left, num_left), missing)
         if len(budget.chunks) == num_chunks:
-            raise _Refused(Refused(request.request_id, Guard.BUDGET.value, 0, 0), may_claim=False)
+            raise _CannotStart(Refused(request.request_id, CoreRule.BUDGET.value, 0, 0), may_claim=False)
         ledger.slots -= request.num_slots
         budget.admissions.append(start)
 
@@ -172,7 +172,7 @@ class AdmissionPlanner:
                 num_promised=promised,
             )
             short = max(1, num_unclaimed + watermark + promised - self._ledger.available)
-            raise _Refused(note, short, answer=answer)
+            raise _CannotStart(note, short, answer=answer)
 
     # --- what it can share -----------------------------------------------------------------
 

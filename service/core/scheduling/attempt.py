@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from pageturner.policies.interfaces import Admission, Reclaim
 from pageturner.policies.views import BatchView
-from pageturner.service.core.decisions import Guard
+from pageturner.service.core.decisions import CoreRule
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.admission import AdmissionPlanner
 from pageturner.service.core.scheduling.decode import Work, lacking_tokens
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Constraints, Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
+from pageturner.service.core.scheduling.step_plan import Constraints, Preemption, Shortage, StepPlan
 from pageturner.service.core.scheduling.trace import Trace
 
 
@@ -48,14 +48,14 @@ class Attempt:
         for preemption in constraints.preemptions.values():
             book_preemption(self.budget.ledger, state.manager, preemption, state.last_ended_step)
 
-    def run(self) -> Plan | Shortage:
+    def run(self) -> StepPlan | Shortage:
         """The whole step, or the first shortage for which others may yield."""
         work = lacking_tokens(self._running, self._guarded, self._state.suspects)
         self._split_budget(work)
         shortage = self._admit_guarded() or self._continue_all(work) or self._admit()
         if shortage is not None:
             return shortage
-        return Plan(
+        return StepPlan(
             tuple(self._constraints.preemptions.values()),
             tuple(self.budget.admissions),
             tuple(self.budget.chunks),
@@ -119,7 +119,7 @@ class Attempt:
         patience = state.options.max_bypasses
         for request in state.waiting:
             if not self.budget.has_budget or patience <= 0:
-                guard = Guard.MAX_BYPASSES if self.budget.has_budget else Guard.BUDGET
+                guard = CoreRule.MAX_BYPASSES if self.budget.has_budget else CoreRule.BUDGET
                 self._trace.held(guard, passed)
                 break
             if (
@@ -144,7 +144,7 @@ class Attempt:
             passed.append(request)
             patience = min(patience, state.options.max_bypasses - request.num_bypasses)
             if answer is Admission.WAIT or len(passed) > state.options.max_skips:
-                self._trace.held(None if answer is Admission.WAIT else Guard.MAX_SKIPS, passed)
+                self._trace.held(None if answer is Admission.WAIT else CoreRule.MAX_SKIPS, passed)
                 break
         return None
 

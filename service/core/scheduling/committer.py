@@ -16,8 +16,8 @@ from pageturner.service.core.outputs import (
     SchedulerOutput,
 )
 from pageturner.service.core.request import Sequence
-from pageturner.service.core.scheduling.plan import Chunk, Plan
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
 from pageturner.service.core.scheduling.transitions import Transitions
 
 
@@ -29,7 +29,7 @@ class Committer:
         self._manager = state.manager
         self._transitions = transitions
 
-    def commit(self, plan: Plan, step_id: int) -> SchedulerOutput:
+    def commit(self, plan: StepPlan, step_id: int) -> SchedulerOutput:
         """Carry `plan` out. Returns the step for the model to compute, falsy if there is nothing to do."""
         swap_outs: list[BlockCopy] = []
         for preemption in plan.preemptions:

@@ -11,14 +11,14 @@ from collections.abc import Collection
 from pageturner.policies.views import BatchView
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
-from pageturner.service.core.scheduling.plan import Chunk, Plan
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
 
 Work = list[tuple[Sequence, int]]
 """Running sequences and the tokens that each lacks."""
 
 
-def plan_decodes(state: SchedulerState, guarded: Request | None) -> Plan | None:
+def plan_decodes(state: SchedulerState, guarded: Request | None) -> StepPlan | None:
     """The whole step, if it is an ordinary one; None leaves it to the planner, and nothing is changed."""
     if len(state.running) < len(state.requests) or state.suspects is not None:
         return None
@@ -41,7 +41,7 @@ def plan_decodes(state: SchedulerState, guarded: Request | None) -> Plan | None:
     split = state.policy_host.batch_split(BatchView(budget, len(work), (), 0))
     if split.decode_tokens < len(work):
         return None
-    return Plan((), (), tuple(chunks), (), {}, guarded)
+    return StepPlan((), (), tuple(chunks), (), {}, guarded)
 
 
 def lacking_tokens(

@@ -21,7 +21,7 @@ def virtual(host_block: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class LedgerSavepoint:
     """State of a ledger to return to."""
 
     available: int
@@ -42,8 +42,8 @@ class Ledger:
         self._difference: dict[int, int] = {}
         self._dropped_pending: set[int] = set()
 
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint(
+    def savepoint(self) -> LedgerSavepoint:
+        return LedgerSavepoint(
             self.available,
             self.pending,
             self.slots,
@@ -51,12 +51,12 @@ class Ledger:
             frozenset(self._dropped_pending),
         )
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.available = checkpoint.available
-        self.pending = checkpoint.pending
-        self.slots = checkpoint.slots
-        self._difference = dict(checkpoint.difference)
-        self._dropped_pending = set(checkpoint.dropped_pending)
+    def restore(self, savepoint: LedgerSavepoint) -> None:
+        self.available = savepoint.available
+        self.pending = savepoint.pending
+        self.slots = savepoint.slots
+        self._difference = dict(savepoint.difference)
+        self._dropped_pending = set(savepoint.dropped_pending)
 
     def references(self, block_id: int) -> int:
         planned = self._difference.get(block_id, 0)

@@ -10,24 +10,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.decisions import Guard
+from pageturner.service.core.decisions import CoreRule
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.attempt import Attempt, book_preemption
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.plan import Constraints, Plan, Preemption, Shortage
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import Constraints, Preemption, Shortage, StepPlan
 from pageturner.service.core.scheduling.trace import Trace
 
 
 class Planner:
-    """state: read only; every decision comes back as a `Plan`."""
+    """state: read only; every decision comes back as a `StepPlan`."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
-    def plan(self, guarded: Request | None) -> Plan:
+    def plan(self, guarded: Request | None) -> StepPlan:
         """Decide the step; nothing is changed. guarded: the request that no policy can hold back.
 
         The plan names another one where it gives way (`starvation_guard.gives_way`).
@@ -36,7 +36,7 @@ class Planner:
         while True:
             attempt = Attempt(self._state, guarded, constraints, trace)
             outcome = attempt.run()
-            if isinstance(outcome, Plan):
+            if isinstance(outcome, StepPlan):
                 if constraints.await_pending:
                     return outcome  # the victims' blocks are needed, only not in this step
                 return self._spare_needless(outcome, guarded, constraints, trace)
@@ -201,11 +201,11 @@ class Planner:
         """Ask the reclaim policy; an impossible answer is replaced by the default's, then by recompute."""
         if victim.status is not RequestStatus.RUNNING or victim.order in constraints.preemptions:
             # A holder, or one whose tail is not enough, yields whole.
-            return Preemption(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
+            return Preemption(victim, Reclaim.RECOMPUTE, by=CoreRule.WHOLE.value)
         state = self._state
         view = views.victim_view(victim, state.manager)
         if view.num_blocks == 0:
-            return Preemption(victim, Reclaim.RECOMPUTE, by=Guard.WHOLE.value)
+            return Preemption(victim, Reclaim.RECOMPUTE, by=CoreRule.WHOLE.value)
         room = state.manager.host.num_available - sum(
             len(state.manager.references(preemption.request))
             for preemption in constraints.preemptions.values()
@@ -216,7 +216,7 @@ class Planner:
         load = replace(load, host=replace(load.host, num_free=max(0, room), num_evictable=0))
         asked = (
             (state.policy_host.names["reclaim"], state.policy_host.reclaim),
-            (Guard.DEFAULT.value, state.policy_host.default_reclaim),
+            (CoreRule.DEFAULT.value, state.policy_host.default_reclaim),
         )
         for by, ask in asked:
             how = ask(view, num_short, state.rates, load)
@@ -227,13 +227,13 @@ class Planner:
             if how is Reclaim.TAIL and view.num_tail_blocks >= num_short:
                 return Preemption(victim, how, tuple(state.manager.tail_cuts(victim, num_short)), by)
             state.policy_host.fault("reclaim", f"chose {how.value} for {view.request.request_id}: no room")
-        return Preemption(victim, Reclaim.RECOMPUTE, by=Guard.CAPACITY.value)
+        return Preemption(victim, Reclaim.RECOMPUTE, by=CoreRule.CAPACITY.value)
 
     # --- sparing ---------------------------------------------------------------------------
 
     def _spare_needless(
-        self, plan: Plan, guarded: Request | None, constraints: Constraints, trace: Trace
-    ) -> Plan:
+        self, plan: StepPlan, guarded: Request | None, constraints: Constraints, trace: Trace
+    ) -> StepPlan:
         """Drop each victim without whom the same plan stands: a later one may have freed enough.
 
         A claimant left out after all would have cost its victims for nothing; sparing them mends that too.
@@ -243,12 +243,12 @@ class Planner:
                 constraints, preemptions={o: y for o, y in constraints.preemptions.items() if o != order}
             )
             outcome = Attempt(self._state, guarded, fewer, trace).run()
-            if isinstance(outcome, Plan) and self._serves_all(plan, outcome):
+            if isinstance(outcome, StepPlan) and self._serves_all(plan, outcome):
                 constraints, plan = fewer, outcome
         return plan
 
     @staticmethod
-    def _serves_all(plan: Plan, other: Plan) -> bool:
+    def _serves_all(plan: StepPlan, other: StepPlan) -> bool:
         """Whether `other` schedules at least the sequences and tokens that `plan` does."""
         tokens = {chunk.sequence.seq_id: chunk.num_tokens for chunk in other.chunks}
         return all(tokens.get(chunk.sequence.seq_id, 0) >= chunk.num_tokens for chunk in plan.chunks)

@@ -1,7 +1,7 @@
 """What one attempt has booked so far: blocks and slots on a ledger, tokens of a budget, chunks.
 
 Everything here can be undone: an attempt that ends in a shortage is thrown away, and a start that does
-not fit goes back to its checkpoint.
+not fit goes back to its savepoint.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pageturner.policies.interfaces import BatchSplit
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.decode import has_slot_of_its_own
-from pageturner.service.core.scheduling.ledger import Checkpoint, Ledger
-from pageturner.service.core.scheduling.plan import Chunk, PlannedAdmission
+from pageturner.service.core.scheduling.ledger import Ledger, LedgerSavepoint
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import Chunk, PlannedAdmission
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Place:
 class Savepoint:
     """What was booked, to return to."""
 
-    ledger: Checkpoint
+    ledger: LedgerSavepoint
     budget: tuple[int, int, int]
     num_chunks: int
     num_promised: int
@@ -75,7 +75,7 @@ class StepBudget:
 
     def savepoint(self) -> Savepoint:
         budget = (self.total_left, self.decode_left, self.prefill_left)
-        return Savepoint(self.ledger.checkpoint(), budget, len(self.chunks), self.num_promised)
+        return Savepoint(self.ledger.savepoint(), budget, len(self.chunks), self.num_promised)
 
     def restore(self, savepoint: Savepoint) -> None:
         self.ledger.restore(savepoint.ledger)

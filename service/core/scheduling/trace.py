@@ -11,16 +11,16 @@ from collections.abc import Collection, Sequence
 from pageturner.service.core.decisions import (
     AdmissionsHeld,
     Admitted,
+    CoreRule,
     Decision,
-    Guard,
     Overtaken,
     Preempted,
     Refused,
     Stalled,
 )
 from pageturner.service.core.request import Request, RequestStatus
-from pageturner.service.core.scheduling.plan import PlannedAdmission, Preemption, Shortage
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import PlannedAdmission, Preemption, Shortage
 
 
 class Trace:
@@ -38,7 +38,7 @@ class Trace:
         if self._is_on:
             self._notes.append(decision)
 
-    def admitted(self, start: PlannedAdmission, guard: Guard | None) -> None:
+    def admitted(self, start: PlannedAdmission, guard: CoreRule | None) -> None:
         """A waiting request starts. guard: by what, if no policy was asked."""
         if not self._is_on:
             return
@@ -59,7 +59,7 @@ class Trace:
         if self._is_on:
             self._notes += [Overtaken(other.request_id, by.request_id) for other in passed]
 
-    def held(self, guard: Guard | None, passed: Sequence[Request]) -> None:
+    def held(self, guard: CoreRule | None, passed: Sequence[Request]) -> None:
         """The rest of the queue is not looked at: the admission policy says so, or a guard."""
         if self._is_on:
             names = self._host.names
@@ -77,7 +77,7 @@ class Trace:
             return
         num_available = max(0, num_available)
         num_needed = num_blocks + num_available if num_blocks else 0
-        by = Guard.PENDING if awaits_pending else Guard.CAPACITY
+        by = CoreRule.PENDING if awaits_pending else CoreRule.CAPACITY
         self._notes.append(
             Refused(
                 claimant.request_id,
@@ -95,9 +95,9 @@ class Trace:
         victim = preemption.request
         by = self._host.names["victim"]
         if victim.status is not RequestStatus.RUNNING:
-            by = Guard.HOLDERS_FIRST.value
+            by = CoreRule.HOLDERS_FIRST.value
         elif victim.is_paused:
-            by = Guard.PAUSED_FIRST.value
+            by = CoreRule.PAUSED_FIRST.value
         self._preemptions[victim.order] = Preempted(
             victim.request_id,
             shortage.claimant.request_id,

@@ -10,9 +10,9 @@ from pageturner.service.core.memory.block import Release
 from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import views
-from pageturner.service.core.scheduling.plan import PlannedAdmission, Preemption
 from pageturner.service.core.scheduling.policy_events import tell_queued, tell_started
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import PlannedAdmission, Preemption
 
 
 class Transitions:

@@ -28,7 +28,7 @@ from support.cuda_cases import (
 )
 from support.emulation import emulated_launcher
 from support.kernel_checks import (
-    check_company,
+    check_batch_mates,
     check_copies,
     check_non_finite_token,
     check_rope,
@@ -127,7 +127,7 @@ def test_attention_of_very_many_shapes(runtime: str, case: AttentionCase, seed: 
 def test_with_a_fixed_split_a_row_has_the_same_bits_in_every_batch(launcher: Launcher) -> None:
     """Without one, the split depends on what else there is."""
     sequences = [(1, 200), (9, 70), (1, 90), (1, 3), (3, 40)]
-    check_company(cuda_ops(launcher, split=32), LAYOUT, sequences, 2, AttentionSpec(scale=0.2))
+    check_batch_mates(cuda_ops(launcher, split=32), LAYOUT, sequences, 2, AttentionSpec(scale=0.2))
 
 
 @pytest.mark.parametrize(("dtype", "table_dtype"), [(BF16, torch.float32), (BF16, BF16), (FP16, FP16)])

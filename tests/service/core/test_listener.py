@@ -13,9 +13,9 @@ from pageturner.service.core.listener import (
     AbortRequest,
     AddRequest,
     Call,
+    CallOutcome,
     Expire,
     FailStep,
-    Outcome,
     PauseRequest,
     ResumeRequest,
     Schedule,
@@ -30,14 +30,14 @@ class Listener:
     """Writes down what it hears; asserts that calls come in pairs."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Call, Outcome]] = []
+        self.heard: list[tuple[Call, CallOutcome]] = []
         self._open: Call | None = None
 
     def before(self, call: Call) -> None:
         assert self._open is None
         self._open = call
 
-    def after(self, call: Call, outcome: Outcome) -> None:
+    def after(self, call: Call, outcome: CallOutcome) -> None:
         assert call is self._open
         self._open = None
         self.heard.append((call, outcome))
@@ -84,7 +84,7 @@ def test_an_outcome_holds_the_answer_and_the_decisions_of_its_own_call() -> None
     harness.submit((0, 1, 2), max_tokens=9)
     harness.step()
     added, _, scheduled, updated = (outcome for _, outcome in listener.heard)
-    assert added == Outcome(9)
+    assert added == CallOutcome(9)
     assert isinstance(scheduled.answer, SchedulerOutput)
     assert [type(d) for d in scheduled.decisions].count(Admitted) == 1
     assert updated.decisions == ()
@@ -96,7 +96,7 @@ def test_a_refusal_is_heard_with_its_error_and_raised_all_the_same() -> None:
     new = harness.records["r0"].new
     with pytest.raises(DuplicateRequest) as refused:
         harness.scheduler.add_request(new)
-    assert listener.heard[-1] == (AddRequest(new), Outcome(error=refused.value))
+    assert listener.heard[-1] == (AddRequest(new), CallOutcome(error=refused.value))
 
 
 def test_where_nothing_listens_no_decision_is_noted() -> None:

@@ -10,10 +10,10 @@ from support.scheduler_machine import SchedulerMachine, SwappingMachine
 from pageturner.service.core import scheduler as scheduler_module
 from pageturner.service.core.request import Request
 from pageturner.service.core.scheduling.decode import plan_decodes
-from pageturner.service.core.scheduling.plan import Plan
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.scheduling.step_plan import StepPlan
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -49,7 +49,7 @@ def test_tokens_and_books_while_policies_are_swapped_at_length() -> None:
 def test_an_ordinary_step_is_planned_as_the_planner_would(monkeypatch: pytest.MonkeyPatch) -> None:
     num_compared = 0
 
-    def compared(state: SchedulerState, guarded: Request | None) -> Plan | None:
+    def compared(state: SchedulerState, guarded: Request | None) -> StepPlan | None:
         nonlocal num_compared
         plan = plan_decodes(state, guarded)
         if plan is not None:

@@ -58,7 +58,7 @@ class Shortage:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """preemptions happen first, then admissions, then chunks.
 
     bypassed: requests that were looked past. producing: hashes that the chunks of this step, and of
