@@ -267,6 +267,13 @@ def test_a_role_that_completes_a_control_token_of_the_template_is_text() -> None
     assert ids_of_specials(found) == []
 
 
+def test_a_lone_surrogate_in_a_key_of_a_template_variable_is_refused() -> None:
+    tokenizer = chat_tokenizer("{{ tools | tojson }}")
+    with pytest.raises(InvalidArgument, match="not Unicode at character 1") as caught:
+        tokenizer.encode_chat([ChatMessage("user", "a")], {"tools": {"a\udfff": 1}})
+    assert caught.value.field == "prompt.chat.template_variables[tools]"
+
+
 @pytest.mark.fault("E")
 def test_a_text_that_spells_the_placeholder_of_a_control_token_is_refused() -> None:
     tokenizer = chat_tokenizer("{{ messages[0].content }}")
