@@ -17,7 +17,7 @@ from pageturner.service.errors import Draining, QueueFull
 from pageturner.service.rpc.events import events_of
 
 Progress = Callable[[int, int], object]
-"""Called with the number of prompts that are done and of all, in the engine's event loop: keep it short."""
+"""Called with the number of prompts that are done and of all, in the thread that asked for the answers."""
 
 _CLOSED = "this LLM is closed"
 _T = TypeVar("_T")
@@ -32,6 +32,7 @@ class EngineThread:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         self._ended = asyncio.Event()
+        self._room = _Room()
         self._is_closed = False
         self._lock = threading.Lock()  # nothing is sent to the loop once it was told to end
         started: Future[asyncio.AbstractEventLoop] = Future()
@@ -56,22 +57,30 @@ class EngineThread:
         """What the coroutine returns or raises, on the engine's event loop."""
         future = self._send(coroutine)
         try:
-            return future.result()
-        except CancelledError:
-            raise Draining(_CLOSED) from None
+            return _result(future)
         finally:
             future.cancel()  # does nothing to what is done
 
     def answer(self, request: GenerationRequest) -> Completion:
         """The whole answer. Raises as `EngineClient.submit` and its stream."""
-        return self.run(_answer(self.engine, request))
+        return self.run(self._room.answer(self.engine, request))
 
     def answer_all(
         self, requests: list[GenerationRequest], max_at_once: int, on_progress: Progress | None
     ) -> list[Completion]:
         """The whole answers, in order, computed together. The first error aborts the others and is raised,
-        with a note of its position."""
-        return self.run(_answer_all(self.engine, requests, max_at_once, on_progress))
+        with a note of its position; so does an error of `on_progress`."""
+        counts: SimpleQueue[int | None] = SimpleQueue()
+        future = self._send(_answer_all(self.engine, requests, max_at_once, self._room, counts.put))
+        future.add_done_callback(lambda _: counts.put(None))
+        try:
+            # Here, not on the loop: a callback may take its time, raise, or use this LLM itself.
+            while (num_done := counts.get()) is not None:
+                if on_progress is not None:
+                    on_progress(num_done, len(requests))
+        finally:
+            future.cancel()
+        return _result(future)
 
     def stream(self, request: GenerationRequest) -> Generator[StreamEvent, None, None]:
         """The answer's events. They are kept for a reader that takes its time; one that leaves aborts it."""
@@ -103,7 +112,41 @@ class EngineThread:
         await self.engine.aclose()
 
 
+def _result(future: Future[_T]) -> _T:
+    try:
+        return future.result()
+    except CancelledError:
+        raise Draining(_CLOSED) from None
+
+
 # On the engine's event loop.
+
+
+class _Room:
+    """For requests whose whole answer is wanted, whichever thread asked: one that finds the queue full waits
+    for another of them to end."""
+
+    def __init__(self) -> None:
+        self._num_asking = 0
+        self._one_ended = asyncio.Event()
+
+    async def answer(self, engine: AsyncEngine, request: GenerationRequest) -> Completion:
+        """Raises as `EngineClient.submit` and its stream; QueueFull if no other is there to make room."""
+        while True:
+            self._num_asking += 1
+            must_wait = False
+            try:
+                return await _answer(engine, request)
+            except QueueFull:
+                if self._num_asking == 1:
+                    raise
+                must_wait = True
+            finally:
+                self._num_asking -= 1
+                if not must_wait:
+                    self._one_ended.set()  # wakes all that wait now
+                    self._one_ended.clear()
+            await self._one_ended.wait()
 
 
 async def _answer(engine: AsyncEngine, request: GenerationRequest) -> Completion:
@@ -132,37 +175,25 @@ async def _put_all(
 
 
 async def _answer_all(
-    engine: AsyncEngine, requests: list[GenerationRequest], max_at_once: int, on_progress: Progress | None
+    engine: AsyncEngine,
+    requests: list[GenerationRequest],
+    max_at_once: int,
+    room: _Room,
+    tell: Callable[[int], object],
 ) -> list[Completion]:
-    """As many are asked at once as may wait: the scheduler finds what runs well together."""
+    """As many are asked at once as may wait: the scheduler finds what runs well together. tell: called with
+    how many are done."""
     answers: dict[int, Completion] = {}
     left = iter(enumerate(requests))
-    one_ended = asyncio.Event()
-    num_asking = 0
-
-    async def answer(position: int, request: GenerationRequest) -> Completion:
-        nonlocal num_asking
-        while True:
-            one_ended.clear()
-            num_asking += 1
-            try:
-                return await _answer(engine, request)
-            except QueueFull:
-                if num_asking == 1:
-                    raise  # none of ours is there to make room
-            except Exception as error:
-                error.add_note(f"prompts[{position}]")
-                raise
-            finally:
-                num_asking -= 1
-            await one_ended.wait()
 
     async def work() -> None:
         for position, request in left:
-            answers[position] = await answer(position, request)
-            one_ended.set()
-            if on_progress is not None:
-                on_progress(len(answers), len(requests))
+            try:
+                answers[position] = await room.answer(engine, request)
+            except Exception as error:
+                error.add_note(f"prompts[{position}]")
+                raise
+            tell(len(answers))
 
     workers = [asyncio.create_task(work()) for _ in range(min(len(requests), max_at_once))]
     try:

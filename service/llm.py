@@ -116,9 +116,12 @@ class LLM:
         prompts: texts, lists of token ids, conversations; a text alone stands for a list of one. The
         options hold for each; timeout_seconds counts from when a prompt is queued. If one fails, the others
         are aborted and its error is raised, with a note of its position.
+        on_progress: called in this thread; what it raises ends the call.
         """
         if isinstance(prompts, str):
             prompts = [prompts]
+        elif isinstance(prompts, Mapping | bytes):
+            raise TypeError(f"prompts is a {type(prompts).__name__}, not a text or a list of prompts")
         requests = []
         for position, prompt in enumerate(prompts):
             try:
@@ -140,7 +143,7 @@ class LLM:
 
         Leaving it aborts the request. A reader may take its time: what is generated meanwhile is kept.
         """
-        return self._thread.stream(_to_request(self._engine, to_prompt(prompt), options))
+        return self._follow(_to_request(self._engine, to_prompt(prompt), options))
 
     def tokenize(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids that a prompt becomes, a conversation through the model's chat template."""
@@ -187,6 +190,10 @@ class LLM:
         request = calls.set_policies(policies, shadows, preset, expected_revision).request
         assert isinstance(request, admin_pb2.SetPoliciesRequest)
         return self._thread.run(self._engine.set_policies(convert.to_policy_change(request, "LLM")))
+
+    def _follow(self, request: GenerationRequest) -> Generator[StreamEvent, None, None]:
+        """Holds this LLM for as long as the stream is held: `LLM().stream(...)` must not end it."""
+        yield from self._thread.stream(request)
 
     @property
     def _engine(self) -> AsyncEngine:

@@ -140,6 +140,51 @@ def test_more_prompts_than_may_wait_are_asked_as_there_is_room(make: Callable[..
         assert len(answers) == 12
 
 
+def test_threads_with_more_prompts_than_may_wait_make_room_for_each_other(make: Callable[..., LLM]) -> None:
+    prompts = ["a b c d e f g"] * 12
+    with (
+        make(scheduler={"max_waiting": 2, "max_num_seqs": 2}) as llm,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        lists = list(threads.map(lambda _: llm.generate(prompts, max_tokens=3, ignore_eos=True), range(4)))
+    assert [len(answers) for answers in lists] == [12] * 4
+
+
+def test_progress_may_use_the_llm_itself(llm: LLM) -> None:
+    inner: list[str] = []
+    wanted = llm.generate("fox", max_tokens=3, temperature=0.0)[0].text
+
+    def ask(done: int, total: int) -> None:
+        inner.append(llm.generate("fox", max_tokens=3, temperature=0.0)[0].text)
+
+    assert len(llm.generate(PROMPTS, on_progress=ask, max_tokens=2)) == len(PROMPTS)
+    assert inner == [wanted] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
+def test_an_error_of_progress_is_raised_and_the_llm_lives(llm: LLM, error: BaseException) -> None:
+    def fail(done: int, total: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        llm.generate(PROMPTS, on_progress=fail, max_tokens=2)
+    until_idle(llm)
+    assert llm.generate("x", max_tokens=1)
+
+
+def test_a_stream_keeps_its_llm_alive(make: Callable[..., LLM]) -> None:
+    events = make().stream("fox", max_tokens=50, ignore_eos=True)
+    gc.collect()
+    assert isinstance(list(events)[-1], FinishedEvent)
+
+
+@pytest.mark.fault("3")
+@pytest.mark.parametrize("prompts", [{"role": "user", "content": "hi"}, b"hi"])
+def test_what_is_no_list_of_prompts_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(TypeError, match="not a text or a list of prompts"):
+        llm.generate(prompts)
+
+
 def test_a_queue_that_others_keep_full_is_told(make: Callable[..., LLM]) -> None:
     options: Any = {"max_tokens": 2000, "ignore_eos": True}
     with make(scheduler={"max_waiting": 1, "max_num_seqs": 1}) as llm:
@@ -297,7 +342,7 @@ def test_ctrl_c_ends_a_list_and_frees_what_it_held(llm: LLM) -> None:
         while True:
             frame: FrameType | None = sys._current_frames()[main]
             while frame is not None:
-                if frame.f_code.co_name == "result" and llm.load().num_running:
+                if frame.f_code.co_name == "answer_all" and llm.load().num_running:
                     signal.pthread_kill(main, signal.SIGINT)
                     return
                 frame = frame.f_back
