@@ -129,7 +129,7 @@ async def run_part(
                     tasks.create_task(send_one(request, due))
             else:
                 queue = iter(planned)
-                for _ in range(run.concurrency_of(part)):
+                for _ in range(min(run.concurrency_of(part), len(planned))):
                     tasks.create_task(follow(queue, start))
     return records
 

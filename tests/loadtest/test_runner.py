@@ -293,6 +293,12 @@ def test_a_warm_up_that_fails_stops_the_run() -> None:
     assert len(server.requests) == 1
 
 
+async def test_a_concurrency_beyond_the_requests_makes_no_more_tasks_than_requests() -> None:
+    with serve() as server:
+        records = await run_here(Run(Target(server.address), WORKLOAD, concurrency=10**18))
+    assert len(records) == WORKLOAD.num_requests
+
+
 def test_the_concurrency_is_shared_out_whole() -> None:
     run = Run(Target("nowhere"), WORKLOAD, concurrency=8, num_processes=3)
     assert [run.concurrency_of(part) for part in range(3)] == [3, 3, 2]
