@@ -103,5 +103,5 @@ def split_outside(text: str, separator: str) -> list[str]:
 def _value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # of tomllib: no TOML, a number too long, tables too deep
         return text

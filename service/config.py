@@ -299,10 +299,12 @@ def _file_values(path: Path) -> Iterator[tuple[Key, object]]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of tomllib: a number too long, tables too deep
         raise ConfigError(str(path), f"is not TOML: {error}") from error
     for section, table in document.items():
-        if section not in SECTIONS or not isinstance(table, dict):
+        if section in SECTIONS and not isinstance(table, dict):
+            raise ConfigError(section, f"is a section, [{section}], not a value (from {path})")
+        if section not in SECTIONS:
             raise ConfigError(section, f"unknown section{_did_you_mean(section, section)} (from {path})")
         for name, value in table.items():
             yield _find_key(f"{section}.{name}", str(path)), value

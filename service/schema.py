@@ -173,7 +173,7 @@ def _table(text: object) -> object:
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{text!r} is no TOML table: {error}") from None
 
 

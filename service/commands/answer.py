@@ -122,7 +122,7 @@ def add_target_flags(parser: argparse.ArgumentParser, positionals: str = "") -> 
 def target_of(arguments: argparse.Namespace) -> Iterator[str]:
     """The server named by --target, or one of our own for as long as it is needed."""
     given = config_arguments(arguments)
-    if arguments.target:
+    if arguments.target is not None:
         if given:
             raise PageturnerError(f"{given[0]} is for a server that is started here, not for --target")
         yield arguments.target

@@ -95,7 +95,7 @@ def _read_json(path: Path) -> dict[str, object]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object")

@@ -34,5 +34,7 @@ def _name_and_value(text: str) -> tuple[str, object]:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     try:
         return name, json.loads(value)
+    except RecursionError:
+        raise argparse.ArgumentTypeError(f"{name} is nested too deeply") from None
     except ValueError:
         return name, value

@@ -161,7 +161,7 @@ def load(content: bytes) -> FlightRecord:
                 continue
             try:
                 plain = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 if number == len(written):  # the last one, cut
                     is_cut = True
                     break
@@ -169,7 +169,7 @@ def load(content: bytes) -> FlightRecord:
             entries.append(from_plain(Entry, from_version_1(plain) if is_former else plain))
     except KeyError as error:
         raise NotAFlightRecord(f"line {number}: {error} is missing") from error
-    except (Malformed, TypeError, ValueError) as error:
+    except (Malformed, TypeError, ValueError, RecursionError) as error:
         raise NotAFlightRecord(f"line {number}: {error}") from error
     lost = ""
     if is_cut or (num_entries is not None and len(entries) != num_entries):
@@ -194,7 +194,7 @@ def _text(content: bytes) -> tuple[str, bool]:
 def _head(written: list[str], is_cut: bool) -> dict[str, Any]:
     try:
         head = json.loads(written[0]) if written else None
-    except ValueError:
+    except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise NotAFlightRecord(f"{'cut off in its first line, or ' if is_cut else ''}not a {FORMAT}")

@@ -79,7 +79,7 @@ def _is_whole(folder: Path) -> bool:
     try:
         written: object = json.loads((folder / MANIFEST).read_bytes())
         return written == _checksums(folder)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # a damaged manifest may be nested without end
         return False
 
 

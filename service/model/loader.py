@@ -174,7 +174,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object")

@@ -33,6 +33,11 @@ def test_every_reader_makes_the_same_spec_of_the_same_text(text: str, spec: Poli
     assert parse_policies(f"victim=lru;queue={text}").policies["queue"] == spec
 
 
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_value_beyond_what_toml_can_hold_is_text(value: str) -> None:
+    assert parse_spec(f"vtc:x={value}") == PolicySpec("vtc", {"x": value})
+
+
 @pytest.mark.parametrize("text", ["", "a=1", ":a=1", "x:a=1,b", "x:=1", "{ bias = 2 }", "{ name = 1 }", "{"])
 def test_what_is_no_spec_is_refused_and_quoted(text: str) -> None:
     with pytest.raises(PolicySpecError):

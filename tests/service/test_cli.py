@@ -114,6 +114,8 @@ def test_the_configuration_printed_is_one_that_reads_back(
         (["plan", "--num-layers=2"], "--num-kv-heads"),
         (["plan", "--num-layers=0", "--num-kv-heads=2", "--head-dim=8"], "num_layers"),
         (["generate", "hi", "--target=x:1", "--block-size=8"], "--block-size"),
+        (["generate", "hi", "--target="], "HOST:PORT"),
+        (["explain", "x", "--file="], "cannot read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
@@ -341,6 +343,9 @@ def test_plan_takes_the_model_as_a_flag_and_a_config_file(
     path.write_text("[]")
     assert run("plan", str(path)) == 2
     assert f"{path} is not a JSON object" in capsys.readouterr().err
+    path.write_text("[" * 100_000)
+    assert run("plan", str(path)) == 2
+    assert f"{path} is not JSON" in capsys.readouterr().err
     assert run("plan", str(tmp_path / "gone.json")) == 2
     assert "No such file" in capsys.readouterr().err
 

@@ -95,6 +95,7 @@ def test_other_variables_of_the_prefix_are_left_alone() -> None:
         ('[policies]\nqueue = "nosuch"\n', "policies.queue", "nosuch"),
         ('[policies]\nqueue = { name = "fcfs", nosuch = 1 }\n', "policies.queue", "nosuch"),
         ("[policies]\nqueue = 3\n", "policies.queue", "has no name"),
+        ("server = 3\n", "server", "is a section, [server], not a value"),
         ("[policies]\nvictims = 'x'\n", "policies.victims", "did you mean policies.victim?"),
     ],
 )
@@ -103,6 +104,21 @@ def test_a_fault_in_the_file_is_named(tmp_path: Path, toml: str, key: str, hint:
         load(toml, tmp_path)
     assert caught.value.key == key
     assert hint in caught.value.reason
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_file_beyond_what_its_reader_can_hold_is_named(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[server]\nport = {value}\n")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(path, {})
+
+
+@pytest.mark.parametrize("value", ["{ a = " * 5000, "{ a = " + "9" * 5000 + " }"])
+def test_a_flag_beyond_what_its_reader_can_hold_is_named(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, {"policies.shadow": value})
+    assert caught.value.key == "policies.shadow"
 
 
 def test_a_fault_names_the_variable_it_came_from() -> None:

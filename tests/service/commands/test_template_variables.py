@@ -41,6 +41,12 @@ def test_a_template_variable_without_name_or_value_is_refused(
     assert "is not NAME=VALUE" in capsys.readouterr().err
 
 
+def test_a_template_variable_nested_too_deeply_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"--template-variable=a={'[' * 50_000}")
+    assert "a is nested too deeply" in capsys.readouterr().err
+
+
 def test_template_variables_do_not_go_with_raw_text() -> None:
     parser = argparse.ArgumentParser()
     generate.add_arguments(parser)

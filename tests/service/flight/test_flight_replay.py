@@ -343,6 +343,7 @@ def test_an_abort_by_id_is_recorded_with_its_reason_only() -> None:
         (b"\xff\xfe", "not readable"),
         (b"\x1f\x8b cut off", "not readable"),
         (b'{"format":"pageturner flight record","version":99}', "version 99"),
+        (b"[" * 100_000, "not a pageturner flight record"),
     ],
 )
 def test_other_files_are_refused(content: bytes, complaint: str) -> None:
@@ -355,6 +356,12 @@ def test_a_damaged_line_is_named() -> None:
     damaged = [*lines[:4], lines[4].replace('"now"', '"then"', 1), *lines[5:]]
     with pytest.raises(NotAFlightRecord, match="line 5"):
         flight_file.load("\n".join(damaged).encode())
+
+
+def test_a_line_nested_too_deeply_is_named() -> None:
+    lines = list(flight_file.lines(pressed()))
+    with pytest.raises(NotAFlightRecord, match="line 5"):
+        flight_file.load("\n".join([*lines[:4], "[" * 100_000, *lines[5:]]).encode())
 
 
 @pytest.mark.fault("11")

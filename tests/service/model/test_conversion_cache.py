@@ -68,7 +68,7 @@ def test_a_source_of_other_time_and_equal_content_is_not_converted_again(
 
 
 @pytest.mark.parametrize("name", ["a", MANIFEST])
-@pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed", "nested"])
 @pytest.mark.fault("P")
 def test_a_folder_that_was_damaged_is_converted_anew(
     source: Path, tmp_path: Path, name: str, damage: str
@@ -76,6 +76,8 @@ def test_a_folder_that_was_damaged_is_converted_anew(
     folder = converted_folder(source, "float32", tmp_path / "cache", copy)
     if damage == "cut":
         os.truncate(folder / name, 3)
+    elif damage == "nested":
+        (folder / name).write_text("[" * 100_000)
     elif damage == "changed":
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

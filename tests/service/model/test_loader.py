@@ -196,6 +196,13 @@ class TestSources:
             load_artifacts(ModelOptions(source=str(tmp_path / "nowhere")), tmp_path)
 
 
+@pytest.mark.parametrize("written", ["", "[1", "[" * 100_000, '{"num_hidden_layers": ' + "9" * 5000 + "}"])
+def test_a_config_that_is_no_json_is_named(tmp_path: Path, written: str) -> None:
+    (tmp_path / "config.json").write_text(written)
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
