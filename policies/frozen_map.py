@@ -56,9 +56,11 @@ class FrozenMap(Generic[K, V]):
         return value
 
     def items(self) -> Iterator[tuple[K, V]]:
+        """Keys and values, in no stated order."""
         return _items(self._root)
 
     def values(self) -> Iterator[V]:
+        """Values, in the order of `items`."""
         return (value for _, value in self.items())
 
     def set(self, key: K, value: V) -> FrozenMap[K, V]:

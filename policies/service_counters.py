@@ -89,9 +89,11 @@ class ServiceCounters:
     are forgotten."""
 
     def counter(self, tenant: str) -> float:
+        """Weighted service that the tenant had; 0 for one unknown."""
         return self.account(tenant).counter
 
     def account(self, tenant: str) -> Account:
+        """The tenant's account; an empty one if it has none."""
         return self.accounts.get(tenant) or _NEW
 
     def virtual_start(self, request_id: str, tenant: str) -> float:
@@ -119,6 +121,7 @@ class Prices:
     """As `parse_weights` reads them."""
 
     def weight(self, tenant: str) -> float:
+        """The tenant's weight; 1 unless named."""
         return parse_weights(self.tenant_weights).get(tenant, 1.0)
 
 

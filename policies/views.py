@@ -32,6 +32,7 @@ class PoolView:
 
     @property
     def num_available(self) -> int:
+        """Blocks that an allocation may take now."""
         return self.num_free + self.num_evictable
 
 
@@ -113,6 +114,7 @@ class RequestView:
 
     @property
     def num_computed_tokens(self) -> int:
+        """Known tokens whose KV is on the device."""
         return self.num_tokens - self.num_uncomputed_tokens
 
     @property

@@ -164,6 +164,7 @@ class LLM:
 
     @property
     def model(self) -> ModelInfo:
+        """The model that answers."""
         return self._engine.models()[0]
 
     def info(self) -> ServerInfo:

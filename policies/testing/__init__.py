@@ -1,5 +1,7 @@
 """The contract that a policy of each axis keeps, as a check that needs nothing but the standard library.
 
+Owns the clauses of each axis and the views that they are tried on. Tests of policies call it:
+
     from pageturner.policies.testing import check_policy
 
     def test_my_policy_keeps_its_contract() -> None:

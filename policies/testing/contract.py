@@ -53,6 +53,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
+        """Whether no clause is broken."""
         return not self.fault
 
 

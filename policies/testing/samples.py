@@ -44,12 +44,14 @@ def moment(rng: Random) -> float:
 
 
 def pool_view(rng: Random, block_size: int) -> PoolView:
+    """A pool of blocks, sometimes a full one."""
     num_blocks = count(rng)
     num_free = count(rng, 0, num_blocks)
     return PoolView(num_blocks, num_free, count(rng, 0, num_blocks - num_free), block_size)
 
 
 def load_view(rng: Random) -> LoadView:
+    """An engine's load, its figures consistent with each other."""
     block_size = rng.choice((1, 4, 16, 128))
     device, num_running = pool_view(rng, block_size), count(rng, 0, 64)
     num_sequences = count(rng, num_running, num_running + 64)
@@ -67,6 +69,7 @@ def load_view(rng: Random) -> LoadView:
 
 
 def request_view(rng: Random, request_id: str = "") -> RequestView:
+    """A request in any phase."""
     num_prompt, num_sequences, max_output = (
         count(rng, 1, _TOKENS),
         count(rng, 1, 16),
@@ -95,12 +98,14 @@ def request_view(rng: Random, request_id: str = "") -> RequestView:
 
 
 def admission_view(rng: Random) -> AdmissionView:
+    """A waiting request with what it would take."""
     first, known, peak = sorted((count(rng), count(rng), count(rng)))
     view = request_view(rng)
     return AdmissionView(view, view.num_sequences, first, known, peak, count(rng, 0, 64))
 
 
 def victim_view(rng: Random, request_id: str = "") -> VictimView:
+    """A running request that may be asked to yield."""
     view, num_blocks = request_view(rng, request_id), count(rng)
     num_exclusive = count(rng, 0, num_blocks)
     return VictimView(
@@ -120,6 +125,8 @@ def victim_views(rng: Random) -> tuple[VictimView, ...]:
 
 
 def rates(rng: Random) -> Rates:
+    """Rates of a slow or fast machine."""
+
     def cost() -> float:
         return rng.choice((0.0, rng.uniform(0, 1e-3), rng.uniform(0, 1e3)))
 
@@ -134,6 +141,7 @@ def rates(rng: Random) -> Rates:
 
 
 def block_view(rng: Random) -> BlockView:
+    """A cached block without a reference."""
     return BlockView(
         block_id=count(rng),
         depth=count(rng, 0, _TOKENS),
@@ -146,6 +154,7 @@ def block_view(rng: Random) -> BlockView:
 
 
 def batch_view(rng: Random) -> BatchView:
+    """A step about to be filled."""
     return BatchView(
         token_budget=count(rng, 0, 1 << 15),
         num_decode_tokens=count(rng, 0, 4096),

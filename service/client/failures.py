@@ -56,6 +56,7 @@ def proxy_hint(target: Target) -> str:
 
 
 def never_ready(target: Target, timeout_seconds: float) -> DeadlineExceeded:
+    """The error of a server that did not become ready in time."""
     return DeadlineExceeded(
         f"no server at {target.address} was ready within {timeout_seconds:g} s{proxy_hint(target)}"
     )

@@ -126,6 +126,7 @@ def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamEvent 
 
 
 def from_response(response: generation_pb2.GenerateResponse) -> Completion:
+    """The answer to Generate as a completion."""
     return Completion(
         response.request_id,
         response.seed,

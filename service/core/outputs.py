@@ -103,6 +103,7 @@ class ScheduledSequence:
 
     @property
     def end(self) -> int:
+        """Position behind the last token computed."""
         return self.start + len(self.token_ids)
 
 
@@ -116,6 +117,7 @@ class SchedulerOutput:
 
     @property
     def num_tokens(self) -> int:
+        """Rows of the step: tokens of all sequences."""
         return sum(len(sequence.token_ids) for sequence in self.scheduled)
 
     def __bool__(self) -> bool:

@@ -92,6 +92,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
+        """Tokens generated and accepted."""
         return len(self.tokens) - self.request.num_prompt_tokens
 
     @property
@@ -192,6 +193,7 @@ class Request:
 
     @property
     def unfinished(self) -> list[Sequence]:
+        """Sequences that have yet to end."""
         return [sequence for sequence in self.sequences if not sequence.is_finished]
 
     @property
@@ -213,6 +215,7 @@ class Request:
 
     @property
     def num_preemptions(self) -> int:
+        """Times the request yielded, by any means."""
         return sum(self.num_preemptions_by_kind.values())
 
     @property

@@ -108,9 +108,11 @@ class AsyncEngine:
 
     @property
     def health(self) -> EngineHealth:
+        """The engine's health at this moment."""
         return self._health.value
 
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:
+        """Wait until health is other than `known`; that one."""
         return await self._health.wait_for_change(known)
 
     async def drain(self, grace_seconds: float) -> None:
@@ -166,9 +168,11 @@ class AsyncEngine:
 
     @property
     def limits(self) -> InputLimits:
+        """What a prompt may measure here."""
         return self._limits
 
     async def submit(self, request: GenerationRequest) -> BufferedStream:
+        """Accept a request and open its stream. Raises the refusal: InvalidArgument, QueueFull and others."""
         arrival_time = self._clock.now()
         self._health.refuse_unless_serving()
         num_tokens = self._inputs.check(request)
@@ -183,22 +187,27 @@ class AsyncEngine:
         return await self._live.submit(self._inputs.complete(request, token_ids, arrival_time))
 
     async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
+        """End a request with `error`, between two steps."""
         return self._live.abort(request_id, error or RequestAborted("aborted by its id"))
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The ids of a prompt. Raises InvalidArgument where it is longer than `limits.tokenization`."""
         return await self._prompts.encode(
             prompt, self._limits.tokenization, add_special_tokens=add_special_tokens
         )
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """The text of ids. Raises InvalidArgument."""
         return await self._prompts.decode(token_ids, self._limits.tokenization)
 
     # What runs here
 
     def models(self) -> tuple[ModelInfo, ...]:
+        """The one model that is served."""
         return (self._model,)
 
     def server_info(self) -> ServerInfo:
+        """What runs here, and for how long."""
         return replace(self._server_info, uptime_seconds=self._clock.now() - self._started_at)
 
     def policies(self) -> PoliciesInfo:
@@ -213,9 +222,11 @@ class AsyncEngine:
         return replace(info, axes=tuple(axes))
 
     async def set_policies(self, change: PolicyChange) -> PoliciesInfo:
+        """Change policies between two steps, all or none; what is in force then."""
         return await self._changes.carry_out(change)
 
     def load(self) -> SchedulerStats:
+        """The scheduler's figures, with requests that are accepted and on their way to it."""
         num_pending, num_tokens = self._live.pending
         if not num_pending:
             return self._stats
@@ -226,6 +237,7 @@ class AsyncEngine:
         )
 
     async def flight_record(self) -> bytes:
+        """A flight file of this moment. Raises NotRecorded where the recorder is off."""
         if self._flight is None:
             raise NotRecorded("the flight recorder is off: engine.flight_recorder_steps is 0")
         return await self._flight.content()

@@ -81,6 +81,7 @@ class LiveRequests:
     # To the thread
 
     def refuse_duplicate(self, request_id: str) -> None:
+        """Raise an error if a live request has this id."""
         if request_id in self._live:
             raise DuplicateRequest(request_id)
 

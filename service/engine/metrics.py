@@ -44,6 +44,7 @@ class HistogramSnapshot:
 
     @property
     def count(self) -> int:
+        """All observations."""
         return self.cumulative[-1]
 
 
@@ -56,10 +57,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
+        """Count `value` so many times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
     def snapshot(self) -> HistogramSnapshot:
+        """A frozen copy."""
         return HistogramSnapshot(self._bounds, tuple(accumulate(self._counts)), self._sum)
 
 
@@ -126,6 +129,7 @@ class Metrics:
     # Calls of gRPC
 
     def call_started(self, method: Method) -> None:
+        """A call has come in."""
         self._calls_started[method] += 1
 
     def call_handled(self, method: Method, code: str) -> None:
@@ -135,16 +139,20 @@ class Metrics:
     # The engine's requests
 
     def accepted(self, event: AcceptedEvent, arrival_time: float) -> None:
+        """A request was accepted. arrival_time: on the engine's clock."""
         self._timelines[event.request_id] = _Timeline(arrival_time)
         self._num_prompt_tokens += event.num_prompt_tokens
 
     def refused(self) -> None:
+        """A request was refused before it was accepted."""
         self._num_refused += 1
 
     def stalled(self) -> None:
+        """A step took longer than `stall_seconds`."""
         self._num_stalls += 1
 
     def gave_up(self) -> None:
+        """A request was given up, since nothing could be scheduled."""
         self._num_given_up += 1
 
     def observe(self, events: Iterable[Event], now: float) -> None:

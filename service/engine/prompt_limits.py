@@ -38,6 +38,7 @@ class PromptLimits:
         return cls(max_tokens, characters, max(1, max_tokens), reason)
 
     def check_characters(self, num_characters: int, field: str) -> None:
+        """Raise InvalidArgument for a text that is too long to be tokenized."""
         if num_characters > self.max_characters:
             reason = f"{num_characters} characters are more than {self.max_tokens} tokens can stand for"
             if self.max_characters == MAX_PROMPT_CHARACTERS:
@@ -45,10 +46,12 @@ class PromptLimits:
             raise InvalidArgument(field, reason)
 
     def check_messages(self, num_messages: int, field: str) -> None:
+        """Raise InvalidArgument for a conversation of too many turns."""
         if num_messages > self.max_messages:
             raise InvalidArgument(field, f"{num_messages} messages; at most {self.max_messages}")
 
     def check_tokens(self, num_tokens: int, field: str) -> None:
+        """Raise InvalidArgument for too many token ids."""
         if num_tokens > self.max_tokens:
             raise InvalidArgument(field, f"{num_tokens} tokens; at most {self.max_tokens} {self.reason}")
 
@@ -63,6 +66,7 @@ class InputLimits:
 
     @classmethod
     def of_model(cls, max_model_len: int, max_token_chars: int | None) -> InputLimits:
+        """The limits of a model of `max_model_len` tokens. max_token_chars: see `of_tokens`."""
         return cls(
             PromptLimits.of_tokens(max_model_len - 1, max_token_chars, "leave room for an answer"),
             PromptLimits.of_tokens(max(max_model_len, MIN_TOKENIZED), max_token_chars),

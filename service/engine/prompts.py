@@ -71,6 +71,7 @@ class PromptReader:
         return await self._run(len(token_ids), lambda: self._checked(token_ids, "prompt.token_ids"))
 
     async def decode(self, token_ids: Sequence[int], limits: PromptLimits) -> str:
+        """Token ids to text, on a worker thread where there are many. Raises InvalidArgument."""
         tokenizer = self._require_tokenizer("token_ids")
         limits.check_tokens(len(token_ids), "token_ids")
         return await self._run(

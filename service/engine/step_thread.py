@@ -54,6 +54,7 @@ class StepThread:
         return self._last_progress
 
     def start(self) -> None:
+        """Start the thread. Once only."""
         self._thread.start()
 
     def send(self, command: Command) -> None:
@@ -61,6 +62,7 @@ class StepThread:
         self._commands.put(command)
 
     def join(self, timeout: float) -> None:
+        """Wait at most so many seconds for the thread to end."""
         self._thread.join(timeout)
 
     def _run(self) -> None:

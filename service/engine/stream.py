@@ -71,10 +71,12 @@ class BufferedStream:
 
     @property
     def request_id(self) -> str:
+        """The id under which the request was accepted."""
         return self._request_id
 
     @property
     def num_buffered_tokens(self) -> int:
+        """Tokens that the reader has yet to take."""
         return self._num_tokens
 
     def push(self, event: StreamEvent) -> None:
@@ -114,6 +116,7 @@ class BufferedStream:
         return self._take(event) if isinstance(event, _Tokens) else event
 
     async def aclose(self) -> None:
+        """The reader leaves: what waits is dropped, and a request that still runs is aborted."""
         if self._is_left:
             return
         self._is_left = True

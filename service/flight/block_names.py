@@ -82,7 +82,9 @@ class NameHasher(PrefixHasher):
     """
 
     def root(self, *, adapter: str, salt: str) -> bytes:
+        """The name that chains of this tag begin with."""
         return b""
 
     def extend(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        """The name of a block behind its parent's."""
         return hash_of(token_ids[-1]) if token_ids[-1] else super().extend(parent, token_ids)

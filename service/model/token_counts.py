@@ -28,6 +28,7 @@ class TokenCounts:
 
     @property
     def ids(self) -> Array:
+        """Token ids that were counted, each once."""
         return self._ids[: len(self._place)]
 
     @property

@@ -1,4 +1,4 @@
-"""The room of policies: asks them, checks their answers, quarantines those that fail, watches shadows.
+"""The host of policies: asks them, checks their answers, quarantines those that fail, watches shadows.
 
 It owns each policy's memory, fault count and time. The core alone asks, through `host.PolicyHost`, and gets
 an answer that can be followed whatever a policy does, short of never returning: that is reported while it

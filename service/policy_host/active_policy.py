@@ -64,10 +64,12 @@ class ActivePolicy:
 
     @property
     def is_quarantined(self) -> bool:
+        """Whether the default of the axis decides instead."""
         return bool(self.quarantine_reason)
 
     @property
     def in_force(self) -> PolicyCaller:
+        """The policy that is asked: this one, or in quarantine its axis's default."""
         return self.default if self.is_quarantined else self.chosen
 
     def snapshot(self) -> ActivePolicyState:

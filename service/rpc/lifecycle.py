@@ -29,6 +29,7 @@ class Lifecycle:
 
     @property
     def is_loading(self) -> bool:
+        """Whether no engine is there yet."""
         return self._engine is None
 
     @property
@@ -40,6 +41,7 @@ class Lifecycle:
 
     @property
     def health(self) -> EngineHealth:
+        """The engine's health, or that it is loading."""
         return EngineHealth.STARTING if self._engine is None else self._engine.health
 
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:

@@ -86,6 +86,7 @@ class ServerOptions:
 
     @property
     def address(self) -> str:
+        """What gRPC listens on."""
         return format_address(self.host, self.port)
 
     def channel_arguments(self) -> tuple[tuple[str, int], ...]:

@@ -114,6 +114,7 @@ class Server:
             self._listener.remove_socket_file()
 
     async def wait_for_termination(self) -> None:
+        """Wait until the server has stopped."""
         assert self._server is not None, "the server was started"
         await self._server.wait_for_termination()
 

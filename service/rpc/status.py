@@ -87,6 +87,7 @@ class UnknownStatus(PageturnerError):
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
+    """The gRPC status code of an error."""
     for kind, code in CODES.items():
         if isinstance(error, kind):
             return code

@@ -49,6 +49,7 @@ class BlockManager:
     # --- what a sequence holds -------------------------------------------------------------
 
     def table(self, sequence: Sequence) -> tuple[int, ...]:
+        """The sequence's device blocks, in order."""
         return tuple(self.tables.get(sequence.seq_id, ()))
 
     def peek(self, sequence: Sequence) -> list[int]:
@@ -56,6 +57,7 @@ class BlockManager:
         return self.tables.get(sequence.seq_id, _EMPTY)
 
     def num_blocks(self, sequence: Sequence) -> int:
+        """How many device blocks the sequence's table has."""
         return len(self.tables.get(sequence.seq_id, ()))
 
     def holds_device_blocks(self, request: Request) -> bool:
@@ -183,6 +185,7 @@ class BlockManager:
             self.device.count_hit(block_id)
 
     def unpin(self, block_ids: Iterable[int], release: Release) -> None:
+        """Give back the references that `pin` took."""
         for block_id in block_ids:
             self.device.release(block_id, release)
 

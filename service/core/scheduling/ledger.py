@@ -43,6 +43,7 @@ class Ledger:
         self._dropped_pending: set[int] = set()
 
     def savepoint(self) -> LedgerSavepoint:
+        """What `restore` goes back to."""
         return LedgerSavepoint(
             self.available,
             self.pending,
@@ -52,6 +53,7 @@ class Ledger:
         )
 
     def restore(self, savepoint: LedgerSavepoint) -> None:
+        """Forget what was booked since."""
         self.available = savepoint.available
         self.pending = savepoint.pending
         self.slots = savepoint.slots

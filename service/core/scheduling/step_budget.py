@@ -71,13 +71,16 @@ class StepBudget:
 
     @property
     def has_budget(self) -> bool:
+        """Whether one more token may be computed in this step."""
         return min(self.total_left, self.prefill_left + self.decode_left) > 0
 
     def savepoint(self) -> Savepoint:
+        """What `restore` goes back to."""
         budget = (self.total_left, self.decode_left, self.prefill_left)
         return Savepoint(self.ledger.savepoint(), budget, len(self.chunks), self.num_promised)
 
     def restore(self, savepoint: Savepoint) -> None:
+        """Forget chunks and bookings made since."""
         self.ledger.restore(savepoint.ledger)
         self.total_left, self.decode_left, self.prefill_left = savepoint.budget
         del self.chunks[savepoint.num_chunks :]

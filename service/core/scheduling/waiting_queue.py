@@ -51,6 +51,7 @@ class WaitingQueue:
         return request.order in self._entry_of
 
     def add(self, request: Request) -> None:
+        """Queue a request by its key."""
         entry = request.queue_entry
         if entry is None or not self._is_key_fixed:
             entry = self._make_entry(request, self._load())
@@ -71,6 +72,7 @@ class WaitingQueue:
             self.num_prompt_tokens += request.num_prompt_tokens
 
     def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
         entry = self._entry_of.pop(request.order)
         del self._entries[bisect_left(self._entries, entry)]
         del self._request_of[request.order]
