@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--processes", type=int, default=1, help="client processes; more if send lag shows (%(default)s)")
     add("--prompt-tokens", default="128", metavar="N|LOW-HIGH", help="length of prompts (%(default)s)")
     add("--output-tokens", default="128", metavar="N|LOW-HIGH", help="length of outputs (%(default)s)")
-    add("--shared-prefix-tokens", type=int, default=0, help="how all prompts begin (%(default)s)")
+    add(
+        "--shared-prefix-tokens", type=int, default=0, help="tokens that all prompts begin with (%(default)s)"
+    )
     add("--priorities", default="0", metavar="P:WEIGHT,...", help="mix of priorities, such as 0:9,5:1")
     add("--tenants", default="", metavar="NAME:WEIGHT,...", help="mix of tenants, such as alice:3,bob:1")
     add("--seed", type=int, default=0, help="of prompts, lengths and arrivals (%(default)s)")

@@ -59,6 +59,19 @@ def test_the_walk_is_short() -> None:
     assert lines <= 3000, lines
 
 
+def test_the_walk_tells_of_what_is_in_its_files() -> None:
+    """A name in a row is a word of the row's file, so that it can be searched for there."""
+    rows = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \| (.*) \|$", README, re.MULTILINE)
+    told = [(file, name) for file, row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(told) >= 6
+    missing = [
+        (file, name)
+        for file, name in told
+        if not re.search(rf"\b{name}\b", (ROOT / "service" / file).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
+
+
 def test_every_file_named_is_there() -> None:
     """A path is told from the root or from service/, which is what the walk's table is about."""
     for told in re.findall(r"[`(]((?:[\w.]+/)*[\w.]+\.(?:py|md|toml|txt))[`)]", README):

@@ -19,6 +19,7 @@ from pageturner.service.client import (
     TokenEvent,
 )
 from pageturner.service.client.server_process import running_server
+from pageturner.service.client.targets import TARGET_FORMS
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note
 from pageturner.service.core.outputs import RequestTimings, Usage
@@ -112,7 +113,7 @@ def add_target_flags(parser: argparse.ArgumentParser, positionals: str = "") -> 
     """`--target`, and the flags of a server that is started where it is not given."""
     parser.add_argument(
         "--target",
-        metavar="HOST:PORT",
+        metavar=TARGET_FORMS,
         help="a running server; without it one is started, by the flags below",
     )
     add_config_flags(parser, positionals)
@@ -128,7 +129,7 @@ def target_of(arguments: argparse.Namespace) -> Iterator[str]:
         yield arguments.target
         return
     if sys.stderr.isatty():
-        note("starting a server; --target HOST:PORT uses a running one")
+        note(f"starting a server; --target {TARGET_FORMS} uses a running one")
     with running_server(given) as server:
         yield server.target
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from pageturner.service.client import DEFAULT_TARGET, Client
+from pageturner.service.client.targets import TARGET_FORMS
 from pageturner.service.commands import signals
 from pageturner.service.commands.output import note, write
 from pageturner.service.errors import PageturnerError
@@ -19,14 +20,15 @@ EXAMPLE = "pageturner flight dump --target localhost:50051 --out flight.jsonl.gz
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["dump"], help="write it to a file")
     add_target(parser)
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, default=Path("flight.jsonl.gz"), help="%(default)s"
-    )
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("flight.jsonl.gz"), help="where")
 
 
 def add_target(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--target", metavar="HOST:PORT", default=DEFAULT_TARGET, help=f"the server (default {DEFAULT_TARGET})"
+        "--target",
+        metavar=TARGET_FORMS,
+        default=DEFAULT_TARGET,
+        help=f"the server (default {DEFAULT_TARGET})",
     )
 
 

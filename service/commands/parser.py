@@ -23,7 +23,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.help or ""
-        has_default = action.default not in (None, False, "", argparse.SUPPRESS) and action.default != []
+        default = action.default  # 0 is one to be told, though it equals False
+        has_default = default not in (None, "", argparse.SUPPRESS) and default is not False and default != []
         if not action.option_strings or not has_default:
             return action.help
         if "%(default)s" in shown:

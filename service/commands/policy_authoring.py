@@ -50,12 +50,17 @@ def new(words: list[str], folder: Path) -> int:
     return 0
 
 
+def find_modules_in(folder: Path) -> None:
+    """Let a MODULE:CLASS name a file of this folder, behind all that is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
 def check(words: list[str], folder: Path, *, as_json: bool) -> int:
     """words: MODULE:CLASS[:OPTION=VALUE,...], or a name. Tries the contract of each axis it answers for."""
     if len(words) != 1:
         raise ConfigError("policies check", "say one MODULE:CLASS, such as my_policies:Youngest")
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    find_modules_in(folder)
     verdicts = {axis: try_policy(axis, policy) for axis, policy in _made(words[0]).items()}
     is_kept = all(verdict.holds for each in verdicts.values() for verdict in each)
     if as_json:

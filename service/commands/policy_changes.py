@@ -12,6 +12,7 @@ from pageturner.policies.interfaces import AXES
 from pageturner.policies.presets import PRESETS
 from pageturner.policies.spec import PolicySpec, parse_choice
 from pageturner.service.client import DEFAULT_TARGET, Client
+from pageturner.service.client.targets import TARGET_FORMS
 from pageturner.service.commands import signals
 from pageturner.service.commands.output import note, wrapped, write
 from pageturner.service.errors import ConfigError
@@ -24,7 +25,10 @@ HANGS_AFTER_SECONDS = 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("show and set")
     group.add_argument(
-        "--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help=f"the server (default {DEFAULT_TARGET})"
+        "--target",
+        default=DEFAULT_TARGET,
+        metavar=TARGET_FORMS,
+        help=f"the server (default {DEFAULT_TARGET})",
     )
     group.add_argument("--preset", default="", metavar="NAME", help="set all axes, AXIS=POLICY goes over it")
     group.add_argument(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pageturner.service.commands.output import note, show, write
+from pageturner.service.commands.policy_authoring import find_modules_in
 from pageturner.service.commands.progress import progress, reading
 from pageturner.service.commands.result_files import check_folder
 from pageturner.service.errors import ConfigError
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 HELP = "compare scheduling policies on a workload, on a virtual clock"
 EXAMPLE = (
-    "pageturner simulate --workload mixed --policies '' --policies 'late: victim=last-arrived' "
-    "--sweep cache.num_blocks=1500,3000 --seeds 5 --plot out"
+    "pageturner simulate --workload bursty --policies '' --policies 'late: victim=last-arrived' "
+    "--sweep cache.num_blocks=400,800 --seeds 5 --plot out"
 )
 
 
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_matplotlib()
         check_folder("--plot", arguments.plot)
     machine = load_machine(arguments.machine)
+    find_modules_in(Path.cwd())
     setups = tuple(parse_policies(text) for text in arguments.policies or [""])
     for text in arguments.sweep:
         setups = sweep(setups, text)

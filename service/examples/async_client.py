@@ -1,7 +1,7 @@
 """Many requests at once with asyncio, one of them left early.
 
 pageturner serve                                        # in another terminal
-python -m pageturner.service.examples.async_client [HOST:PORT]
+python -m pageturner.service.examples.async_client [HOST:PORT|unix:PATH]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ask a running server, without asyncio.
 
 pageturner serve                                        # in another terminal
-python -m pageturner.service.examples.sync_client [HOST:PORT]
+python -m pageturner.service.examples.sync_client [HOST:PORT|unix:PATH]
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ class ModelOptions:
     forward: Forward = "auto"
     """`auto` takes the lean decoder where it knows the architecture, `transformers` otherwise."""
     num_threads: int | None = None
-    """Threads of torch; None is torch's choice, within the CPU quota of a container."""
+    """Threads of torch; absent, torch's choice, within the CPU quota of a container."""
     max_position: int | None = None
-    """Rows of the RoPE table, hence the longest sequence; None is the model's own."""
+    """Rows of the RoPE table, hence the longest sequence; absent, the model's own."""
 
     def __post_init__(self) -> None:
         if not self.source:

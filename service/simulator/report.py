@@ -54,10 +54,18 @@ def render(outcomes: Sequence[ContenderRuns]) -> RenderableType:
         title = f"difference from {heads[0]}" + (", paired by seed" if num_runs > 1 else "")
         cells = {n: [_difference(n, each.get(n)) for each in found] for n in SHOWN}
         paired = _table(title, heads[1:], cells)
-        parts.append(
-            paired if paired.row_count else "No run of any other set differs in any of these figures."
-        )
+        parts.append(paired if paired.row_count else _no_difference(outcomes))
     return Group(*parts)
+
+
+def _no_difference(outcomes: Sequence[ContenderRuns]) -> str:
+    said = "No run of any other set differs in any of these figures."
+    if any(run["preemptions"] for outcome in outcomes for run in outcome.figures):
+        return said
+    return (
+        f"{said} No request was preempted, so no victim and no reclaim policy was asked; "
+        "a smaller pool (--sweep cache.num_blocks=N) asks them."
+    )
 
 
 def _table(title: str, heads: Sequence[str], cells: Mapping[str, Sequence[str]]) -> Table:

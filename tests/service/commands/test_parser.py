@@ -16,6 +16,7 @@ def make_parser() -> Parser:
     parser.add_argument("--count", type=int, default=3, help="how many")
     parser.add_argument("--out", type=Path, help="where")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals (%(default)s)")
     parser.add_argument("--size", default="", help="of a block (default: the model's)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--quick", nargs="?", const="true", metavar="BOOL")
@@ -62,6 +63,7 @@ def test_the_help_says_defaults_and_what_a_value_looks_like() -> None:
     assert "how many (default 3)" in shown
     assert "runs of each (default 5)" in shown
     assert "of a block (default: the model's)\n" in shown
+    assert "of arrivals (default 0)" in shown
     assert "--out FILE" in shown
     assert "where\n" in shown
     assert "as JSON\n" in shown

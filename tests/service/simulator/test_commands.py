@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -26,6 +27,29 @@ def test_simulate_prints_a_table_and_paired_differences(capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     for words in ("TTFT p99", "KV occupancy", "paired by seed"):
         assert words in printed
+
+
+def test_sets_that_were_never_asked_are_told_apart_by_a_smaller_pool(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where no request was preempted, victim policies can't differ, and the report says how they would."""
+    sets = ["--policies=", "--policies=victim=last-arrived"]
+    assert main([*SMALL, *sets]) == 0
+    assert "--sweep cache.num_blocks=N" in " ".join(capsys.readouterr().out.split())
+    assert main([*SMALL, *sets, "--sweep=cache.num_blocks=150", "--concurrency=16"]) == 0
+    printed = capsys.readouterr().out
+    assert "by recompute" in printed
+    assert "was preempted" not in printed
+
+
+def test_simulate_finds_a_policy_in_the_folder_that_it_is_called_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["policies", "new", "victim", "HereForSimulation"]) == 0
+    assert main([*SMALL, "--policies=victim=here_for_simulation:HereForSimulation"]) == 0
+    assert "TTFT p99" in capsys.readouterr().out
 
 
 def test_simulate_writes_pictures_and_a_page_that_needs_nothing_else(
