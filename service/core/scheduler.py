@@ -285,11 +285,6 @@ class Scheduler:
         self.state.check_integrity()
 
     @property
-    def policy_faults(self) -> Mapping[str, str]:
-        """By axis, the last bad answer of its policy in words; axes that never gave one are absent."""
-        return self.policy_host.last_fault
-
-    @property
     def guarded_id(self) -> str | None:
         """The request that no policy can hold back at present."""
         guarded = self.state.guarded

@@ -76,7 +76,7 @@ class AdmissionPlanner:
         is_privileged = request is self._guarded or request.order in self._constraints.claimants
         may_claim = is_privileged or self._outranks_someone(request)
         if not may_claim and request.num_slots > self._ledger.slots:
-            self._trace.note(_lacks(request, num_slots=request.num_slots - self._ledger.slots))
+            self._trace.lacks_slots(request, request.num_slots - self._ledger.slots)
             return Admission.SKIP, None
         savepoint = self._budget.savepoint()
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     Event,
@@ -17,9 +15,6 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import Sequence
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.state import SchedulerState
-
-_Accepted: TypeAlias = tuple[tuple[SampledToken, ...], str, FinishReason, str | int | None]
-"""Tokens accepted, the text they release, why the sequence ends (or not), and the stop that ended it."""
 
 
 class OutputProcessor:
@@ -65,43 +60,42 @@ class OutputProcessor:
                 manager.cache_full_blocks(sequence)
 
     def _accept(self, sequence: Sequence, tokens: tuple[SampledToken, ...], events: list[Event]) -> None:
-        request = sequence.request
+        """Append tokens until one ends the sequence. One function, as it runs for each sequence of a step."""
+        request, stop_condition = sequence.request, self._stop_condition
         if request.first_token_at is None:
             request.first_token_at = self._state.now
         sequence.num_in_flight -= 1
+        min_total = request.num_prompt_tokens + request.new.params.min_tokens
+        text, num_accepted = "", 0
+        reason = FinishReason.UNSPECIFIED
+        matched: str | int | None = None
         try:
-            accepted, text, reason, matched = self._append(sequence, tokens)
+            for token in tokens:
+                token_id = token.token_id
+                sequence.tokens.append(token_id)
+                num_accepted += 1
+                may_stop = len(sequence.tokens) >= min_total
+                is_stop = token_id in request.stop_ids
+                delta = stop_condition.append(
+                    sequence.seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop
+                )
+                text += delta.text
+                if delta.matched_stop is not None:
+                    reason, matched = FinishReason.STOP, delta.matched_stop
+                elif is_stop and may_stop:
+                    reason, matched = FinishReason.STOP, token_id
+                elif len(sequence.tokens) >= request.max_total_tokens:
+                    reason = FinishReason.LENGTH
+                else:
+                    continue
+                text += stop_condition.finish(sequence.seq_id)
+                break
         except Exception as error:  # a tokenizer's fault is of this request alone
             events.append(self._finisher.abort(request, text_failed(error)))
             return
-        events.append(TokenEvent(request.request_id, sequence.index, accepted, text))
+        events.append(TokenEvent(request.request_id, sequence.index, tokens[:num_accepted], text))
         if reason is not FinishReason.UNSPECIFIED:
             events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
             self._finisher.retire(sequence)
             if not request.unfinished:
                 events.append(self._finisher.complete(request))
-
-    def _append(self, sequence: Sequence, tokens: tuple[SampledToken, ...]) -> _Accepted:
-        """Append tokens until one ends the sequence. Raises what the stop condition raises."""
-        request, stop_condition = sequence.request, self._stop_condition
-        min_total = request.num_prompt_tokens + request.new.params.min_tokens
-        text = ""
-        for num_accepted, token in enumerate(tokens, start=1):
-            token_id = token.token_id
-            sequence.tokens.append(token_id)
-            may_stop = len(sequence.tokens) >= min_total
-            is_stop = token_id in request.stop_ids
-            delta = stop_condition.append(sequence.seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop)
-            text += delta.text
-            reason: FinishReason = FinishReason.STOP
-            matched: str | int | None = delta.matched_stop
-            if delta.matched_stop is None:
-                if is_stop and may_stop:
-                    matched = token_id
-                elif len(sequence.tokens) >= request.max_total_tokens:
-                    reason = FinishReason.LENGTH
-                else:
-                    continue
-            text += stop_condition.finish(sequence.seq_id)
-            return tokens[:num_accepted], text, reason, matched
-        return tokens, text, FinishReason.UNSPECIFIED, None

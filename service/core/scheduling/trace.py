@@ -38,6 +38,12 @@ class Trace:
         if self._is_on:
             self._notes.append(decision)
 
+    def lacks_slots(self, request: Request, num_slots_short: int) -> None:
+        """A waiting request finds no slots, whatever policies say."""
+        if self._is_on:
+            by = CoreRule.CAPACITY.value
+            self._notes.append(Refused(request.request_id, by, 0, 0, num_slots_short=num_slots_short))
+
     def admitted(self, start: PlannedAdmission, guard: CoreRule | None) -> None:
         """A waiting request starts. guard: by what, if no policy was asked."""
         if not self._is_on:
