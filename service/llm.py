@@ -46,7 +46,7 @@ from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine_thread import EngineThread, Progress
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.policy_host.reports import PoliciesInfo
-from pageturner.service.rpc import convert
+from pageturner.service.rpc import from_wire
 from pageturner.service.startup.wiring import build_service
 from pageturner.v1 import admin_pb2, generation_pb2
 
@@ -147,13 +147,13 @@ class LLM:
 
     def tokenize(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids that a prompt becomes, a conversation through the model's chat template."""
-        plain = convert.to_prompt(to_prompt(prompt), self._engine.limits.tokenization)
+        plain = from_wire.to_prompt(to_prompt(prompt), self._engine.limits.tokenization)
 
         async def tokenize() -> tuple[int, ...]:
             try:
                 return await self._engine.tokenize(plain, add_special_tokens=add_special_tokens)
             except InvalidArgument as error:
-                raise convert.to_wire_path(error, plain) from error
+                raise from_wire.to_wire_path(error, plain) from error
 
         return self._thread.run(tokenize())
 
@@ -190,7 +190,7 @@ class LLM:
         """As `Client.set_policies`, of classes of one's own too (`"module:Class"`)."""
         request = calls.set_policies(policies, shadows, preset, expected_revision).request
         assert isinstance(request, admin_pb2.SetPoliciesRequest)
-        return self._thread.run(self._engine.set_policies(convert.to_policy_change(request, "LLM")))
+        return self._thread.run(self._engine.set_policies(from_wire.to_policy_change(request, "LLM")))
 
     def _follow(self, request: GenerationRequest) -> Generator[StreamEvent, None, None]:
         """Holds this LLM for as long as the stream is held: `LLM().stream(...)` must not end it."""
@@ -212,7 +212,7 @@ def _build(loaded: LoadedConfig, logger: FilteringBoundLogger) -> AsyncEngine:
 
 def _to_request(engine: AsyncEngine, prompt: generation_pb2.Prompt, options: Options) -> GenerationRequest:
     message, timeout_seconds = to_request(generation_pb2.GenerateRequest, prompt, options)
-    return convert.to_generation_request(
+    return from_wire.to_generation_request(
         message, message.request_id, timeout_seconds, engine.limits.generation
     )
 

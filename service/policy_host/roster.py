@@ -178,11 +178,6 @@ class PolicyRoster:
         return {axis: shadow.caller.policy for axis, shadow in self._shadows.items()}
 
     @property
-    def last_fault(self) -> Mapping[str, str]:
-        """By axis, the last bad answer in words; axes that never gave one are absent."""
-        return {axis: active.last_fault for axis, active in self._active.items() if active.last_fault}
-
-    @property
     def states(self) -> Mapping[str, object]:
         """By axis, the memory of the policy in force; axes without one are absent."""
         callers = {axis: active.in_force for axis, active in self._active.items()}

@@ -9,7 +9,7 @@ import grpc
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.errors import Draining, InvalidArgument
-from pageturner.service.rpc import convert
+from pageturner.service.rpc import convert, from_wire
 from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.v1 import admin_pb2 as pb
@@ -65,7 +65,7 @@ class AdminServicer(AdminServiceServicer):
     async def SetPolicies(
         self, request: pb.SetPoliciesRequest, context: Context[pb.SetPoliciesRequest, pb.SetPoliciesResponse]
     ) -> pb.SetPoliciesResponse:
-        change = convert.to_policy_change(request, origin=f"peer {context.peer()}")
+        change = from_wire.to_policy_change(request, origin=f"peer {context.peer()}")
         if not self._options.allow_policy_imports:
             _refuse_imports("policies", change.policies)
             _refuse_imports("shadows", change.shadows)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from pageturner.service.engine.api import EngineClient, GenerationRequest, StreamEvent
 from pageturner.service.errors import InvalidArgument
-from pageturner.service.rpc.convert import to_wire_path
+from pageturner.service.rpc.from_wire import to_wire_path
 
 
 async def events_of(engine: EngineClient, request: GenerationRequest) -> AsyncGenerator[StreamEvent, None]:

@@ -15,7 +15,7 @@ from pageturner.service.engine.api import (
     GenerationRequest,
 )
 from pageturner.service.errors import InvalidArgument
-from pageturner.service.rpc import convert
+from pageturner.service.rpc import convert, from_wire
 from pageturner.service.rpc.events import events_of
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.models import find_model
@@ -107,11 +107,11 @@ class GenerationServicer(GenerationServiceServicer):
         engine = self._lifecycle.engine
         find_model(engine, request.model)
         add_special_tokens = request.add_special_tokens or not request.HasField("add_special_tokens")
-        prompt = convert.to_prompt(request.prompt, engine.limits.tokenization)
+        prompt = from_wire.to_prompt(request.prompt, engine.limits.tokenization)
         try:
             token_ids = await engine.tokenize(prompt, add_special_tokens=add_special_tokens)
         except InvalidArgument as error:
-            raise convert.to_wire_path(error, prompt) from error
+            raise from_wire.to_wire_path(error, prompt) from error
         return pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
@@ -128,7 +128,7 @@ class GenerationServicer(GenerationServiceServicer):
         limits = self._lifecycle.engine.limits.generation
         request_id = request.request_id or self._new_request_id()
         structlog.contextvars.bind_contextvars(request_id=request_id[:MAX_NAME_CHARACTERS])
-        generation = convert.to_generation_request(request, request_id, deadline_seconds, limits)
+        generation = from_wire.to_generation_request(request, request_id, deadline_seconds, limits)
         if self._options.log_prompts:
             self._logger.info("prompt", request_id=request_id, prompt=generation.prompt)
         return generation

@@ -354,7 +354,7 @@ def test_a_fault_of_a_shadow_is_told_as_such() -> None:
 def test_a_huge_answer_is_quoted_in_few_words() -> None:
     host = host_of("queue", Does(lambda *_: [["x" * 10_000_000] * 1000] * 1000))
     ASK["queue"](host)
-    assert len(host.last_fault["queue"]) < 250
+    assert len(host.report().axes[0].last_fault) < 250
 
 
 # --- time ---------------------------------------------------------------------------------------------

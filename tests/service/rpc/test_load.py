@@ -13,7 +13,7 @@ from support.serving import serving
 from pageturner.service.engine.api import AcceptedEvent, ChatMessage, Prompt
 from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
 from pageturner.service.errors import InvalidArgument, QueueFull
-from pageturner.service.rpc import convert
+from pageturner.service.rpc import from_wire
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.status import UnknownStatus
 
@@ -149,7 +149,7 @@ def test_ids_and_turns_are_counted_before_they_are_copied() -> None:
     for form in ("token_ids", "chat"):
         message: Any = Message(form)
         with pytest.raises(InvalidArgument, match=f"prompt.{form}"):
-            convert.to_prompt(message, TIGHT)
+            from_wire.to_prompt(message, TIGHT)
 
 
 @pytest.mark.fault("O")

@@ -21,7 +21,7 @@ from pageturner.service.client import Completion, FinishedEvent, TokenEvent
 from pageturner.service.engine.api import EngineHealth, PolicyChange
 from pageturner.service.engine.thread_messages import ChangePolicies
 from pageturner.service.errors import Draining, InvalidArgument, StaleRevision
-from pageturner.service.rpc.convert import to_policy_change
+from pageturner.service.rpc.from_wire import to_policy_change
 from pageturner.v1 import admin_pb2, admin_pb2_grpc
 
 NAMES = {axis: registry.names(axis) for axis in AXES}

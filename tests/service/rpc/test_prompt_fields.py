@@ -8,7 +8,7 @@ from support.fake_engine import UNLIMITED
 from pageturner.service.client.prompts import to_prompt as to_wire
 from pageturner.service.engine.api import ChatMessage, ChatPrompt, Prompt, TextPrompt
 from pageturner.service.errors import InvalidArgument
-from pageturner.service.rpc import convert
+from pageturner.service.rpc import from_wire
 from pageturner.v1 import generation_pb2 as pb
 
 TURNS = (ChatMessage("user", "hi"), ChatMessage("assistant", "According to"))
@@ -27,7 +27,7 @@ TURNS = (ChatMessage("user", "hi"), ChatMessage("assistant", "According to"))
     ],
 )
 def test_the_engine_is_given_the_prompt_that_the_client_stated(prompt: Prompt) -> None:
-    assert convert.to_prompt(to_wire(prompt), UNLIMITED) == prompt
+    assert from_wire.to_prompt(to_wire(prompt), UNLIMITED) == prompt
 
 
 @pytest.mark.fault("43")
@@ -45,5 +45,5 @@ def test_template_variables_that_are_too_many_or_no_json_are_refused(
 ) -> None:
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")], template_variables=variables)
     with pytest.raises(InvalidArgument, match=reason) as caught:
-        convert.to_prompt(pb.Prompt(chat=chat), UNLIMITED)
+        from_wire.to_prompt(pb.Prompt(chat=chat), UNLIMITED)
     assert caught.value.field == field
