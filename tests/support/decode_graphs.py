@@ -30,7 +30,7 @@ SIZES = (1, 2, 4, 8)
 
 
 @dataclass
-class House:
+class ReplayedModel:
     """One model twice over one pool: by graphs, and without them."""
 
     session: PagedSession
@@ -84,7 +84,7 @@ def build(
     *,
     on_gpu: bool = False,
     **changes: int,
-) -> House:
+) -> ReplayedModel:
     """A decoder of one layer with all keys and one with a window, two query heads on a kv head of 64.
 
     Skips the test where a GPU is wanted and the kernels can't run.
@@ -104,7 +104,7 @@ def build(
     session = PagedSession(decoder, ops, block_size=BLOCK_SIZE, num_blocks=num_blocks)
     session.withhold(0)  # the block that padding names
     graphs = DecodeGraphs(decoder, session.kv_cache, ops, backend, sizes, MAX_BLOCKS)
-    return House(session, graphs, backend, decoder, ops)
+    return ReplayedModel(session, graphs, backend, decoder, ops)
 
 
 def taped_graphs() -> tuple[Launcher, TapeGraphs]:

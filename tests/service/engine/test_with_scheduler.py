@@ -75,7 +75,7 @@ class PagedModel:
 
 
 @dataclass
-class House:
+class Bench:
     """Everything from the scheduler down, real but for the model."""
 
     clock: ManualClock = field(default_factory=lambda: ManualClock(100.0))
@@ -124,7 +124,7 @@ operations = st.one_of(
 def test_every_accepted_request_ends_once_with_the_tokens_of_unlimited_memory(
     script: list[tuple[str, int]],
 ) -> None:
-    house = House()
+    bench = Bench()
     outputs: list[EngineOutput] = []
     requests: dict[str, NewRequest] = {}
     for operation, argument in script:
@@ -133,32 +133,32 @@ def test_every_accepted_request_ends_once_with_the_tokens_of_unlimited_memory(
             case "submit" if name not in requests:
                 params = SamplingParams(n=1 + argument % 3, max_tokens=3 + 2 * argument)
                 prompt = tuple(i % 3 for i in range(argument, 2 * argument + 1))
-                deadline = house.clock.now() + 8 if argument % 4 == 0 else None
-                now = house.clock.now()
+                deadline = bench.clock.now() + 8 if argument % 4 == 0 else None
+                now = bench.clock.now()
                 requests[name] = NewRequest(name, prompt, params, argument, now, deadline=deadline)
-                outputs += house.engine.apply(Submit(requests[name]))
+                outputs += bench.engine.apply(Submit(requests[name]))
             case "abort":
-                outputs += house.engine.apply(Abort(name, RequestAborted("asked for")))
+                outputs += bench.engine.apply(Abort(name, RequestAborted("asked for")))
             case "pause":
-                outputs += house.engine.apply(Pause(name, house.clock.now() + 5))
+                outputs += bench.engine.apply(Pause(name, bench.clock.now() + 5))
             case "resume":
-                outputs += house.engine.apply(Resume(name))
+                outputs += bench.engine.apply(Resume(name))
             case "poison":
-                house.model.poison.add(name)
+                bench.model.poison.add(name)
             case "fail":
-                house.model.fails_once = True
-                outputs += house.engine.step()
+                bench.model.fails_once = True
+                outputs += bench.engine.step()
             case "step":
-                outputs += house.engine.step()
+                outputs += bench.engine.step()
             case "advance":
-                house.clock.advance(float(argument))
+                bench.clock.advance(float(argument))
     for _ in range(2000):
-        if house.engine.seconds_to_next_step() is None:
+        if bench.engine.seconds_to_next_step() is None:
             break
-        house.clock.advance(0.01 if house.scheduler.has_work() else 1.0)
-        outputs += house.engine.step()
-    assert house.engine.seconds_to_next_step() is None
-    house.check_empty()
+        bench.clock.advance(0.01 if bench.scheduler.has_work() else 1.0)
+        outputs += bench.engine.step()
+    assert bench.engine.seconds_to_next_step() is None
+    bench.check_empty()
     check_outputs(outputs, requests)
 
 
@@ -191,16 +191,16 @@ def check_outputs(outputs: list[EngineOutput], requests: dict[str, NewRequest]) 
 
 
 def test_only_the_request_that_fails_every_forward_ends_with_an_error() -> None:
-    house = House()
+    bench = Bench()
     for argument in range(6):
         params = SamplingParams(max_tokens=8)
-        request = NewRequest(str(argument), (argument % 3,) * 5, params, argument, house.clock.now())
-        house.engine.apply(Submit(request))
-    house.model.poison.add("3")
-    outputs = [event for _ in range(200) for event in house.engine.step()]
+        request = NewRequest(str(argument), (argument % 3,) * 5, params, argument, bench.clock.now())
+        bench.engine.apply(Submit(request))
+    bench.model.poison.add("3")
+    outputs = [event for _ in range(200) for event in bench.engine.step()]
     errors = {e.request_id: type(e.error) for e in outputs if isinstance(e, FinishedEvent)}
     assert errors == {str(i): StepFailed if i == 3 else type(None) for i in range(6)}
-    house.check_empty()
+    bench.check_empty()
 
 
 MODEL = ModelInfo("tiny", "here", "Fake", "fake", "float32", True, 500, 40, 2, 1, 3, 0, (), False)
@@ -210,15 +210,15 @@ SERVER = ServerInfo("1", 0.5, 0.0, BLOCK_SIZE, NUM_BLOCKS, 0, 1, 6, 16, "torch",
 @pytest.mark.parametrize("seed", range(3))
 async def test_64_streams_with_cancellations_get_their_own_tokens(seed: int) -> None:
     random = Random(seed)
-    house = House()
+    bench = Bench()
     engine = AsyncEngine(
-        house.engine,
+        bench.engine,
         TOKENIZER,
         model=MODEL,
         server_info=SERVER,
         scheduler_options=SchedulerOptions(max_n=4),
         options=OPTIONS,
-        clock=house.clock,
+        clock=bench.clock,
         random=random,
         logger=recording_logger()[0],
     )
@@ -248,7 +248,7 @@ async def test_64_streams_with_cancellations_get_their_own_tokens(seed: int) -> 
     results = await asyncio.gather(*tasks, return_exceptions=True)
     await engine.drain(grace_seconds=60.0)
     await engine.aclose()
-    house.check_empty()
+    bench.check_empty()
     for i, result in enumerate(results):
         assert result is True or (
             i in doomed and isinstance(result, asyncio.CancelledError | PageturnerError)

@@ -38,7 +38,7 @@ CACHE = CacheOptions(num_blocks=16, block_size=4, num_host_blocks=4)
 SETTING = Setting("test", OPTIONS, CACHE, Rates(), depth=0)
 
 
-class House:
+class Bench:
     """A recorded scheduler and the engine over it, with a scripted model."""
 
     def __init__(self, directory: Path, options: EngineOptions | None = None) -> None:
@@ -87,12 +87,12 @@ def records(directory: Path) -> list[FlightRecord]:
 
 
 def test_a_failed_step_leaves_a_file_that_replays(tmp_path: Path) -> None:
-    house = House(tmp_path / "flight")
-    house.submit("a")
-    house.engine.step()
-    house.model.fail_in["forward"] = RuntimeError("a prompt said so")
-    house.engine.step()
-    house.dumps.join()
+    bench = Bench(tmp_path / "flight")
+    bench.submit("a")
+    bench.engine.step()
+    bench.model.fail_in["forward"] = RuntimeError("a prompt said so")
+    bench.engine.step()
+    bench.dumps.join()
     (record,) = records(tmp_path / "flight")
     assert record.reason == "a step failed of RuntimeError"
     assert isinstance(record.entries[-1], Failed)
@@ -101,30 +101,30 @@ def test_a_failed_step_leaves_a_file_that_replays(tmp_path: Path) -> None:
 
 
 def test_steps_that_fail_in_a_row_leave_one_file_and_a_process_a_few(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    bench = Bench(tmp_path)
     for number in range(MAX_DUMPS + 2):
-        house.submit(f"request {number}")
-        house.submit(f"another {number}")
-        house.model.fail_in["forward"] = RuntimeError("again")
-        house.engine.step()
-        house.engine.step()
-        house.dumps.join()
+        bench.submit(f"request {number}")
+        bench.submit(f"another {number}")
+        bench.model.fail_in["forward"] = RuntimeError("again")
+        bench.engine.step()
+        bench.engine.step()
+        bench.dumps.join()
         assert len(records(tmp_path)) == min(number + 1, MAX_DUMPS)
-        house.model.fail_in.clear()
+        bench.model.fail_in.clear()
         for _ in range(12):
-            house.engine.step()
+            bench.engine.step()
 
 
 def test_a_dump_to_an_unwritable_folder_is_logged_counted_and_fails_no_request(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
-    house = House(in_the_way)
-    house.submit("a")
-    house.model.fail_in["forward"] = RuntimeError("once")
-    house.engine.step()
-    house.dumps.join()
-    assert [entry["event"] for entry in house.entries] == ["step_failed", "flight_record_lost"]
-    assert house.dumps.num_lost == 1
+    bench = Bench(in_the_way)
+    bench.submit("a")
+    bench.model.fail_in["forward"] = RuntimeError("once")
+    bench.engine.step()
+    bench.dumps.join()
+    assert [entry["event"] for entry in bench.entries] == ["step_failed", "flight_record_lost"]
+    assert bench.dumps.num_lost == 1
 
 
 @pytest.mark.fault("N")
@@ -137,13 +137,13 @@ def test_a_file_that_a_full_disk_cut_is_removed_logged_and_counted(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", write_bytes)
-    house = House(tmp_path)
+    bench = Bench(tmp_path)
     for number in range(2):
-        house.dumps.on_fault(f"fault {number}")
-        house.dumps.join()
+        bench.dumps.on_fault(f"fault {number}")
+        bench.dumps.join()
     assert list(tmp_path.iterdir()) == []
-    assert [entry["num_lost"] for entry in house.entries] == [1, 2]
-    assert "No space left" in house.entries[0]["reason"]
+    assert [entry["num_lost"] for entry in bench.entries] == [1, 2]
+    assert "No space left" in bench.entries[0]["reason"]
 
 
 @pytest.mark.fault("N")
@@ -153,64 +153,64 @@ def test_where_no_thread_can_be_started_the_dump_is_lost_and_the_engine_goes_on(
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    house = House(tmp_path)
+    bench = Bench(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        house.dumps.on_fault("a fault")
-    assert [entry["event"] for entry in house.entries] == ["flight_record_lost"]
+        bench.dumps.on_fault("a fault")
+    assert [entry["event"] for entry in bench.entries] == ["flight_record_lost"]
 
 
 @pytest.mark.fault("R")
 async def test_callers_at_once_share_one_file_and_one_is_made_at_a_time(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    contents = await asyncio.gather(*(house.dumps.content() for _ in range(8)))
-    assert house.num_records == 1
+    bench = Bench(tmp_path)
+    contents = await asyncio.gather(*(bench.dumps.content() for _ in range(8)))
+    assert bench.num_records == 1
     assert len(set(map(id, contents))) == 1
     assert flight_file.load(contents[0]).reason == "asked for"
 
 
 @pytest.mark.fault("R")
 async def test_callers_in_a_loop_have_files_made_a_tenth_of_the_time_at_most(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    bench = Bench(tmp_path)
 
     async def loop() -> None:
         for _ in range(4):
-            await house.dumps.content()
+            await bench.dumps.content()
 
-    began = house.clock.now()
+    began = bench.clock.now()
     await asyncio.gather(*(loop() for _ in range(8)))
-    seconds_at_work = house.num_records * house.seconds_a_file
-    assert house.num_records <= 5, "32 answers are of four files, or of five where callers drift apart"
-    rest = REST * house.seconds_a_file
-    assert house.rests == [0.0, *[rest] * (house.num_records - 1)]
-    assert seconds_at_work <= (house.clock.now() - began + rest) / (1 + REST)
+    seconds_at_work = bench.num_records * bench.seconds_a_file
+    assert bench.num_records <= 5, "32 answers are of four files, or of five where callers drift apart"
+    rest = REST * bench.seconds_a_file
+    assert bench.rests == [0.0, *[rest] * (bench.num_records - 1)]
+    assert seconds_at_work <= (bench.clock.now() - began + rest) / (1 + REST)
 
 
 @pytest.mark.fault("R")
 async def test_the_rest_after_a_file_that_took_long_is_bounded(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.seconds_a_file = 60.0
-    await house.dumps.content()
-    await house.dumps.content()
-    assert house.rests == [0.0, MAX_REST_SECONDS]
+    bench = Bench(tmp_path)
+    bench.seconds_a_file = 60.0
+    await bench.dumps.content()
+    await bench.dumps.content()
+    assert bench.rests == [0.0, MAX_REST_SECONDS]
 
 
 @pytest.mark.fault("R")
 async def test_a_file_shows_what_happened_before_it_was_asked_for(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    early = asyncio.create_task(house.dumps.content())
-    await house.is_begun.wait()
-    house.submit("late")  # after the first file was begun
-    content = await house.dumps.content()
+    bench = Bench(tmp_path)
+    early = asyncio.create_task(bench.dumps.content())
+    await bench.is_begun.wait()
+    bench.submit("late")  # after the first file was begun
+    content = await bench.dumps.content()
     assert flight_file.load(await early).entries == ()
     assert len(flight_file.load(content).entries) == 1
-    assert house.num_records == 2
+    assert bench.num_records == 2
 
 
 @pytest.mark.fault("R")
 async def test_a_caller_that_goes_away_takes_the_file_from_no_other(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    first, second = (asyncio.create_task(house.dumps.content()) for _ in range(2))
+    bench = Bench(tmp_path)
+    first, second = (asyncio.create_task(bench.dumps.content()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     assert flight_file.load(await second).reason == "asked for"
@@ -245,9 +245,9 @@ MODEL = ModelInfo(
 SERVER = ServerInfo("test", 0.0, 0.0, 4, 16, 4, 1, 4, 16, "none", Rates(), {})
 
 
-def async_engine(house: House, flight: FlightDumps | None) -> AsyncEngine:
+def async_engine(bench: Bench, flight: FlightDumps | None) -> AsyncEngine:
     return AsyncEngine(
-        house.engine,
+        bench.engine,
         None,
         model=MODEL,
         server_info=SERVER,
@@ -255,7 +255,7 @@ def async_engine(house: House, flight: FlightDumps | None) -> AsyncEngine:
         options=EngineOptions(),
         clock=MonotonicClock(),
         random=Random(0),
-        logger=house.logger,
+        logger=bench.logger,
         flight=flight,
     )
 
@@ -266,11 +266,11 @@ async def ask(engine: AsyncEngine) -> None:
 
 
 def test_the_death_of_the_engine_leaves_a_file(tmp_path: Path) -> None:
-    house = House(tmp_path, EngineOptions(max_consecutive_failures=1))
-    house.model.fail_in["apply"] = RuntimeError("for ever")
+    bench = Bench(tmp_path, EngineOptions(max_consecutive_failures=1))
+    bench.model.fail_in["apply"] = RuntimeError("for ever")
 
     async def scene() -> None:
-        engine = async_engine(house, house.dumps)
+        engine = async_engine(bench, bench.dumps)
         await engine.start()
         ends = await asyncio.gather(*(ask(engine) for _ in range(4)), return_exceptions=True)
         assert any(isinstance(end, EngineDead) for end in ends)
@@ -280,7 +280,7 @@ def test_the_death_of_the_engine_leaves_a_file(tmp_path: Path) -> None:
         await engine.aclose()
 
     asyncio.run(scene())
-    house.dumps.join()
+    bench.dumps.join()
     reasons = [record.reason for record in records(tmp_path)]
     assert reasons[-1] == "the engine died of EngineDead"
     assert all(replay(record).difference is None for record in records(tmp_path))
@@ -288,4 +288,4 @@ def test_the_death_of_the_engine_leaves_a_file(tmp_path: Path) -> None:
 
 def test_an_engine_that_records_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="flight_recorder_steps"):
-        asyncio.run(async_engine(House(tmp_path), None).flight_record())
+        asyncio.run(async_engine(Bench(tmp_path), None).flight_record())

@@ -22,7 +22,7 @@ NUM_HOST_BLOCKS = 4
 Pairs = Sequence[tuple[int, int]]
 
 
-class House:
+class Pools:
     """Two pools of numbers behind fences. `seen` is what compute read."""
 
     def __init__(self, fences: Fences) -> None:
@@ -72,38 +72,38 @@ class Steps(RuleBasedStateMachine):
     """The same steps on lazy streams and at once, and a device that gets on with its work as it pleases."""
 
     make_fences: Callable[[Streams, int], Fences] = Fences
-    make_house: Callable[[Fences], House] = House
+    make_pools: Callable[[Fences], Pools] = Pools
     make_copies: Callable[[], LazyStream] = LazyStream
 
     def __init__(self) -> None:
         super().__init__()
         kind = type(self)
         self.compute, self.copies = LazyStream(), kind.make_copies()
-        self.lazy = kind.make_house(kind.make_fences(Streams(self.compute, self.copies), NUM_BLOCKS))
+        self.lazy = kind.make_pools(kind.make_fences(Streams(self.compute, self.copies), NUM_BLOCKS))
         at_once = ImmediateStream()
-        self.prompt = House(Fences(Streams(at_once, at_once), NUM_BLOCKS))
+        self.prompt = Pools(Fences(Streams(at_once, at_once), NUM_BLOCKS))
         self.num_writes = 0
 
     @rule(blocks=BLOCKS)
     def write(self, blocks: list[int]) -> None:
         self.num_writes += 1
-        self._both(lambda house: house.write(blocks, 100 + self.num_writes))
+        self._both(lambda pools: pools.write(blocks, 100 + self.num_writes))
 
     @rule(blocks=BLOCKS)
     def read(self, blocks: list[int]) -> None:
-        self._both(lambda house: house.read(blocks))
+        self._both(lambda pools: pools.read(blocks))
 
     @rule(pairs=pairs_of(NUM_BLOCKS, NUM_BLOCKS))
     def copy(self, pairs: Pairs) -> None:
-        self._both(lambda house: house.copy(pairs))
+        self._both(lambda pools: pools.copy(pairs))
 
     @rule(pairs=OUTS)
     def swap_out(self, pairs: Pairs) -> None:
-        self._both(lambda house: house.swap_out(pairs))
+        self._both(lambda pools: pools.swap_out(pairs))
 
     @rule(pairs=INS)
     def swap_in(self, pairs: Pairs) -> None:
-        self._both(lambda house: house.swap_in(pairs))
+        self._both(lambda pools: pools.swap_in(pairs))
 
     @rule(pairs=OUTS)
     def swap_out_in_a_step_that_fails(self, pairs: Pairs) -> None:
@@ -134,7 +134,7 @@ class Steps(RuleBasedStateMachine):
         assert self.lazy.seen == self.prompt.seen
         assert (self.lazy.device, self.lazy.host) == (self.prompt.device, self.prompt.host)
 
-    def _both(self, step: Callable[[House], None]) -> None:
+    def _both(self, step: Callable[[Pools], None]) -> None:
         step(self.lazy)
         step(self.prompt)
 
@@ -216,19 +216,19 @@ class FailedCopyIsNotFenced(Fences):
         self._last_copy[list(blocks)] = self._num_copies
 
 
-class SwapOutIsNotFenced(House):
+class SwapOutIsNotFenced(Pools):
     """A block that is being swapped out is taken for free."""
 
     def swap_out(self, pairs: Pairs) -> None:
         self.fences.copy([], lambda: _transfer(self.device, self.host, pairs))
 
 
-class SwapInIsNotFenced(House):
+class SwapInIsNotFenced(Pools):
     def swap_in(self, pairs: Pairs) -> None:
         self.fences.copy([], lambda: _transfer(self.host, self.device, pairs))
 
 
-class CopyReadsWithoutWaiting(House):
+class CopyReadsWithoutWaiting(Pools):
     """Only what a copy-on-write writes is looked up."""
 
     def copy(self, pairs: Pairs) -> None:
@@ -275,7 +275,7 @@ MUTANTS = {
         WaitsForTheOldestCopy,
         FailedCopyIsNotFenced,
     ),
-    "make_house": (SwapOutIsNotFenced, SwapInIsNotFenced, CopyReadsWithoutWaiting),
+    "make_pools": (SwapOutIsNotFenced, SwapInIsNotFenced, CopyReadsWithoutWaiting),
     "make_copies": (TwoLanes,),
 }
 

@@ -34,8 +34,8 @@ TOLERANCE = 0.25
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_swaps_beside_the_computation_lose_nothing(tmp_path: Path, runtime: str) -> None:
     """One sequence goes to the host and comes back while another decodes; a third never moves."""
-    house = build(tmp_path, on_gpu=runtime == "gpu")
-    session, tokens = house.session, [7 * i % VOCAB_SIZE for i in range(160)]
+    pair = build(tmp_path, on_gpu=runtime == "gpu")
+    session, tokens = pair.session, [7 * i % VOCAB_SIZE for i in range(160)]
     moved, stays, busy = (session.add(tokens) for _ in range(3))
     session.step([(moved, 100), (stays, 100), (busy, 40)])
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_swaps_beside_the_computation_lose_nothing(tmp_path: Path, runtime: str)
         session.step([(busy, 1)])
         both = session.step([(moved, 5), (stays, 5)])
         assert not bool(both.isnan().any())
-        house.assert_equal(both[0], both[1])
+        pair.assert_equal(both[0], both[1])
 
 
 @pytest.mark.gpu

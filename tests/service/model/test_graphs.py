@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.cuda_cases import RUNTIMES
-from support.decode_graphs import BLOCK_SIZE, MAX_BLOCKS, SIZES, House, build, taped_graphs
+from support.decode_graphs import BLOCK_SIZE, MAX_BLOCKS, SIZES, ReplayedModel, build, taped_graphs
 from support.paged_sessions import PagedSequence, PagedSession
 from support.random_models import VOCAB_SIZE, tiny_model
 from support.tape_graphs import TapeGraphs
@@ -37,29 +37,29 @@ def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
-def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> House:
-    house = build(tmp_path_factory.mktemp("model"), on_gpu=request.param == "gpu")
-    assert house.graphs.capture() is None
-    assert house.graphs.captured == SIZES
-    return house
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ReplayedModel:
+    pair = build(tmp_path_factory.mktemp("model"), on_gpu=request.param == "gpu")
+    assert pair.graphs.capture() is None
+    assert pair.graphs.captured == SIZES
+    return pair
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_capture_leaves_the_cache_alone(tmp_path: Path, runtime: str) -> None:
-    house = build(tmp_path, sizes=(2,), on_gpu=runtime == "gpu")
-    assert house.graphs.capture() is None
-    assert house.graphs.captured == (2,)
-    assert bool(house.pool.isnan().all())
+    pair = build(tmp_path, sizes=(2,), on_gpu=runtime == "gpu")
+    assert pair.graphs.capture() is None
+    assert pair.graphs.captured == (2,)
+    assert bool(pair.pool.isnan().all())
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 3, 5, 8])
-def test_a_replayed_step_is_the_eager_one(house: House, num_sequences: int) -> None:
+def test_a_replayed_step_is_the_eager_one(pair: ReplayedModel, num_sequences: int) -> None:
     """Contexts on both sides of the window, some of them split, and padding from none to three rows."""
-    with house.running([17, 150, 530, 40, 41, 1, 16, 320][:num_sequences]) as sequences:
+    with pair.running([17, 150, 530, 40, 41, 1, 16, 320][:num_sequences]) as sequences:
         for _ in range(3):
-            replayed, eager = house.replayed_and_eager(sequences)
+            replayed, eager = pair.replayed_and_eager(sequences)
             assert not bool(replayed.isnan().any())
-            house.assert_equal(replayed, eager)
+            pair.assert_equal(replayed, eager)
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -68,31 +68,31 @@ def test_a_replayed_step_is_the_eager_one(house: House, num_sequences: int) -> N
     st.integers(1, 4),
     st.integers(0, 1 << 20),
 )
-def test_any_decode_batch(house: House, lengths: list[int], num_steps: int, seed: int) -> None:
+def test_any_decode_batch(pair: ReplayedModel, lengths: list[int], num_steps: int, seed: int) -> None:
     """Batches of changing members: each step drops or keeps a sequence at random."""
     dice = random.Random(seed)
-    with house.running(lengths, seed) as sequences:
+    with pair.running(lengths, seed) as sequences:
         for _ in range(num_steps):
             members = dice.sample(sequences, dice.randint(1, len(sequences)))
-            house.assert_equal(*house.replayed_and_eager(members))
+            pair.assert_equal(*pair.replayed_and_eager(members))
 
 
-def test_a_replay_runs_no_code_of_the_model(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_runs_no_code_of_the_model(pair: ReplayedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> torch.Tensor:
         raise AssertionError("the model ran")
 
-    with house.running([20, 30]) as sequences:
-        output = house.session.output([(sequence, 1) for sequence in sequences])
+    with pair.running([20, 30]) as sequences:
+        output = pair.session.output([(sequence, 1) for sequence in sequences])
         monkeypatch.setattr(Decoder, "forward", refuse)
-        logits = Runner(house.model, house.session.kv_cache, house.graphs).forward(output)
+        logits = Runner(pair.model, pair.session.kv_cache, pair.graphs).forward(output)
         assert logits.shape == (2, VOCAB_SIZE)
-        if isinstance(house.backend, TapeGraphs):
-            assert all(tape.num_launches > 10 for tape in house.backend.tapes)
+        if isinstance(pair.backend, TapeGraphs):
+            assert all(tape.num_launches > 10 for tape in pair.backend.tapes)
 
 
 class TestWhatRunsEagerly:
     @pytest.fixture
-    def forwards(self, house: House, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    def forwards(self, pair: ReplayedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """Numbers of rows that the model was asked for outside of the graphs."""
         asked: list[int] = []
         plain = Decoder.forward
@@ -104,73 +104,73 @@ class TestWhatRunsEagerly:
         monkeypatch.setattr(Decoder, "forward", forward)
         return asked
 
-    def step(self, house: House, work: Sequence[tuple[PagedSequence, int]]) -> torch.Tensor:
-        output = house.session.output(work)
-        return Runner(house.model, house.session.kv_cache, house.graphs).forward(output)
+    def step(self, pair: ReplayedModel, work: Sequence[tuple[PagedSequence, int]]) -> torch.Tensor:
+        output = pair.session.output(work)
+        return Runner(pair.model, pair.session.kv_cache, pair.graphs).forward(output)
 
-    def test_more_than_one_row_of_a_sequence(self, house: House, forwards: list[int]) -> None:
-        with house.running([20, 30]) as (first, second):
+    def test_more_than_one_row_of_a_sequence(self, pair: ReplayedModel, forwards: list[int]) -> None:
+        with pair.running([20, 30]) as (first, second):
             forwards.clear()
-            self.step(house, [(first, 1), (second, 2)])
+            self.step(pair, [(first, 1), (second, 2)])
             assert forwards == [3]
 
-    def test_more_sequences_than_the_largest_size(self, house: House, forwards: list[int]) -> None:
-        with house.running([20] * 9) as sequences:
+    def test_more_sequences_than_the_largest_size(self, pair: ReplayedModel, forwards: list[int]) -> None:
+        with pair.running([20] * 9) as sequences:
             forwards.clear()
-            self.step(house, [(sequence, 1) for sequence in sequences])
+            self.step(pair, [(sequence, 1) for sequence in sequences])
             assert forwards == [9]
-            self.step(house, [(sequence, 1) for sequence in sequences[:8]])
+            self.step(pair, [(sequence, 1) for sequence in sequences[:8]])
             assert forwards == [9]
 
-    def test_a_longer_block_table_than_was_captured(self, house: House, forwards: list[int]) -> None:
-        with house.running([BLOCK_SIZE * MAX_BLOCKS]) as sequences:
+    def test_a_longer_block_table_than_was_captured(self, pair: ReplayedModel, forwards: list[int]) -> None:
+        with pair.running([BLOCK_SIZE * MAX_BLOCKS]) as sequences:
             forwards.clear()
-            self.step(house, [(sequences[0], 1)])
+            self.step(pair, [(sequences[0], 1)])
             assert forwards == [1]
 
 
-def test_only_sequences_that_sample_have_logits(house: House) -> None:
-    with house.running([20, 30, 50]) as sequences:
-        output = house.session.output([(sequence, 1) for sequence in sequences])
+def test_only_sequences_that_sample_have_logits(pair: ReplayedModel) -> None:
+    with pair.running([20, 30, 50]) as sequences:
+        output = pair.session.output([(sequence, 1) for sequence in sequences])
         quiet = replace(output.scheduled[1], samples=())
-        runner = Runner(house.model, house.session.kv_cache, house.graphs)
+        runner = Runner(pair.model, pair.session.kv_cache, pair.graphs)
         every = runner.forward(output).clone()
         some = runner.forward(SchedulerOutput(0, (output.scheduled[0], quiet, output.scheduled[2])))
-        house.assert_equal(some, every[[0, 2]])
+        pair.assert_equal(some, every[[0, 2]])
 
 
-def test_a_token_known_only_to_the_device_is_read_there(house: House) -> None:
-    with house.running([20]) as (sequence,):
-        batch = build_batch(house.session.output([(sequence, 1)]), BLOCK_SIZE, house.ops.device, lambda _: 0)
-        expected = house.graphs.forward(batch, house.session.kv_cache).clone()
+def test_a_token_known_only_to_the_device_is_read_there(pair: ReplayedModel) -> None:
+    with pair.running([20]) as (sequence,):
+        batch = build_batch(pair.session.output([(sequence, 1)]), BLOCK_SIZE, pair.ops.device, lambda _: 0)
+        expected = pair.graphs.forward(batch, pair.session.kv_cache).clone()
         other = replace(batch, token_ids=(batch.token_ids + 1) % VOCAB_SIZE)
-        assert not torch.equal(house.graphs.forward(other, house.session.kv_cache), expected)
-        house.assert_equal(house.graphs.forward(batch, house.session.kv_cache), expected)
+        assert not torch.equal(pair.graphs.forward(other, pair.session.kv_cache), expected)
+        pair.assert_equal(pair.graphs.forward(batch, pair.session.kv_cache), expected)
 
 
-def test_padded_rows_neither_read_nor_write_block_0_of_another_sequence(house: House) -> None:
+def test_padded_rows_neither_read_nor_write_block_0_of_another_sequence(pair: ReplayedModel) -> None:
     """Padding names block 0 in its tables, which may be any sequence's."""
-    with house.running([20, 90, 35]) as sequences:
-        house.pool[0] = math.nan
-        replayed, eager = house.replayed_and_eager(sequences)
-        assert bool(house.pool[0].isnan().all())
+    with pair.running([20, 90, 35]) as sequences:
+        pair.pool[0] = math.nan
+        replayed, eager = pair.replayed_and_eager(sequences)
+        assert bool(pair.pool[0].isnan().all())
         assert not bool(replayed.isnan().any())
-        house.assert_equal(replayed, eager)
+        pair.assert_equal(replayed, eager)
 
 
-def test_a_batch_that_leaves_the_pool_is_refused_before_anything_runs(house: House) -> None:
-    with house.running([20, 30]) as sequences:
-        output = house.session.output([(sequence, 1) for sequence in sequences])
-        batch = build_batch(output, BLOCK_SIZE, house.ops.device, lambda _: 0)
+def test_a_batch_that_leaves_the_pool_is_refused_before_anything_runs(pair: ReplayedModel) -> None:
+    with pair.running([20, 30]) as sequences:
+        output = pair.session.output([(sequence, 1) for sequence in sequences])
+        batch = build_batch(output, BLOCK_SIZE, pair.ops.device, lambda _: 0)
         host = batch.attention.host
         assert host is not None
         slots = host.slot_mapping.copy()
-        slots[1] = house.session.kv_cache.num_blocks * BLOCK_SIZE
+        slots[1] = pair.session.kv_cache.num_blocks * BLOCK_SIZE
         wrong = replace(batch, attention=replace(batch.attention, host=replace(host, slot_mapping=slots)))
-        before = house.pool.clone()
+        before = pair.pool.clone()
         with pytest.raises(KernelArgumentError, match="slot_mapping"):
-            house.graphs.forward(wrong, house.session.kv_cache)
-        house.assert_equal(house.pool, before)
+            pair.graphs.forward(wrong, pair.session.kv_cache)
+        pair.assert_equal(pair.pool, before)
 
 
 class TestRefusal:
@@ -179,7 +179,7 @@ class TestRefusal:
     def test_a_model_that_reads_results_on_the_host(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        house = build(tmp_path)
+        pair = build(tmp_path)
         plain = Decoder.forward
 
         def forward(model: Decoder, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
@@ -187,29 +187,29 @@ class TestRefusal:
             return logits if float(logits.abs().max()) < 1e30 else logits.clamp(-1e30, 1e30)
 
         monkeypatch.setattr(Decoder, "forward", forward)
-        assert house.graphs.capture() == ("CaptureRefused: __float__ while capturing")
-        assert house.graphs.captured == ()
-        with house.running([20, 30]) as sequences:
-            house.assert_equal(*house.replayed_and_eager(sequences))
+        assert pair.graphs.capture() == ("CaptureRefused: __float__ while capturing")
+        assert pair.graphs.captured == ()
+        with pair.running([20, 30]) as sequences:
+            pair.assert_equal(*pair.replayed_and_eager(sequences))
 
     def test_a_kernel_that_is_loaded_late(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        house = build(tmp_path)
-        monkeypatch.setattr(house.backend, "warm_up", lambda forward: None)
+        pair = build(tmp_path)
+        monkeypatch.setattr(pair.backend, "warm_up", lambda forward: None)
         monkeypatch.setattr(
             CudaOps, "attention_shapes", (AttentionShape(1, 2, 64), AttentionShape(1, 2, 64, window=40))
         )
-        assert (house.graphs.capture() or "").startswith("CaptureRefused: loading")
+        assert (pair.graphs.capture() or "").startswith("CaptureRefused: loading")
 
     def test_a_group_of_heads_that_no_decode_item_holds(self, tmp_path: Path) -> None:
-        house = build(tmp_path, num_attention_heads=17, hidden_size=17 * 64)
-        assert house.graphs.capture() == "KernelArgumentError: group is 17; needed: at most 16"
+        pair = build(tmp_path, num_attention_heads=17, hidden_size=17 * 64)
+        assert pair.graphs.capture() == "KernelArgumentError: group is 17; needed: at most 16"
 
     def test_nothing_is_left_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Sizes captured before the failure go, with what they registered."""
-        house = build(tmp_path)
-        plain, captures = house.backend.capture, iter([True, True, False])
+        pair = build(tmp_path)
+        plain, captures = pair.backend.capture, iter([True, True, False])
         known, forgotten = list[AttentionBatch](), list[AttentionBatch]()
-        register, forget = house.ops.register, house.ops.forget
+        register, forget = pair.ops.register, pair.ops.forget
 
         def noted_register(batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
             known.append(batch)
@@ -219,17 +219,17 @@ class TestRefusal:
             forgotten.append(batch)
             forget(batch)
 
-        monkeypatch.setattr(house.ops, "register", noted_register)
-        monkeypatch.setattr(house.ops, "forget", noted_forget)
+        monkeypatch.setattr(pair.ops, "register", noted_register)
+        monkeypatch.setattr(pair.ops, "forget", noted_forget)
 
         def capture(forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
             if not next(captures):
                 raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
             return plain(forward)
 
-        monkeypatch.setattr(house.backend, "capture", capture)
-        assert house.graphs.capture() == "OutOfMemoryError: CUDA out of memory."
-        assert house.graphs.captured == ()
+        monkeypatch.setattr(pair.backend, "capture", capture)
+        assert pair.graphs.capture() == "OutOfMemoryError: CUDA out of memory."
+        assert pair.graphs.captured == ()
         assert len(known) == 3
         assert forgotten == known
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.decode_graphs import SIZES, House, build
+from support.decode_graphs import SIZES, ReplayedModel, build
 
 from pageturner.kernels.cuda import static_batch
 from pageturner.kernels.cuda.attention_plan import AttentionPlan
@@ -23,17 +23,17 @@ from pageturner.service.model.decoder import Decoder
 from pageturner.service.model.kv_cache import KvCache
 
 
-def differs(house: House, lengths: Sequence[int] = (150, 530, 40)) -> bool:
+def differs(pair: ReplayedModel, lengths: Sequence[int] = (150, 530, 40)) -> bool:
     """Whether any of a few steps of changing members is other than eager, or refused."""
-    house.graphs.capture()
-    if house.graphs.captured != house.graphs.sizes:
+    pair.graphs.capture()
+    if pair.graphs.captured != pair.graphs.sizes:
         return True
-    house.pool[0] = math.nan  # whatever the capture wrote there
-    with house.running(lengths) as sequences:
+    pair.pool[0] = math.nan  # whatever the capture wrote there
+    with pair.running(lengths) as sequences:
         for others in (sequences[:1], sequences, sequences[1:], sequences[:1]):
             try:
-                replayed, eager = house.replayed_and_eager(others)
-                house.assert_equal(replayed, eager)
+                replayed, eager = pair.replayed_and_eager(others)
+                pair.assert_equal(replayed, eager)
             except (AssertionError, KernelArgumentError):
                 return True
     return False
@@ -110,9 +110,9 @@ def test_a_number_of_the_batch_is_read_by_the_model(tmp_path: Path, monkeypatch:
 
 def test_partials_are_shared_with_a_graph_that_has_fewer(tmp_path: Path) -> None:
     """Captured smallest first: the larger graphs would write beyond the smallest one's partials."""
-    house = build(tmp_path)
-    house.graphs.sizes = SIZES[::-1]
-    assert "partials" in (house.graphs.capture() or "")
+    pair = build(tmp_path)
+    pair.graphs.sizes = SIZES[::-1]
+    assert "partials" in (pair.graphs.capture() or "")
 
 
 def _packed_once(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

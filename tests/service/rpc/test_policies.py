@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from support.fake_engine import FakeEngine
 from support.fake_model import Stop, expected_tokens
-from support.policy_house import PolicyHouse, policy_house
+from support.policy_bench import PolicyBench, policy_bench
 from support.serving import serving
 
 from pageturner.policies import registry
@@ -58,9 +58,9 @@ class Takes:
         return (0,)
 
 
-async def put_in_force(house: PolicyHouse, **policies: object) -> None:
+async def put_in_force(bench: PolicyBench, **policies: object) -> None:
     """As `set_policies`, with the objects themselves."""
-    house.engine._send(ChangePolicies(-1, policies, {}))
+    bench.engine._send(ChangePolicies(-1, policies, {}))
 
 
 FAILS = f"{Fails.__module__}:Fails"
@@ -71,7 +71,7 @@ def names_of(info: Any) -> dict[str, str]:
 
 
 async def test_policies_are_set_shown_and_logged() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         client = served.client
         before = await client.policies()
         assert before.revision == 1
@@ -92,7 +92,7 @@ async def test_policies_are_set_shown_and_logged() -> None:
         gone = await client.set_policies(shadows={"queue": None})
         assert all(policy.shadow is None for policy in gone.axes)
         assert names_of(gone)["victim"] == "last-arrived", "left out, hence left alone"
-    audit = [entry for entry in house.log if entry["event"] == "policies_set"]
+    audit = [entry for entry in bench.log if entry["event"] == "policies_set"]
     assert [entry["revision"] for entry in audit] == [2, 3]
     assert audit[0]["origin"].startswith("peer ipv4:127.0.0.1:")
     assert audit[0]["old"]["victim"].startswith("least-computed(")
@@ -102,7 +102,7 @@ async def test_policies_are_set_shown_and_logged() -> None:
 
 
 async def test_a_preset_sets_all_axes_and_what_is_named_goes_over_it() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         info = await served.client.set_policies({"victim": PolicySpec("least-computed")}, preset="vllm-v1")
         assert names_of(info)["reclaim"] == "always-recompute"
         assert names_of(info)["victim"] == "least-computed"
@@ -112,7 +112,7 @@ async def test_a_preset_sets_all_axes_and_what_is_named_goes_over_it() -> None:
 
 
 async def test_a_stale_revision_is_refused() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         first, second = (
             served.client.set_policies({"victim": PolicySpec(name)}, expected_revision=1)
             for name in ("last-arrived", "lowest-priority")
@@ -123,7 +123,7 @@ async def test_a_stale_revision_is_refused() -> None:
         assert await served.client.policies() == winner
         with pytest.raises(StaleRevision, match="at revision 2, not 1"):
             await served.client.set_policies({"victim": PolicySpec("last-arrived")}, expected_revision=1)
-    assert [entry["event"] for entry in house.log].count("policies_refused") == 2
+    assert [entry["event"] for entry in bench.log].count("policies_refused") == 2
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ async def test_what_is_wrong_is_named_and_nothing_is_changed(
     policies: dict[str, PolicySpec], shadows: dict[str, PolicySpec | None], field: str
 ) -> None:
     good = {"queue": PolicySpec("priority"), "eviction": PolicySpec("lru")} if policies else {}
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         before = await served.client.policies()
         with pytest.raises(InvalidArgument) as caught:
             await served.client.set_policies(good | policies, shadows=shadows)
@@ -158,15 +158,15 @@ async def test_what_is_wrong_is_named_and_nothing_is_changed(
 
 async def test_clients_import_nothing_unless_they_may() -> None:
     change = {"queue": PolicySpec(FAILS)}
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         with pytest.raises(InvalidArgument, match=r"server\.allow_policy_imports"):
             await served.client.set_policies(change)
-        await house.engine.set_policies(PolicyChange(change))
-        assert house.engine.policies().axes[0].name == FAILS, "the server's own configuration may"
+        await bench.engine.set_policies(PolicyChange(change))
+        assert bench.engine.policies().axes[0].name == FAILS, "the server's own configuration may"
 
 
 async def test_options_that_are_no_json_are_refused() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         stub = admin_pb2_grpc.AdminServiceStub(served.channel)
         for text in ("{", "[" * 100_000):
             choice = admin_pb2.PolicyChoice(name="cost-model", options={"swap_weight": text})
@@ -176,7 +176,7 @@ async def test_options_that_are_no_json_are_refused() -> None:
 
 
 async def test_streams_go_on_while_every_axis_is_swapped() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         is_done = asyncio.Event()
 
         async def swap() -> int:
@@ -205,11 +205,11 @@ async def test_streams_go_on_while_every_axis_is_swapped() -> None:
         calm = await served.client.generate((0, 1), max_tokens=2)
         assert not calm.policies_changed
         assert calm.policies == names_of(await served.client.policies())
-    house.scheduler.check_integrity()
+    bench.scheduler.check_integrity()
 
 
 async def test_the_final_message_of_a_stream_names_the_policies() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         items = [item async for item in served.client.stream((0, 1), max_tokens=2)]
         assert isinstance(items[1], TokenEvent)
         (end,) = (item for item in items if isinstance(item, FinishedEvent))
@@ -219,8 +219,8 @@ async def test_the_final_message_of_a_stream_names_the_policies() -> None:
 
 async def test_a_quarantine_is_shown_and_logged_once() -> None:
     async with (
-        policy_house(max_policy_faults=3) as house,
-        serving(house.engine, allow_policy_imports=True) as served,
+        policy_bench(max_policy_faults=3) as bench,
+        serving(bench.engine, allow_policy_imports=True) as served,
     ):
         await served.client.set_policies({"queue": PolicySpec(FAILS)})
         for _ in range(5):
@@ -230,14 +230,14 @@ async def test_a_quarantine_is_shown_and_logged_once() -> None:
         assert queue.last_fault == "raised ValueError('planted')"
         answer = await served.client.generate((0, 1), max_tokens=2)
         assert answer.policies["queue"] == "fcfs", "what decides, not what was chosen"
-    (entry,) = [entry for entry in house.log if entry["event"] == "policy_quarantined"]
+    (entry,) = [entry for entry in bench.log if entry["event"] == "policy_quarantined"]
     assert (entry["axis"], entry["policy"], entry["num_faults"]) == ("queue", FAILS, 3)
     assert "planted" in entry["last_fault"]
 
 
 async def test_a_draining_engine_keeps_its_policies() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
-        await house.engine.drain(0.0)
+    async with policy_bench() as bench, serving(bench.engine) as served:
+        await bench.engine.drain(0.0)
         with pytest.raises(Draining):
             await served.client.set_policies({"queue": PolicySpec("priority")})
         assert (await served.client.policies()).revision == 1
@@ -266,14 +266,14 @@ async def test_the_wire_carries_the_change_as_it_was_meant() -> None:
 
 @pytest.mark.fault("I")
 async def test_a_policy_that_leaves_by_system_exit_ends_neither_engine_nor_request() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
-        await put_in_force(house, queue=Takes(house.clock, leaves=True))
+    async with policy_bench() as bench, serving(bench.engine) as served:
+        await put_in_force(bench, queue=Takes(bench.clock, leaves=True))
         answers = await asyncio.gather(*(served.client.generate((0, 1), max_tokens=2) for _ in range(12)))
         assert all(len(answer.choices[0].tokens) == 2 for answer in answers)
         queue = (await served.client.policies()).axes[0]
         assert (queue.is_quarantined, queue.last_fault) == (True, "raised SystemExit(1)")
-        assert house.engine.health is EngineHealth.SERVING
-    told = [entry for entry in house.log if entry["event"] == "policy_fault"]
+        assert bench.engine.health is EngineHealth.SERVING
+    told = [entry for entry in bench.log if entry["event"] == "policy_fault"]
     assert [entry["num_faults"] for entry in told] == [1, 2, 4, 8]
     assert told[0]["wanted"].startswith("a tuple")
     assert "raise SystemExit(1)" in told[0]["traceback"]
@@ -281,8 +281,8 @@ async def test_a_policy_that_leaves_by_system_exit_ends_neither_engine_nor_reque
 
 @pytest.mark.fault("I")
 async def test_a_policy_beyond_its_budget_is_quarantined_and_its_time_shown() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
-        await put_in_force(house, queue=Takes(house.clock, seconds=2.0))
+    async with policy_bench() as bench, serving(bench.engine) as served:
+        await put_in_force(bench, queue=Takes(bench.clock, seconds=2.0))
         for _ in range(5):
             await served.client.generate((0, 1), max_tokens=2)
         queue = (await served.client.policies()).axes[0]
@@ -290,39 +290,39 @@ async def test_a_policy_beyond_its_budget_is_quarantined_and_its_time_shown() ->
         assert queue.quarantine_reason.endswith("ms a step over the last 64 steps; 50 ms are allowed")
         assert (queue.num_calls, queue.seconds, queue.num_faults) == (5, 10.0, 0)
         assert queue.step_seconds > 0.05
-    (entry,) = [entry for entry in house.log if entry["event"] == "policy_quarantined"]
+    (entry,) = [entry for entry in bench.log if entry["event"] == "policy_quarantined"]
     assert entry["reason"] == queue.quarantine_reason
 
 
 @pytest.mark.fault("I")
 async def test_a_policy_that_does_not_answer_is_shown_while_it_hangs_and_logged_once() -> None:
-    async with policy_house() as house, serving(house.engine) as served:
+    async with policy_bench() as bench, serving(bench.engine) as served:
         gate = threading.Event()
-        hangs = Takes(house.clock, gate=gate)
-        await put_in_force(house, queue=hangs)
+        hangs = Takes(bench.clock, gate=gate)
+        await put_in_force(bench, queue=hangs)
         asked = asyncio.ensure_future(served.client.generate((0, 1), max_tokens=2))
         assert await asyncio.to_thread(hangs.is_asked.wait, 60)
-        house.clock.advance(31.0)
-        house.engine.check_heartbeat()
-        house.engine.check_heartbeat()
-        assert house.engine.health is EngineHealth.STALLED
+        bench.clock.advance(31.0)
+        bench.engine.check_heartbeat()
+        bench.engine.check_heartbeat()
+        assert bench.engine.health is EngineHealth.STALLED
         by_axis = {policy.axis: policy.asking_seconds for policy in (await served.client.policies()).axes}
         assert by_axis["queue"] == 31.0
         assert max(seconds for axis, seconds in by_axis.items() if axis != "queue") == 0.0
         gate.set()
         await asked
-    (entry,) = [entry for entry in house.log if entry["event"] == "engine_stalled"]
+    (entry,) = [entry for entry in bench.log if entry["event"] == "engine_stalled"]
     assert entry["policy"].startswith("queue policy ")
     assert entry["policy"].endswith(":Takes has not answered")
 
 
 @pytest.mark.fault("I")
 async def test_a_policy_whose_making_leaves_by_system_exit_is_refused() -> None:
-    async with policy_house() as house:
+    async with policy_bench() as bench:
         for name in ("Leaves", "LeavesAtImport", "Interrupts"):
             change = PolicyChange({"queue": PolicySpec(f"support.leaving:{name}")})
             with pytest.raises(InvalidArgument, match=r"SystemExit|KeyboardInterrupt") as caught:
-                await house.engine.set_policies(change)
+                await bench.engine.set_policies(change)
             assert caught.value.field == "policies[queue].name"
 
 

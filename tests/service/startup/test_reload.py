@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.policy_house import PolicyHouse, policy_house
+from support.policy_bench import PolicyBench, policy_bench
 from support.scripted import recording_logger
 
 from pageturner.policies.spec import PolicySpec
@@ -23,16 +23,16 @@ def write(file: Path, text: str, second: int) -> None:
     os.utime(file, ns=(second * 10**9, second * 10**9))
 
 
-def policies_of(house: PolicyHouse) -> dict[str, str]:
-    return {info.axis: info.name for info in house.engine.policies().axes}
+def policies_of(bench: PolicyBench) -> dict[str, str]:
+    return {info.axis: info.name for info in bench.engine.policies().axes}
 
 
 class Case:
-    def __init__(self, file: Path, house: PolicyHouse) -> None:
-        self.house = house
+    def __init__(self, file: Path, bench: PolicyBench) -> None:
+        self.bench = bench
         self.logger, self.log = recording_logger()
         loaded = load_config(file, {})
-        self.reloader = ConfigReloader(house.engine, lambda: load_config(file, {}), loaded, self.logger)
+        self.reloader = ConfigReloader(bench.engine, lambda: load_config(file, {}), loaded, self.logger)
 
     @property
     def events(self) -> list[str]:
@@ -42,22 +42,22 @@ class Case:
 async def test_the_policies_of_a_changed_file_come_into_force(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     write(file, "[policies]\n", 1)
-    async with policy_house() as house:
-        case = Case(file, house)
+    async with policy_bench() as bench:
+        case = Case(file, bench)
         await case.reloader.poll()
         assert case.events == [], "nothing has changed"
         write(file, '[policies]\nvictim = "last-arrived"\n[policies.shadow]\nqueue = "priority"\n', 2)
         await case.reloader.poll()
         await case.reloader.poll()
         assert case.events == ["reloaded"], "read once"
-        assert policies_of(house)["victim"] == "last-arrived"
-        shadow = house.engine.policies().axes[0].shadow
+        assert policies_of(bench)["victim"] == "last-arrived"
+        shadow = bench.engine.policies().axes[0].shadow
         assert shadow is not None
         assert shadow.name == "priority"
         write(file, "[policies]\n", 3)
         await case.reloader.poll()
-        assert policies_of(house)["victim"] == "least-computed"
-        assert house.engine.policies().axes[0].shadow is None
+        assert policies_of(bench)["victim"] == "least-computed"
+        assert bench.engine.policies().axes[0].shadow is None
         file.unlink()
         await case.reloader.poll()
         assert case.events == ["reloaded", "reloaded"]
@@ -66,15 +66,15 @@ async def test_the_policies_of_a_changed_file_come_into_force(tmp_path: Path) ->
 async def test_a_reload_obeys_the_file_over_what_was_set_since(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     write(file, '[policies]\nvictim = "last-arrived"\n', 1)
-    async with policy_house() as house:
-        case = Case(file, house)
-        await house.engine.set_policies(PolicyChange({"queue": PolicySpec("priority")}))
+    async with policy_bench() as bench:
+        case = Case(file, bench)
+        await bench.engine.set_policies(PolicyChange({"queue": PolicySpec("priority")}))
         await case.reloader.reload("SIGHUP")
-        assert policies_of(house)["queue"] == "fcfs"
-        assert policies_of(house)["victim"] == "last-arrived"
-        revision = house.engine.policies().revision
+        assert policies_of(bench)["queue"] == "fcfs"
+        assert policies_of(bench)["victim"] == "last-arrived"
+        revision = bench.engine.policies().revision
         await case.reloader.reload("SIGHUP")
-        assert house.engine.policies().revision == revision, "nothing had to change"
+        assert bench.engine.policies().revision == revision, "nothing had to change"
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ async def test_a_reload_obeys_the_file_over_what_was_set_since(tmp_path: Path) -
 async def test_a_wrong_configuration_is_refused_whole(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "config.toml"
     write(file, "", 1)
-    async with policy_house() as house:
-        case, before = Case(file, house), house.engine.policies()
+    async with policy_bench() as bench:
+        case, before = Case(file, bench), bench.engine.policies()
         write(file, text, 2)
         await case.reloader.poll()
         assert case.events == ["reload_refused"]
         assert said in case.log[0]["reason"]
-        assert house.engine.policies() == before
+        assert bench.engine.policies() == before
         await case.reloader.poll()
         assert case.events == ["reload_refused"], "said once"
 
@@ -104,8 +104,8 @@ async def test_a_wrong_configuration_is_refused_whole(tmp_path: Path, text: str,
 async def test_what_needs_a_restart_is_named(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     write(file, "", 1)
-    async with policy_house() as house:
-        case = Case(file, house)
+    async with policy_bench() as bench:
+        case = Case(file, bench)
         write(file, "[cache]\nblock_size = 8\n[scheduler]\nmax_num_seqs = 3\n", 2)
         await case.reloader.poll()
         assert case.events == ["restart_needed", "reloaded"]
@@ -115,8 +115,8 @@ async def test_what_needs_a_restart_is_named(tmp_path: Path) -> None:
 async def test_the_watch_polls_at_an_interval(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     write(file, "", 1)
-    async with policy_house() as house:
-        case = Case(file, house)
+    async with policy_bench() as bench:
+        case = Case(file, bench)
         sleeps: list[float] = []
 
         async def sleep(seconds: float) -> None:
@@ -129,5 +129,5 @@ async def test_the_watch_polls_at_an_interval(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await case.reloader.watch(sleep)
         assert sleeps == [POLL_SECONDS] * 4
-        assert policies_of(house)["victim"] == "last-arrived"
-        assert isinstance(house.engine.policies(), PoliciesInfo)
+        assert policies_of(bench)["victim"] == "last-arrived"
+        assert isinstance(bench.engine.policies(), PoliciesInfo)

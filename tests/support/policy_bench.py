@@ -49,7 +49,7 @@ class _Model:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyHouse:
+class PolicyBench:
     """scheduler: to look at once the engine rests. log: what the engine wrote. clock: times policies too."""
 
     engine: AsyncEngine
@@ -59,7 +59,7 @@ class PolicyHouse:
 
 
 @asynccontextmanager
-async def policy_house(max_policy_faults: int = 100) -> AsyncIterator[PolicyHouse]:
+async def policy_bench(max_policy_faults: int = 100) -> AsyncIterator[PolicyBench]:
     tokenizer, clock = Tokenizer(byte_level_bpe()), ManualClock(100.0)
     logger, log = recording_logger()
     options = SchedulerOptions(
@@ -97,6 +97,6 @@ async def policy_house(max_policy_faults: int = 100) -> AsyncIterator[PolicyHous
     )
     await engine.start()
     try:
-        yield PolicyHouse(engine, scheduler, log, clock)
+        yield PolicyBench(engine, scheduler, log, clock)
     finally:
         await engine.aclose()
