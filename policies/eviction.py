@@ -29,7 +29,7 @@ class Lru:
 
 @dataclass(frozen=True, slots=True)
 class Lfu:
-    """The least often hit first; each hit is worth `seconds_per_hit` of recency, so that fame fades.
+    """The least often hit first; each hit is worth `seconds_per_hit` of recency, so old hits fade.
 
     Source: LFU with dynamic ageing (Arlitt et al., 2000), its age being the clock.
     """

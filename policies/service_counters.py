@@ -230,7 +230,7 @@ def _left_queue(state: ServiceCounters, request_id: str, tenant: str) -> Service
         return state
     account = state.account(tenant)
     account = replace(account, started=account.started + ticket.cost, num_waiting=account.num_waiting - 1)
-    if account.num_waiting == 0:  # nothing refers to the sums any more; they shall not grow for ever
+    if account.num_waiting == 0:  # nothing refers to the sums any more: bound them
         account = replace(account, queued=0.0, started=0.0)
     return replace(
         state,

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        discard_output()  # its reader went away
+        discard_output()  # the reader of standard output went away
         return 1
 
 

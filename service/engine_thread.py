@@ -49,7 +49,7 @@ class EngineThread:
             if not self._is_closed:
                 self._is_closed = True
                 self._loop.call_soon_threadsafe(self._ended.set)
-        # On that thread itself where the garbage collector chose it: there is nothing to wait for then.
+        # The garbage collector may call this on the engine's own thread, which cannot wait for itself.
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -59,7 +59,7 @@ class EngineThread:
         try:
             return _result(future)
         finally:
-            future.cancel()  # does nothing to what is done
+            future.cancel()  # cancelling a finished future does nothing
 
     def answer(self, request: GenerationRequest) -> Completion:
         """The whole answer. Raises as `EngineClient.submit` and its stream."""

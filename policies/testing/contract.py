@@ -85,7 +85,7 @@ def _verdict(clause: str, check: Callable[[], None]) -> Verdict:
         check()
     except ContractBroken as broken:
         return Verdict(clause, str(broken))
-    except Exception as error:  # a policy raises what it likes
+    except Exception as error:  # a policy may raise any exception
         return Verdict(clause, f"raised {type(error).__name__}: {error}"[:_SHOWN])
     return Verdict(clause, "")
 

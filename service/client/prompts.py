@@ -56,7 +56,7 @@ def _parts(given: object, name: str, wanted: str) -> tuple[object, ...]:
     if isinstance(given, str | bytes | bytearray | memoryview) or _is_turn(given):
         raise TypeError(f"{name} is {_type_of(given)}, not {wanted}")
     try:
-        return tuple(given)  # type: ignore[arg-type] # what is no iterable is told so
+        return tuple(given)  # type: ignore[arg-type] # the except below names what is no iterable
     except TypeError:
         raise TypeError(f"{name} is {_type_of(given)}, not {wanted}") from None
 

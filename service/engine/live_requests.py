@@ -97,7 +97,7 @@ class LiveRequests:
         except asyncio.CancelledError:
             await live.stream.aclose()
             if not live.accepted.cancelled():
-                live.accepted.exception()  # seen: asyncio complains of exceptions that were never looked at
+                live.accepted.exception()  # read once: asyncio logs exceptions that are never retrieved
             raise
         return live.stream
 

@@ -95,7 +95,7 @@ class MetricsSnapshot:
 
 @dataclass(slots=True)
 class _Timeline:
-    """When a request arrived and when each choice last spoke."""
+    """When a request arrived, and when each choice last got a token."""
 
     arrival_time: float
     last_token_time: dict[int, float] = field(default_factory=dict)

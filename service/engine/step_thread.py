@@ -71,7 +71,7 @@ class StepThread:
             self._engine.adopt_thread()
             while self._iterate():
                 pass
-        except BaseException as error:  # whatever it is, every stream must hear of it
+        except BaseException as error:  # whatever it is, every stream must end with an error
             fault = error
         self._busy_since = None
         self._on_end(fault)

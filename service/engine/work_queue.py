@@ -54,7 +54,7 @@ class WorkQueue:
             result, error = None, None
             try:
                 result = work()
-            except BaseException as fault:  # it is the caller's, whatever it is
+            except BaseException as fault:  # whatever it is, the caller gets it
                 error = fault
             with suppress(RuntimeError):  # the loop was closed meanwhile: no caller is left
                 loop.call_soon_threadsafe(settle, result, error)

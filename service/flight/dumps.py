@@ -70,7 +70,7 @@ class FlightDumps:
     async def _make(self) -> bytes:
         async with self._turn:
             await self._sleep(max(0.0, self._may_begin_at - self._clock.now()))
-            self._next = None  # it shows this moment: who asks from now on shares the one after
+            self._next = None  # it shows this moment: callers from now on share the next one
             begun = self._clock.now()
             try:
                 return await asyncio.to_thread(_made, self._record("asked for"))
@@ -109,7 +109,7 @@ class FlightDumps:
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(content)
             part.replace(path)
-        except Exception as error:  # the thread has no caller that could be told
+        except Exception as error:  # the thread has no caller to raise it to
             self._lost(path, error)
             try:
                 part.unlink(missing_ok=True)

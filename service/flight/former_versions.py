@@ -54,7 +54,7 @@ def _checkpoint(plain: dict[str, Any]) -> dict[str, Any]:
         for block in pool["blocks"]:
             name = block.pop("name")
             block["block_hash"] = _hash(name) if name else None
-            block["parent_hash"] = None  # it did not say which block goes before
+            block["parent_hash"] = None  # version 1 did not record parents of blocks
     for seat in guard["seats"].values():
         seat["quarantine_reason"] = "too many faults" if seat.pop("is_quarantined", False) else ""
     plain["policies"] = {"axes": guard["seats"], "faults": guard["faults"], "stale": guard["stale"]}

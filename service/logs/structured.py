@@ -62,7 +62,7 @@ class _Forwarded(logging.Handler):
         """As an event `library` of the record's level, or the nearest below that has a name."""
         try:
             message = record.getMessage()
-        except Exception as error:  # a library's mistake must not become its caller's
+        except Exception as error:  # a library's wrong format string must not fail its caller
             message = f"{record.msg!s} (not formatted: {error})"
         level = max((level for level in _LEVELS if level <= record.levelno), default=logging.DEBUG)
         logger = structlog.get_logger().bind(logger=record.name, message=message)

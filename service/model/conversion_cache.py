@@ -47,7 +47,7 @@ def converted_folder(
                 # A process that has its files mapped keeps them.
                 shutil.rmtree(folder, ignore_errors=True)
                 partial = folder.parent / f"{folder.name}.partial"
-                shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+                shutil.rmtree(partial, ignore_errors=True)  # left by a writer that was killed
                 partial.mkdir()
                 try:
                     convert(source, partial)

@@ -71,7 +71,7 @@ class TorchGraphs:
                     raise
         except Exception as error:
             self._end_allocations()
-            # Ending a capture that something has spoilt fails as well, and only says that it was spoilt.
+            # Ending an invalidated capture fails as well, with an error that hides the first one.
             raise reason or error from None
         return graph.replay, result
 

@@ -57,8 +57,8 @@ class KvCache:
             self.host_pool = torch.empty(host_shape, dtype=layout.dtype)
         else:
             self.host_pool = own_pages(host_shape, layout.dtype)
-            # Before the pages go back to the system, which would hand them out pinned. Not at the end of
-            # the process: the driver may be gone by then.
+            # Unpin before the pages go back to the system, which would hand them out pinned. Not at the end
+            # of the process: the driver may be gone by then.
             finalize(self, Pinned(self.host_pool).close).atexit = False
         self.fences = Fences(streams or streams_of(device), num_blocks)
         self._ops = ops

@@ -102,7 +102,7 @@ class VictimReader:
     def parse(self, answer: Any) -> list[str]:
         """The whole order. Raises BadAnswer if an id is missing, unknown or named twice."""
         if issubclass(type(answer), (str, bytes, bytearray, Mapping, set, frozenset)):
-            raise BadAnswer(answer)  # iterable, but an order of nothing
+            raise BadAnswer(answer)  # iterable, but not an order of requests
         told = [_id(item) for item in islice(iter(answer), len(self._known) + 1)]
         order = [rid for rid in dict.fromkeys(told) if rid in self._known]
         if not self.understood:

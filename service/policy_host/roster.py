@@ -92,7 +92,7 @@ class PolicyRoster:
             old, chosen = self._active[axis], getattr(policies, axis)
             if chosen is not old.chosen.policy:
                 active[axis] = self._activate(axis, chosen, old.default)
-                active[axis].chosen.inherit(old.in_force, history)  # in quarantine it was told nothing
+                active[axis].chosen.inherit(old.in_force, history)  # in quarantine it got no events
                 self._stale.add(axis)
                 if axis in watchers:
                     watchers[axis].forget_ranks()

@@ -102,7 +102,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _observe(
         self, method: Method, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[None]:
-        started_at, peer = self._clock.now(), context.peer()  # a call that was cancelled forgets its peer
+        started_at, peer = self._clock.now(), context.peer()  # a cancelled call has no peer any more
         self._metrics.call_started(method)
         code = grpc.StatusCode.OK
         try:

@@ -66,7 +66,7 @@ def listen(
 def _bind(server: grpc.aio.Server, address: str) -> int:
     try:
         return server.add_insecure_port(address)
-    except RuntimeError as error:  # gRPC gives no reason; what was tried before leaves only a race
+    except RuntimeError as error:  # gRPC gives no reason; the address was free before
         raise ConfigError("server.port", f"cannot listen on {address}: another server was faster") from error
 
 

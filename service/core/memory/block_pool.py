@@ -261,7 +261,7 @@ class BlockPool:
     def _evict(self) -> int:
         """The block of the smallest score, or else the end of a chain that continues it."""
         block = self._chain_end(self._evictable.first())
-        # The mapping goes before the block changes hands: no hash may find foreign KV.
+        # The hash is dropped before the block is written anew: no hash may find another prompt's KV.
         self._forget_hash(block)
         self._evictable.remove(block)
         self.num_evictions += 1

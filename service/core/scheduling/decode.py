@@ -23,7 +23,7 @@ def plan_decodes(state: SchedulerState, guarded: Request | None) -> StepPlan | N
     if len(state.running) < len(state.requests) or state.suspects is not None:
         return None
     if guarded is None or guarded.is_paused or guarded.status is not RequestStatus.RUNNING:
-        return None  # another one is to be chosen
+        return None  # another guarded request is to be chosen
     work = [item for item in lacking_tokens(state.running.values(), guarded, None) if item[1]]
     budget = state.options.max_num_batched_tokens
     if len(work) > budget or any(remaining > 1 for _, remaining in work):

@@ -38,7 +38,7 @@ class Planner:
             outcome = attempt.run()
             if isinstance(outcome, StepPlan):
                 if constraints.await_pending:
-                    return outcome  # the victims' blocks are needed, only not in this step
+                    return outcome  # the victims' blocks are needed, but not in this step
                 return self._spare_needless(outcome, guarded, constraints, trace)
             if not self._resolve(outcome, attempt, guarded, constraints, trace):
                 guarded, constraints, trace = outcome.claimant, Constraints(), Trace(self._state)

@@ -2,7 +2,7 @@
 
 After a failed step only the first group runs, alone. If it fails again it is split further; once every
 member has got as far as sampling a token in a step that succeeded, the next group has its turn. The one
-that fails alone is the poison.
+that fails alone is the one at fault.
 """
 
 from __future__ import annotations
