@@ -47,10 +47,8 @@ def main(recipe: str = "two-tenants") -> None:
     machine = load_machine("h100-8b")
     machine = replace(machine, cache=replace(machine.cache, num_blocks=2000))  # too few for all at once
     victims = (create("victim", "least-computed"), create("victim", "last-arrived"), BusiestTenant())
-    contenders = [
-        Contender(type(victim).__name__, replace(default_policies(), victim=victim), machine)
-        for victim in victims
-    ]
+    sets = [replace(default_policies(), victim=victim) for victim in victims]
+    contenders = [Contender(type(policies.victim).__name__, policies, machine) for policies in sets]
     for outcome in run_experiment(contenders, {0: workload.make(name, 0)}):
         (figures,) = outcome.figures
         ttft, preemptions = figures["ttft_p99"], figures["preemptions"]
