@@ -16,6 +16,8 @@ from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import StepPlan
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
+MOST_ROUNDS = 10
+"""Of random moves, until enough steps were ordinary ones: mostly one round, now and then a second."""
 
 
 def test_tokens_and_books_are_those_of_unlimited_memory() -> None:
@@ -58,7 +60,10 @@ def test_an_ordinary_step_is_planned_as_the_planner_would(monkeypatch: pytest.Mo
         return plan
 
     monkeypatch.setattr(scheduler_module, "plan_decodes", compared)
-    run_state_machine_as_test(
-        SchedulerMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
-    )
-    assert num_compared > 50
+    for _ in range(MOST_ROUNDS):
+        run_state_machine_as_test(
+            SchedulerMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
+        )
+        if num_compared > 50:
+            return
+    raise AssertionError(f"only {num_compared} ordinary steps in {MOST_ROUNDS} rounds")
