@@ -19,18 +19,20 @@ MAX_KEYS = 2**31 - 1
 class AttentionSpec:
     """What is constant about one layer's attention.
 
-    scale: factor on q.k. sliding_window: a row sees at most so many keys, itself included (None: all).
-    logit_softcap: scores become cap * tanh(score / cap). sinks: float32 [num_heads], a logit per head
-    that joins the softmax's denominator only. chunk: a row sees only keys of its own chunk of so many
-    positions (llama4). Raises KernelArgumentError for a cap that is not positive, and for a window or chunk
-    that is no positive int32.
+    Raises KernelArgumentError for a cap that is not positive, and for a window or chunk that is no positive
+    int32.
     """
 
     scale: float
+    """Factor on q.k."""
     sliding_window: int | None = None
+    """A row sees at most so many keys, itself included (None: all)."""
     logit_softcap: float | None = None
+    """Scores become cap * tanh(score / cap)."""
     sinks: torch.Tensor | None = None
+    """float32 [num_heads], a logit per head that joins the softmax's denominator only."""
     chunk: int | None = None
+    """A row sees only keys of its own chunk of so many positions (llama4); None: all."""
 
     def __post_init__(self) -> None:
         for name in ("sliding_window", "chunk"):

@@ -109,25 +109,25 @@ class AttentionBatch:
     """Which rows attend to what, for one step, every layer alike. T rows of S sequences, flat.
 
     Its tensors must not change once an operation has seen it: backends check and plan once a batch.
-
-    query_start_loc: int32 [S + 1], rows of sequence s are [query_start_loc[s], query_start_loc[s+1]).
-    seq_lens: int32 [S], keys of sequence s including this step's own rows; row r of n rows is at
-        position seq_lens[s] - n + r and sees keys 0 .. that position.
-    block_tables: int32 [S, max_blocks], padded with 0 (a block that is never read beyond seq_lens).
-    slot_mapping: int64 [T], where each row's K and V go, each to a slot of its own; -1 writes nothing.
-    positions: int64 [T].
-    max_query_len, max_seq_len: maxima over the batch, as Python ints.
-    host: the same addresses on the host, where the maker of the batch had them there anyway.
     """
 
     query_start_loc: torch.Tensor
+    """int32 [S + 1], rows of sequence s are [query_start_loc[s], query_start_loc[s+1])."""
     seq_lens: torch.Tensor
+    """int32 [S], keys of sequence s including this step's own rows; row r of n rows is at position
+    seq_lens[s] - n + r and sees keys 0 .. that position."""
     block_tables: torch.Tensor
+    """int32 [S, max_blocks], padded with 0 (a block that is never read beyond seq_lens)."""
     slot_mapping: torch.Tensor
+    """int64 [T], where each row's K and V go, each to a slot of its own; -1 writes nothing."""
     positions: torch.Tensor
+    """int64 [T], each row's position in its sequence."""
     max_query_len: int
+    """The most rows of a sequence, as a Python int."""
     max_seq_len: int
+    """The largest of seq_lens, as a Python int."""
     host: HostBatch | None = None
+    """The same addresses on the host, where the maker of the batch had them there anyway."""
 
     @property
     def num_sequences(self) -> int:

@@ -40,33 +40,33 @@ class GuardedReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A waiting request runs from this step on. by: the admission policy, or a guard.
-
-    was_swapped: its KV came back from host memory. is_first: it never ran before. num_cached_tokens:
-    covered by cached blocks.
-    """
+    """A waiting request runs from this step on."""
 
     request_id: str
     by: str
+    """The admission policy, or a `CoreRule`."""
     is_first: bool
+    """Whether it never ran before."""
     was_swapped: bool
+    """Whether its KV came back from host memory."""
     num_cached_tokens: int
+    """Tokens covered by cached blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A waiting request was looked at and does not run yet. by: the admission policy, or a guard.
-
-    num_blocks: what it needs. num_available: what was left for it, num_promised of them to others that
-    have yet to take them. num_slots_short: sequences over max_num_seqs.
-    """
+    """A waiting request was looked at and does not run yet."""
 
     request_id: str
     by: str
+    """The admission policy, or a `CoreRule`."""
     num_blocks: int
+    """Blocks that it needs."""
     num_available: int
+    """Blocks that were left for it, num_promised of them to others that have yet to take them."""
     watermark_blocks: int = 0
     num_slots_short: int = 0
+    """Sequences over max_num_seqs."""
     num_promised: int = 0
 
 
@@ -88,35 +88,35 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionsHeld:
-    """The rest of the queue was not looked at. after: the last request that was, empty for none.
-
-    queue, batch: the policies that ordered the queue and split the step's budget.
-    """
+    """The rest of the queue was not looked at."""
 
     by: str
     after: str
+    """The last request that was looked at; empty for none."""
     queue: str
+    """The policy that ordered the queue."""
     batch: str
+    """The policy that split the step's budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A request gave up blocks. chosen_by: the victim policy, or a guard. how_by: the reclaim policy, or
-    a guard where there was no choice.
-
-    rank: its place in that order, from 1, of num_candidates. num_blocks_short, num_slots_short: what
-    the claimant lacked.
-    """
+    """A request gave up blocks."""
 
     request_id: str
     claimant: str
     chosen_by: str
+    """The victim policy, or a `CoreRule`."""
     rank: int
+    """Its place in the victim policy's order, from 1, of num_candidates."""
     num_candidates: int
     how: Reclaim
     how_by: str
+    """The reclaim policy, or a `CoreRule` where there was no choice."""
     num_blocks_short: int
+    """Blocks that the claimant lacked."""
     num_slots_short: int
+    """Sequence slots that the claimant lacked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,17 +46,17 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopies:
-    """The block traffic of one step, in the order in which it must happen.
-
-    clears: device blocks to be zeroed, before everything else (KV of a request that went non-finite).
-    swap_outs: device to host. swap_ins: host to device. copies: device to device (copy-on-write),
-    with simultaneous-copy semantics: every source is read before any destination is written.
-    """
+    """The block traffic of one step, in the order in which it must happen."""
 
     clears: tuple[int, ...] = ()
+    """Device blocks to be zeroed, before everything else (KV of a request that went non-finite)."""
     swap_outs: tuple[BlockCopy, ...] = ()
+    """Copies from device to host blocks."""
     swap_ins: tuple[BlockCopy, ...] = ()
+    """Copies from host to device blocks."""
     copies: tuple[BlockCopy, ...] = ()
+    """Device to device (copy-on-write), with simultaneous-copy semantics: every source is read before any
+    destination is written."""
 
     def __bool__(self) -> bool:
         return bool(self.clears or self.swap_outs or self.swap_ins or self.copies)
@@ -64,23 +64,22 @@ class BlockCopies:
 
 @record
 class SampleRow:
-    """One token to be sampled from the last computed row of a scheduled sequence.
-
-    index: the choice (0 .. n-1). position: absolute position of the token to be sampled, the
-    counter of the random stream. prompt_token_ids, output_token_ids: filled only when
-    params.needs_history; the outputs are a view of the sequence's log, which grows. banned_token_ids: must
-    not be sampled (stops below min_tokens).
-    """
+    """One token to be sampled from the last computed row of a scheduled sequence."""
 
     seq_id: int
     epoch: int
     index: int
+    """The choice (0 .. n-1)."""
     position: int
+    """Absolute position of the token to be sampled, the counter of the random stream."""
     seed: int
     params: SamplingParams
     prompt_token_ids: tuple[int, ...] = ()
+    """Filled only when params.needs_history."""
     output_token_ids: tuple[int, ...] | TokenView = ()
+    """Likewise: a view of the sequence's log, which grows."""
     banned_token_ids: tuple[int, ...] = ()
+    """Ids that must not be sampled (stops below min_tokens)."""
 
 
 @record
@@ -203,18 +202,16 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """The terminal event of a request, sent exactly once. error is None when all went well.
-
-    policies: names of those in force at its end, by axis. policies_changed: some came into force while it
-    lived.
-    """
+    """The terminal event of a request, sent exactly once. error is None when all went well."""
 
     request_id: str
     usage: Usage
     timings: RequestTimings
     error: PageturnerError | None = None
     policies: Mapping[str, str] = field(default_factory=dict)
+    """Names of the policies in force at its end, by axis."""
     policies_changed: bool = False
+    """Whether policies were changed while it lived."""
 
 
 Event = TokenEvent | ChoiceFinishedEvent | FinishedEvent

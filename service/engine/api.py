@@ -45,15 +45,13 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation with choices.
-
-    template_variables: what the template reads beside the messages, as JSON has it; see `generation.proto`.
-    continue_final_message: the answer goes on with the last message in place of a turn of its own.
-    """
+    """A conversation with choices."""
 
     messages: tuple[ChatMessage, ...]
     template_variables: Mapping[str, object] = field(default_factory=dict)
+    """What the template reads beside the messages, as JSON has it; see `generation.proto`."""
     continue_final_message: bool = False
+    """The answer goes on with the last message in place of a turn of its own."""
 
 
 Prompt = str | TextPrompt | tuple[int, ...] | tuple[ChatMessage, ...] | ChatPrompt
@@ -61,21 +59,20 @@ Prompt = str | TextPrompt | tuple[int, ...] | tuple[ChatMessage, ...] | ChatProm
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request as a client states it, before tokenizing.
-
-    request_id: chosen by the server if empty. model: any if empty. deadline_seconds: time left from
-    now, None for no limit.
-    """
+    """A request as a client states it, before tokenizing."""
 
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
     request_id: str = ""
+    """Chosen by the server if empty."""
     model: str = ""
+    """Empty: whichever is served."""
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     deadline_seconds: float | None = None
+    """Time left from now, None for no limit."""
 
     def check_names(self) -> None:
         """Raises InvalidArgument for an id, a model's name, a tenant or a salt that is too long."""
@@ -156,17 +153,17 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """The policies that are wanted, by axis; what is left out stays as it is.
-
-    shadows: None ends one. preset: a named set for all axes, which `policies` go over. expected_revision:
-    refuse unless it is the one in force. origin: who asked, for the log.
-    """
+    """The policies that are wanted, by axis; what is left out stays as it is."""
 
     policies: Mapping[str, PolicySpec] = field(default_factory=dict)
     shadows: Mapping[str, PolicySpec | None] = field(default_factory=dict)
+    """None ends a shadow."""
     preset: str = ""
+    """A named set for all axes, which `policies` go over."""
     expected_revision: int | None = None
+    """Refuse unless it is the one in force."""
     origin: str = ""
+    """The caller, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
