@@ -45,14 +45,13 @@ class BusiestTenant:
 def main(recipe: str = "two-tenants") -> None:
     name, workload = parse_recipe(recipe)
     machine = load_machine("h100-8b")
-    machine = replace(machine, cache=replace(machine.cache, num_blocks=2000))  # too few for all at once
+    machine = replace(machine, cache=replace(machine.cache, num_blocks=500))  # too few for all at once
     victims = (create("victim", "least-computed"), create("victim", "last-arrived"), BusiestTenant())
     sets = [replace(default_policies(), victim=victim) for victim in victims]
     contenders = [Contender(type(policies.victim).__name__, policies, machine) for policies in sets]
     for outcome in run_experiment(contenders, {0: workload.make(name, 0)}):
-        (figures,) = outcome.figures
-        ttft, preemptions = figures["ttft_p99"], figures["preemptions"]
-        print(f"{outcome.name:16} first token p99 {ttft:7.3f} s, {preemptions:4.0f} preemptions")
+        (run,) = outcome.figures
+        print(f"{outcome.name:16} TTFT p99 {run['ttft_p99']:7.3f} s, {run['preemptions']:4.0f} preemptions")
 
 
 if __name__ == "__main__":

@@ -56,9 +56,10 @@ def test_the_engine_in_process(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_policy_of_ones_own_beside_the_built_in_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    own_policy.main("two-tenants:requests=60")
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["LeastComputed", "LastArrived", "BusiestTenant"]
+    own_policy.main("two-tenants:requests=60,output=400")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[0] for words in lines] == ["LeastComputed", "LastArrived", "BusiestTenant"]
+    assert all(int(words[-2]) > 0 for words in lines), "a victim policy is asked where blocks run short"
 
 
 def test_the_trace_example_replays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
