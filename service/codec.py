@@ -46,7 +46,10 @@ def scalar(value: object, annotation: type) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and annotation is not bool):
         raise ValueError(f"{value!r} is not {name}")
     if annotation is float:
-        value = float(value)  # type: ignore[arg-type]  # an int or a float, as was just seen
+        try:
+            value = float(value)  # type: ignore[arg-type]  # an int or a float, as was just seen
+        except OverflowError:
+            raise ValueError("the number is beyond the range of a double") from None
         if not math.isfinite(value):
             raise ValueError(f"{value} is not finite")
     return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pageturner.service.codec import scalar
 from pageturner.service.simulator.errors import LineError
 from pageturner.service.simulator.trace import Labels, TraceColumns
 from pageturner.service.simulator.trace_file import TraceLines, json_objects
@@ -95,10 +95,10 @@ class _Fields:
         return LineError(self.line, field, reason)
 
     def number(self, name: str) -> float:
-        value = self._value(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise self.error(name, f"{value!r} is not a number")
-        return float(value)
+        try:
+            return float(scalar(self._value(name), float))
+        except ValueError as error:
+            raise self.error(name, str(error)) from None
 
     def number_or_none(self, name: str) -> float | None:
         return None if self.entry.get(name) is None else self.number(name)

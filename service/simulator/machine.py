@@ -45,7 +45,7 @@ class SimulatedMachine:
         for section in ("cache", "scheduler"):
             for name, value in dataclasses.asdict(getattr(self, section)).items():
                 least = 1 if name in _AT_LEAST_ONE else 0
-                if not (math.isfinite(value) and value >= least):
+                if not least <= value < math.inf:
                     raise ValueError(f"{section}.{name} must be at least {least}, not {value}")
         if self.scheduler.watermark >= 1:
             raise ValueError(f"scheduler.watermark must be below 1, not {self.scheduler.watermark}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pageturner.service.codec import scalar
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.flight.step_work import StepWork
 from pageturner.service.simulator.errors import LineError, MachineError
@@ -58,9 +58,10 @@ def _timed_step(entry: Mapping[str, Any], line: int) -> TimedStep:
     work, seconds = entry[STEP_KEY], entry.get("seconds")
     if not isinstance(work, list) or len(work) > len(fields(StepWork)) or not all(map(_is_count, work)):
         raise LineError(line, STEP_KEY, f"{work!r} is not a list of counts")
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise LineError(line, "seconds", f"{seconds!r} is not a number")
-    return TimedStep(StepWork(*work), float(seconds))
+    try:
+        return TimedStep(StepWork(*work), scalar(seconds, float))
+    except ValueError as error:
+        raise LineError(line, "seconds", str(error)) from None
 
 
 def _is_count(value: object) -> bool:

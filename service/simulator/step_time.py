@@ -39,7 +39,7 @@ class StepTimeModel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
+            if not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} must be finite and at least 0, not {value}")
 
     def seconds(self, work: StepWork) -> float:

@@ -63,7 +63,7 @@ class Synthetic:
                 raise WorkloadError(f"{name} must be at least 1, not {getattr(self, name)}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
+            if not 0 <= value < math.inf:
                 raise WorkloadError(f"{field.name} must be finite and not negative, not {value}")
         if not self.concurrency and not self.rate:
             raise WorkloadError("rate must be above 0 in an open loop")

@@ -80,6 +80,7 @@ def test_other_variables_of_the_prefix_are_left_alone() -> None:
         ("block_size = 1\n", "block_size", "did you mean cache.block_size?"),
         ('[cache]\nblock_size = "16"\n', "cache.block_size", "not a whole number"),
         ("[cache]\nblock_size = 1.5\n", "cache.block_size", "not a whole number"),
+        (f"[scheduler]\nwatermark = {'9' * 400}\n", "scheduler.watermark", "beyond the range of a double"),
         ("[cache]\nblock_size = true\n", "cache.block_size", "not a whole number"),
         ("[cache]\nblock_size = 0\n", "cache.block_size", "not in [1, 4096]"),
         ("[cache]\nenable_prefix_caching = 1\n", "cache.enable_prefix_caching", "not true or false"),

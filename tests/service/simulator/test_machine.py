@@ -42,6 +42,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({"cache": []}, "cache is not a table"),
         ({"cache": {"num_blocks": "9"}}, "cache.num_blocks: '9' is not a whole number"),
         ({"cache": {"num_blocks": 0}}, "cache.num_blocks must be at least 1"),
+        ({"step_time": {"a_step": 10**400}}, "step_time.a_step: the number is beyond the range of a double"),
         ({"scheduler": {"max_num_seqs": True}}, "scheduler.max_num_seqs: True is not a whole number"),
         ({"step_time": {"a_step": -1}}, "step_time.a_step must be finite and at least 0"),
         ({"measured": {"a_step": None}}, "measured.a_step: None is not a number"),

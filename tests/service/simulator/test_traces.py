@@ -288,6 +288,10 @@ def test_unknown_columns_are_named(tmp_path: Path) -> None:
         (BURSTGPT.replace("45,", '"45,'), "line 3: a quotation mark is not closed"),
         (MOONCAKE.replace("1500", '"1500"'), "line 2, input_length: '1500' is not a whole number"),
         (MOONCAKE.replace("30535", "null"), "line 2, timestamp: None is not a number"),
+        (
+            MOONCAKE.replace("30535", "9" * 400),
+            "timestamp: the number is beyond the range of a double",
+        ),
         (MOONCAKE.replace('"output_length": 26', '"output": 26'), "line 2, output_length: is missing"),
         (MOONCAKE.replace("2367", '"x"'), "line 2, hash_ids: is not a list of whole numbers"),
         (MOONCAKE.replace("2367", "-5"), "line 2, hash_ids: an id is not from 0"),
