@@ -173,9 +173,6 @@ class Scenario(CoreHarness):
         """Tokens that its client has seen."""
         return sum(map(len, self.records[request_id].outputs.values()))
 
-    def num_blocks_of(self, num_tokens: int) -> int:
-        return blocks_for(num_tokens, self.model.block_size)
-
 
 def scenario(
     num_blocks: int = 8,

@@ -89,7 +89,8 @@ def test_lines_that_a_full_disk_refuses_are_counted_once_there_is_room() -> None
             assert sink.failed.acquire(timeout=WAIT_SECONDS)
         sink.room = None
         writer.put(b"after\n")
-    assert sink.data == b"3 lost\nafter\n"
+        writer.put(b"told once\n")
+    assert sink.data == b"3 lost\nafter\ntold once\n"
 
 
 @pytest.mark.fault("10")
