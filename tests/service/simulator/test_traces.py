@@ -290,7 +290,7 @@ def test_unknown_columns_are_named(tmp_path: Path) -> None:
         (MOONCAKE.replace("30535", "null"), "line 2, timestamp: None is not a number"),
         (
             MOONCAKE.replace("30535", "9" * 400),
-            "timestamp: the number is beyond the range of a double",
+            "line 2, timestamp: the number is beyond the range of a double",
         ),
         (MOONCAKE.replace('"output_length": 26', '"output": 26'), "line 2, output_length: is missing"),
         (MOONCAKE.replace("2367", '"x"'), "line 2, hash_ids: is not a list of whole numbers"),
