@@ -30,6 +30,9 @@ DTYPE_BYTES: Mapping[str, int] = {
     "fp8": 1,
 }
 
+MAX_NUMBER = 2**63 - 1
+"""Of each number given; so the product of them all is within what a float holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -234,6 +237,8 @@ def _check_positive(record: object, *names: str) -> None:
         value = getattr(record, name)
         if value <= 0:
             raise ConfigError(name, f"must be positive, not {value}")
+        if value > MAX_NUMBER:
+            raise ConfigError(name, f"must be at most {MAX_NUMBER}")
 
 
 def _integer(config: Mapping[str, object], *names: str) -> int:

@@ -91,7 +91,8 @@ def _from_hub(repo_id: str, revision: str | None) -> Path:
         try:
             return snapshot(local=False)
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-            raise ModelError(f"cannot get {repo_id!r} from the hub: {error}") from error
+            reason = " ".join(str(error).split())  # the library writes paragraphs
+            raise ModelError(f"cannot get {repo_id!r} from the hub: {reason}") from error
     return folder
 
 

@@ -115,6 +115,7 @@ def test_the_configuration_printed_is_one_that_reads_back(
         (["plan", "--num-layers=0", "--num-kv-heads=2", "--head-dim=8"], "num_layers"),
         (["generate", "hi", "--target=x:1", "--block-size=8"], "--block-size"),
         (["generate", "hi", "--target="], "HOST:PORT"),
+        (["plan", f"--num-layers={10**400}", "--num-kv-heads=2", "--head-dim=8"], "num_layers"),
         (["explain", "x", "--file="], "cannot read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,

@@ -185,7 +185,7 @@ class TestSources:
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         def snapshot(repo_id: str, **options: Any) -> str:
-            raise LocalEntryNotFoundError("no network, and nothing in the cache")
+            raise LocalEntryNotFoundError("no\n  network, and nothing in the cache")
 
         monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
         with pytest.raises(ModelError, match=r"cannot get 'owner/name' from the hub: no network"):
