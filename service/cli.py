@@ -71,16 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words and not name and not words[0].startswith("-"):
             raise UsageError(_unknown_command(words[0]))
         arguments = _command_parser(name).parse(words[1:]) if name else _overview().parse(words)
-    except UsageError as error:
-        last_word(" ".join(filter(None, ("pageturner", name))) + f": {error}")
-        return EXIT_USER_ERROR
-    arguments.command_line = shlex.join(["pageturner", *words])
-    for number in signals.ending_signals():
-        signal.signal(number, _leave)
-    try:
+        arguments.command_line = shlex.join(["pageturner", *words])
+        for number in signals.ending_signals():
+            signal.signal(number, _leave)
         return cast(int, arguments.run(arguments))
-    except PageturnerError as error:
-        last_word(f"pageturner {name}: {error}")
+    except (UsageError, PageturnerError) as error:
+        last_word(" ".join(filter(None, ("pageturner", name))) + f": {error}")
         return EXIT_USER_ERROR
     except ModuleNotFoundError as error:
         library = (error.name or "pageturner").partition(".")[0]

@@ -225,8 +225,9 @@ def load_config(
         origins[str(key)] = origin
 
     if path is not None:
+        in_file = list(_file_values(path))
         _search_beside(path)
-        for key, raw in _file_values(path):
+        for key, raw in in_file:
             take(key, str(path), from_toml, raw)
     for key, variable, text in _environment_values(environ):
         take(key, f"environment {variable}", from_text, text)

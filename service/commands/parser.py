@@ -6,9 +6,13 @@ import argparse
 import textwrap
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from pageturner.service.commands.output import write
 from pageturner.service.commands.text import argument_text
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0"})
 _METAVARS: dict[object, str] = {int: "N", float: "X", Path: "FILE"}
@@ -56,8 +60,12 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError, where argparse prints the usage and leaves."""
         raise UsageError(f"{message}; {self.prog} --help lists what there is")
 
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """The help and the version are results; argparse itself drops what cannot be written."""
+        write(message, end="")
+
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The arguments of these words. Raises UsageError, or SystemExit after --help."""
+        """The arguments of these words. Raises UsageError, SystemExit after --help, or as `output.write`."""
         for action in self._actions:
             if action.nargs == argparse.PARSER:  # a command of commands
                 return self.parse_args(_name_first(words, tuple(action.choices or ())))

@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy_changes.add_arguments(parser)
 
 
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:  # it was deleted meanwhile
+        raise ConfigError("the working folder", f"{error.strerror}") from error
+
+
 def run(arguments: argparse.Namespace) -> int:
     match arguments.words:
         case ["show"]:
@@ -40,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         case ["set", *words]:
             return policy_changes.change(arguments, words)
         case ["new", *words]:
-            return policy_authoring.new(words, Path.cwd())
+            return policy_authoring.new(words, _working_folder())
         case ["check", *words]:
-            return policy_authoring.check(words, Path.cwd(), as_json=arguments.json)
+            return policy_authoring.check(words, _working_folder(), as_json=arguments.json)
     for axis in arguments.words:
         if axis not in AXES:
             raise ConfigError(

@@ -74,7 +74,8 @@ def _first_mention(record: FlightRecord, request_id: str) -> float:
 
 
 def _named(decision: Decision) -> tuple[str, ...]:
-    return tuple(getattr(decision, field, "") for field in ("request_id", "claimant", "by", "producer"))
+    named = (getattr(decision, field, "") for field in ("request_id", "claimant", "by", "producer"))
+    return tuple(filter(None, named))
 
 
 class _RequestHistory:

@@ -204,6 +204,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         ["config"],
         ["plan", "--num-layers=2", "--num-kv-heads=2", "--head-dim=8"],  # through rich
         ["plan", "--num-layers=2", "--num-kv-heads=2", "--head-dim=8", "--json"],
+        ["serve", "--help"],
     ],
     ids=lambda words: f"{words[0]}{len(words)}",
 )
@@ -212,6 +213,19 @@ def test_a_full_disk_is_one_line(words: list[str]) -> None:
         finished = subprocess.run([*PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert finished.stderr == f"pageturner {words[0]}: standard output: No space left on device\n"
     assert finished.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["policies", "check", "my_policy:Mine"], ["policies", "new", "queue", "Mine"], ["config", "--config=x"]],
+)
+def test_a_working_folder_that_is_gone_is_one_line(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    line = f"cd {tmp_path}/gone && rmdir ../gone && {shlex.join([*PROGRAM, *words])}"
+    finished = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert finished.returncode == 2
+    assert finished.stderr.count("\n") == 1
+    assert "No such file or directory" in finished.stderr
 
 
 OFFLINE = {

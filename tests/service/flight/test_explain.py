@@ -164,6 +164,14 @@ def test_a_request_that_is_not_in_the_record_is_refused_by_its_id() -> None:
         told(scene, "unknown")
 
 
+def test_an_empty_id_is_that_of_no_request() -> None:
+    scene = harness({}, num_blocks=16)
+    scene.submit((0, 1, 2), max_tokens=2)
+    scene.step()
+    with pytest.raises(NotInRecord, match="no request ''"):
+        told(scene, "")
+
+
 def test_a_request_that_is_older_than_the_record() -> None:
     scene = harness({}, num_blocks=16)
     name = scene.submit((0, 1, 2), max_tokens=20)
