@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import reprlib
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence
@@ -41,6 +42,22 @@ def build(kind: type[_M], path: str = "", /, **values: object) -> _M:
         for name, value in given.items():
             _check_field(empty, name, value, f"{path}{name}")
         raise InvalidArgument(path.rstrip(".") or kind.DESCRIPTOR.name, str(error)) from error
+
+
+def json_values(path: str, values: Mapping[str, object]) -> dict[str, str]:
+    """By name, each value as JSON. Raises TypeError, or InvalidArgument for one that contains itself,
+    naming a value that JSON has not."""
+    texts = {}
+    for name, value in values.items():
+        try:
+            texts[name] = json.dumps(value)
+        except TypeError as error:
+            raise TypeError(f"{path}[{name}]: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(
+                f"{path}[{name}]", f"is nested without end or too deeply: {error}"
+            ) from error
+    return texts
 
 
 def _elements(empty: Any, name: str, value: Any, path: str) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from pageturner.service.client.messages import build
+from pageturner.service.client.messages import build, json_values
 from pageturner.service.client.values import PromptLike, Turn
 from pageturner.service.engine.api import ChatMessage, ChatPrompt, TextPrompt
 from pageturner.v1 import generation_pb2
@@ -47,7 +46,7 @@ def to_chat(
     return _chat(
         turns,
         "messages",
-        template_variables={name: json.dumps(value) for name, value in template_variables.items()},
+        template_variables=json_values("prompt.chat.template_variables", template_variables),
         continue_final_message=continue_final_message or None,
     )
 

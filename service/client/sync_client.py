@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -200,7 +200,8 @@ class SyncClient:
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.response.FromString,
         )
-        rpc = method.future(call.request, timeout=call.timeout_seconds)
+        with _told_from_closing():
+            rpc = method.future(call.request, timeout=call.timeout_seconds)
         try:
             with typed_errors(self._target):
                 return call.read(rpc.result())
@@ -214,7 +215,8 @@ class SyncClient:
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.response.FromString,
         )
-        rpc = method(call.request, timeout=call.timeout_seconds, wait_for_ready=call.waits)
+        with _told_from_closing():
+            rpc = method(call.request, timeout=call.timeout_seconds, wait_for_ready=call.waits)
         try:
             with typed_errors(self._target):
                 for message in rpc:
@@ -233,3 +235,12 @@ class SyncClient:
                     else grpc.secure_channel(address, self._credentials, options=options)
                 )
             return self._open
+
+
+@contextmanager
+def _told_from_closing() -> Iterator[None]:
+    """gRPC raises ValueError for a channel that another thread closed before the call began."""
+    try:
+        yield
+    except ValueError as error:
+        raise UnknownStatus(grpc.StatusCode.CANCELLED.name, "the client was closed") from error

@@ -70,7 +70,7 @@ def parse_target(text: str) -> Target:
 
     Raises InvalidArgument, saying what to write instead.
     """
-    if not text or text != text.strip():
+    if not isinstance(text, str) or not text or text != text.strip():
         raise _bad(text, "write HOST:PORT or unix:PATH")
     if match := _HAS_SCHEME.match(text):
         return _with_scheme(text, match[1])

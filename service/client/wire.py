@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
-from pageturner.service.client.messages import build, check_number
+from pageturner.service.client.messages import build, check_number, json_values
 from pageturner.service.client.values import Choice, Completion, Options, Sampling
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
@@ -200,18 +200,20 @@ def from_server_info(info: admin_pb2.GetServerInfoResponse) -> ServerInfo:
 
 
 def to_choices(path: str, specs: Mapping[str, PolicySpec | None]) -> dict[str, admin_pb2.PolicyChoice]:
-    """By axis; None becomes a choice of nothing. path: of the field, for errors."""
-    return {
-        axis: build(
-            admin_pb2.PolicyChoice,
-            f"{path}[{axis}].",
-            name=spec.name,
-            options={name: json.dumps(value) for name, value in spec.options.items()},
-        )
-        if spec is not None
-        else admin_pb2.PolicyChoice()
-        for axis, spec in specs.items()
-    }
+    """By axis; None becomes a choice of nothing. path: of the field, for errors.
+
+    Raises TypeError for what is no PolicySpec, InvalidArgument for what the wire cannot carry.
+    """
+    return {axis: _to_choice(f"{path}[{axis}]", spec) for axis, spec in specs.items()}
+
+
+def _to_choice(path: str, spec: PolicySpec | None) -> admin_pb2.PolicyChoice:
+    if spec is None:
+        return admin_pb2.PolicyChoice()
+    if not isinstance(spec, PolicySpec):
+        raise TypeError(f"{path} is of type {type(spec).__name__}, not a PolicySpec")
+    options = json_values(f"{path}.options", spec.options)
+    return build(admin_pb2.PolicyChoice, f"{path}.", name=spec.name, options=options)
 
 
 def from_policies(

@@ -261,3 +261,28 @@ def test_options_of_a_policy_are_json() -> None:
     message = calls.set_policies({"queue": PolicySpec("p", {"a": 1.5, "b": LONE})}, {}, "", None).request
     (choice,) = message.policies.values()  # type: ignore[attr-defined] # it is a SetPoliciesRequest
     assert {name: json.loads(value) for name, value in choice.options.items()} == {"a": 1.5, "b": LONE}
+
+
+@pytest.mark.fault("D")
+def test_a_value_that_json_has_not_is_refused_by_its_name() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    for value in (endless, deep):
+        with pytest.raises(InvalidArgument, match="nested") as caught:
+            to_chat([USER], {"a": value})
+        assert caught.value.field == "prompt.chat.template_variables[a]"
+        with pytest.raises(InvalidArgument, match="nested") as caught:
+            calls.set_policies({"queue": PolicySpec("p", {"b": value})}, {}, "", None)
+        assert caught.value.field == "policies[queue].options[b]"
+    with pytest.raises(TypeError, match=r"template_variables\[a\]: Object of type object"):
+        to_chat([USER], {"a": object()})
+
+
+@pytest.mark.fault("D")
+def test_a_policy_that_is_no_spec_is_refused_by_its_axis() -> None:
+    policies: Any = {"queue": "fcfs"}
+    with pytest.raises(TypeError, match=r"policies\[queue\] is of type str, not a PolicySpec"):
+        calls.set_policies(policies, {}, "", None)

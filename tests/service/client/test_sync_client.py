@@ -225,6 +225,19 @@ def test_a_closed_client_fails_what_is_under_way_and_connects_anew() -> None:
         client.close()
 
 
+def test_a_client_that_is_closed_as_a_call_begins_fails_it_with_a_typed_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = SyncClient("127.0.0.1:1")
+    channel = client._channel()
+    monkeypatch.setattr(client, "_channel", lambda: channel)
+    channel.close()
+    with pytest.raises(UnknownStatus, match="the client was closed"):
+        client.load()
+    with pytest.raises(UnknownStatus, match="the client was closed"):
+        list(client.stream("x"))
+
+
 def test_a_server_that_cannot_be_reached_is_a_typed_error() -> None:
     with SyncClient("127.0.0.1:1") as client:
         with pytest.raises(UnknownStatus, match="UNAVAILABLE"):
