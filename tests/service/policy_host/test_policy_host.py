@@ -350,6 +350,22 @@ def test_a_fault_of_a_shadow_is_told_as_such() -> None:
     assert host.faults["queue"] == 0
 
 
+def test_ranks_of_a_policy_that_was_replaced_are_not_compared_with_those_of_the_next() -> None:
+    shadow = registry.create("eviction", "lru")
+    host = host_of("eviction", Does(lambda _: 1.0), shadow=shadow)
+    compared = []
+    for score in (1.0, 5.0):
+        host.set_policies(
+            replace(host.policies, eviction=Does(lambda _, score=score: score)), host.shadows, ()
+        )
+        for _ in range(3):
+            ASK["eviction"](host)
+        report = next(policy.shadow for policy in host.report().axes if policy.axis == "eviction")
+        assert report is not None
+        compared.append((report.num_compared, report.num_disagreements))
+    assert compared == [(2, 0), (4, 0)], "three ranks are two pairs"
+
+
 @pytest.mark.fault("I")
 def test_a_huge_answer_is_quoted_in_few_words() -> None:
     host = host_of("queue", Does(lambda *_: [["x" * 10_000_000] * 1000] * 1000))
