@@ -45,9 +45,9 @@ def converted_folder(
         with _locked(folder.parent / f"{folder.name}.lock"):
             if not _is_whole(folder):
                 # A process that has its files mapped keeps them.
-                shutil.rmtree(folder, ignore_errors=True)
+                _clear(folder)
                 partial = folder.parent / f"{folder.name}.partial"
-                shutil.rmtree(partial, ignore_errors=True)  # left by a writer that was killed
+                _clear(partial)  # left by a writer that was killed
                 partial.mkdir()
                 try:
                     convert(source, partial)
@@ -55,7 +55,7 @@ def converted_folder(
                     _sync(partial)
                     partial.rename(folder)
                 finally:
-                    shutil.rmtree(partial, ignore_errors=True)
+                    _clear(partial)
     except OSError as error:
         raise ModelError(
             f"cannot convert {source.name} into {folder.parent}: {error}; XDG_CACHE_HOME names another folder"
@@ -73,6 +73,13 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _clear(path: Path) -> None:
+    """Remove what is there: a damaged cache may hold a file or a link in the place of a folder."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -86,6 +87,23 @@ def test_a_folder_that_was_damaged_is_converted_anew(
     assert converted_folder(source, "float32", tmp_path / "cache", copy) == folder
     assert (folder / "a").read_bytes() == b"weights"
     assert converted_folder(source, "float32", tmp_path / "cache", never) == folder
+
+
+@pytest.mark.fault("P")
+@pytest.mark.parametrize("suffix", ["", ".partial"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_in_the_place_of_a_folder_is_replaced(
+    source: Path, tmp_path: Path, suffix: str, is_link: bool
+) -> None:
+    folder = converted_folder(source, "float32", tmp_path / "cache", copy)
+    shutil.rmtree(folder)
+    place = folder.with_name(f"{folder.name}{suffix}")
+    if is_link:
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.write_text("x")
+    assert converted_folder(source, "float32", tmp_path / "cache", copy) == folder
+    assert (folder / "a").read_bytes() == b"weights"
 
 
 @pytest.mark.fault("P")
