@@ -71,6 +71,14 @@ class ControlTokens:
         text = self._begin.sub(lambda found: self._stand_in(found[0]), text)
         return self._hide_edges(text) if edges else text
 
+    def hide_within(self, text: str) -> str:
+        """As `hide`; so also a text that its surroundings might complete from both sides."""
+        word = text.strip()
+        if word and any(word in control for control in self._ids):
+            place = text.index(word)
+            return text[:place] + self._stand_in(word[0]) + text[place + 1 :]
+        return self.hide(text)
+
     def _hide_edges(self, text: str) -> str:
         stripped = text.strip()
         bound = min(self._longest, len(stripped) + 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import tokenizers
 from tokenizers import decoders, models
@@ -19,8 +20,32 @@ from pageturner.service.engine.incremental_decoder import (
 )
 from pageturner.service.errors import InvalidArgument
 
+ROLES = frozenset(
+    ["system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation"]
+)
+"""Words that chat templates compare roles with, and some of them build a control token around: <|user|>."""
+
 RESERVED_VARIABLES = frozenset({"messages", "add_generation_prompt"})
 """Names in a chat template that a request cannot set."""
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _panics_are_errors(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A panic of the library's Rust is a BaseException, which would pass every guard of one request."""
+
+    @functools.wraps(method)
+    def guarded(*arguments: _P.args, **options: _P.kwargs) -> _T:
+        try:
+            return method(*arguments, **options)
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":
+                raise RuntimeError(f"the tokenizer panicked: {error}") from error
+            raise
+
+    return guarded
 
 
 class Message(Protocol):
@@ -107,6 +132,7 @@ class Tokenizer:
         # Composing characters (NFC) makes one of up to four.
         return self._largest[1] * (1 if self._backend.normalizer is None else 4)
 
+    @_panics_are_errors
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> tuple[int, ...]:
@@ -142,6 +168,7 @@ class Tokenizer:
             return (self._bos_id, *token_ids)
         return tuple(token_ids)
 
+    @_panics_are_errors
     def encode_chat(
         self,
         messages: Sequence[Message],
@@ -164,9 +191,11 @@ class Tokenizer:
         if continue_final:
             role, content = turns[-1]
             turns[-1] = role, f"{content}{CONTINUE_HERE} "
-        text = self._chat_template.render(
-            turns, self._hidden_variables(variables or {}), opens_answer=not continue_final
-        )
+        hidden = self._hidden_variables(variables or {})
+        try:
+            text = self._chat_template.render(turns, hidden, opens_answer=not continue_final)
+        except InvalidArgument as error:  # its words may quote a message
+            raise InvalidArgument(error.field, self._controls.show(error.reason)) from error
         if continue_final:
             text = _cut_to_continue(text)
         if not self._controls.has_hidden(text):
@@ -179,8 +208,7 @@ class Tokenizer:
         field = f"prompt.chat[{place}]"
         _check_unicode(f"{field}.role", message.role)
         _check_unicode(f"{field}.content", message.content)
-        # Templates compare roles with words, and some build a token around them: <|user|>.
-        role = message.role if message.role.isidentifier() else self._controls.hide(message.role)
+        role = message.role if message.role in ROLES else self._controls.hide_within(message.role)
         return role, self._controls.hide(message.content)
 
     def _hidden_variables(self, variables: Mapping[str, object]) -> dict[str, object]:
@@ -209,6 +237,7 @@ class Tokenizer:
             return [self._hidden_value(field, one) for one in value]
         return value
 
+    @_panics_are_errors
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids as a whole. Ids the tokenizer does not know have none."""
         (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)

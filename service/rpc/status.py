@@ -148,7 +148,7 @@ _KINDS: Mapping[str, type[PageturnerError]] = MappingProxyType({reason_of(kind):
 def _clip(text: str) -> str:
     encoded = text.encode(errors="replace")
     if len(encoded) <= MAX_TEXT:
-        return text
+        return encoded.decode()
     return encoded[: MAX_TEXT - len("…".encode())].decode(errors="ignore") + "…"
 
 

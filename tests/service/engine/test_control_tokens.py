@@ -140,6 +140,22 @@ def test_a_control_token_in_a_role_is_text_and_a_role_may_be_part_of_one() -> No
 
 
 @pytest.mark.fault("E")
+@pytest.mark.parametrize("role", ["end", " end", "nd", "end\n", "<|end|>", "start"])
+def test_a_role_around_which_the_template_writes_a_control_token_is_text(role: str) -> None:
+    tokenizer = chat_tokenizer("<|{{ messages[0].role | trim }}|>{{ messages[0].content }}")
+    found = tokenizer.encode_chat([ChatMessage(role, "fox")])
+    assert ids_of_specials(found) == []
+    assert tokenizer.decode(found) == f"<|{role.strip()}|>fox"
+
+
+@pytest.mark.fault("E")
+def test_a_template_that_refuses_a_message_quotes_it_as_it_was_sent() -> None:
+    tokenizer = chat_tokenizer("{{ raise_exception('no role ' + messages[0].role) }}")
+    with pytest.raises(InvalidArgument, match=r"no role <\|end\|>$"):
+        tokenizer.encode_chat([ChatMessage("<|end|>", "fox")])
+
+
+@pytest.mark.fault("E")
 def test_control_tokens_that_overlap_are_all_text() -> None:
     own = fresh(byte_level_bpe())
     own.add_special_tokens(["<s>", "<s><s>", "s><", "\n"])

@@ -267,3 +267,19 @@ def test_truncation_in_the_file_is_ignored() -> None:
 def test_unknown_ids_have_no_text() -> None:
     tokenizer = with_template(None)
     assert tokenizer.decode([tokenizer.vocab_size, 10**6]) == ""
+
+
+class PanicException(BaseException):
+    """Named as pyo3 names a panic of a Rust library."""
+
+
+@pytest.mark.fault("G")
+@pytest.mark.parametrize("call", ["encode", "encode_chat"])
+def test_a_panic_of_the_library_is_an_error_of_one_call(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*arguments: object, **options: object) -> list[int]:
+        raise PanicException("index out of bounds")
+
+    tokenizer = with_template("{{ messages[0].content }}")
+    monkeypatch.setattr(tokenizer, "_encode", panic)
+    with pytest.raises(RuntimeError, match="panicked: index out of bounds"):
+        tokenizer.encode("fox") if call == "encode" else tokenizer.encode_chat(CHAT)

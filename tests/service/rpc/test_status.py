@@ -120,6 +120,11 @@ def _unpacked(detail: AnyMessage, *candidates: RequestInfo | ErrorInfo | BadRequ
     return next(type(candidate).__name__ for candidate in candidates if detail.Unpack(candidate))
 
 
+def test_a_text_that_is_no_unicode_is_sent_with_replacements() -> None:
+    status = to_status(errors.InvalidArgument("prompt", "not \ud800 text"))
+    assert status.message == "prompt: not ? text"
+
+
 def test_texts_that_quote_a_huge_input_are_clipped() -> None:
     """Trailing metadata over 8 KiB would replace the status with one of the transport."""
     for huge in ("x" * 100_000, "é" * 100_000, "😀" * 100_000):
