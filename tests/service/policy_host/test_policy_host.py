@@ -173,7 +173,7 @@ def test_a_generator_that_names_each_candidate_once_is_a_right_answer() -> None:
         ({"r2": 1, "r1": 2, "r0": 3}, ["r0", "r1", "r2"]),
         ({"r2", "r1", "r0"}, ["r0", "r1", "r2"]),
     ],
-    ids=str,
+    ids=["unknown-id", "twice", "no-text", "subclass", "text", "mapping", "set"],
 )
 def test_of_a_wrong_order_what_names_candidates_counts(answer: Any, order: list[str]) -> None:
     told, num_faults = answers("victim", lambda *_: answer)
