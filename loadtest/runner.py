@@ -26,6 +26,7 @@ from pageturner.loadtest.workload import LoadtestWorkload, PlannedRequest, plan_
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
 
 OnRecord = Callable[[RequestRecord], None]
+_DIED = "a client process ended before its work was done"
 _START_DELAY_SECONDS = 0.1  # so that the word to begin reaches every process before the first is due
 
 
@@ -147,7 +148,7 @@ def _run_processes(run: Run, on_record: OnRecord, interruption: Interruption) ->
             _receive(connection)  # it is ready
         start = time.monotonic() + _START_DELAY_SECONDS
         for connection in connections:
-            connection.send(start)
+            _begin(connection, start)
         working = set(connections)
         while working:
             ready = cast(list[Connection], wait([*working, wakeup]))
@@ -212,12 +213,20 @@ def _processes(run: Run) -> Iterator[tuple[Sequence[SpawnProcess], Sequence[Conn
             _end(process)
 
 
+def _begin(connection: Connection, start: float) -> None:
+    """Tell a process when the run starts. Raises WorkerDied if it is no longer there to be told."""
+    try:
+        connection.send(start)
+    except OSError:
+        raise WorkerDied(_DIED) from None
+
+
 def _receive(connection: Connection) -> RequestRecord | None:
     """A record, or None for a sign: ready, or done. Raises what went wrong in the process."""
     try:
         received = connection.recv()
-    except EOFError:
-        raise WorkerDied("a client process ended before its work was done") from None
+    except (EOFError, OSError):
+        raise WorkerDied(_DIED) from None
     if isinstance(received, LoadtestError):
         raise received
     assert received is None or isinstance(received, RequestRecord)
@@ -239,5 +248,5 @@ def _work(run: Run, part: int, connection: Connection) -> None:
     try:
         asyncio.run(run_part(run, part, begin, connection.send))
         connection.send(None)
-    except ServerError as error:
+    except LoadtestError as error:
         connection.send(error)

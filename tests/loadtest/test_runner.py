@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from support.fake_server import (
     serve,
 )
 
+from pageturner.loadtest import runner
 from pageturner.loadtest.client import Outcome, RequestRecord
 from pageturner.loadtest.errors import OptionError, ServerError, WorkerDied
 from pageturner.loadtest.runner import Run, execute, run_part
@@ -272,6 +274,32 @@ def test_a_process_that_dies_ends_the_run() -> None:
         with pytest.raises(WorkerDied, match="ended before its work was done"):
             execute(run, kill)
         gate.set()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("killed", [(0,), (1,), (0, 1)])
+def test_a_process_that_dies_between_ready_and_start_ends_the_run(
+    killed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is killed when it has said that it is ready, before it is told when to begin."""
+    begin = runner._begin
+    is_done = False
+
+    def kill_first(connection: Connection, start: float) -> None:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            children = sorted(multiprocessing.active_children(), key=lambda child: child.name)
+            for index in killed:
+                children[index].kill()
+                children[index].join(timeout=30)
+        begin(connection, start)
+
+    monkeypatch.setattr(runner, "_begin", kill_first)
+    with serve() as server:
+        run = Run(Target(server.address), WORKLOAD, concurrency=2, num_processes=2)
+        with pytest.raises(WorkerDied, match="ended before its work was done"):
+            execute(run, ignore)
     assert multiprocessing.active_children() == []
 
 
