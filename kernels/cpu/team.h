@@ -1,0 +1,70 @@
+// The threads that share an operation's pieces, and the barrier at its end.
+//
+// An operation is written once, against Team, and runs on either provider:
+//   OpenMpTeam  one OpenMP region an operation, for operations called one by one beside torch's own
+//               products: it is torch's team, and a second one beside it would make both wake up cold.
+//   ThreadTeam  threads of its own (thread_team.h), for a whole forward in one call, where hundreds of
+//               barriers follow each other within microseconds.
+//
+// Pieces are claimed one by one as threads come free. A piece should take some microseconds, and an
+// operation should have several for each thread: one thread may be slower, or not scheduled at all.
+#pragma once
+
+#include <cstdint>
+
+namespace pageturner {
+
+class Team {
+ public:
+  virtual ~Team() = default;
+
+  // Threads that share the pieces, the caller included.
+  virtual int size() const = 0;
+
+  // f(i) for every i in [0, count), in no order and on any thread, and returns when all are done. f must
+  // not throw. A single piece runs on the caller at once.
+  template <class F>
+  void for_each(std::int64_t count, const F& f) {
+    if (count > 1 && size() > 1)
+      run({count, [](const void* f, std::int64_t i) { (*static_cast<const F*>(f))(i); }, &f});
+    else
+      for (std::int64_t i = 0; i < count; i++) f(i);
+  }
+
+  // f(begin, end) over [0, count) in stretches of at least `least` items each, at most PIECES a thread.
+  // least: as many items as pay for a second thread.
+  template <class F>
+  void for_each_stretch(std::int64_t count, std::int64_t least, const F& f) {
+    const std::int64_t most = (count + least - 1) / least, pieces = most < PIECES * size() ? most : PIECES * size();
+    for_each(pieces, [&](std::int64_t i) { f(i * count / pieces, (i + 1) * count / pieces); });
+  }
+
+ protected:
+  struct Work {
+    std::int64_t count;
+    void (*call)(const void* f, std::int64_t i);
+    const void* f;
+  };
+
+  // What for_each promises, for count > 1.
+  virtual void run(const Work& work) = 0;
+
+ private:
+  static constexpr std::int64_t PIECES = 4;
+};
+
+class OpenMpTeam final : public Team {
+ public:
+  explicit OpenMpTeam(int size) : threads(size) {}
+  int size() const override { return threads; }
+
+ private:
+  void run(const Work& work) override {
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (std::int64_t i = 0; i < work.count; i++) work.call(work.f, i);
+  }
+
+  const int threads;
+};
+
+}  // namespace pageturner
