@@ -114,12 +114,19 @@ def check_vector_blocks(kv_layer: torch.Tensor, least_block_size: int) -> None:
         raise KernelArgumentError("kv_layer", f"of blocks {kv_layer.stride(0)} elements apart", "below 2^31")
 
 
-def check_query(query: torch.Tensor, kv_layer: torch.Tensor, num_rows: int) -> None:
-    """[T, num_heads, head_dim] in the cache's dtype; kv heads divide heads."""
+def row_dtype(rows: torch.Tensor, kv_layer: torch.Tensor) -> torch.dtype:
+    """For backends that take float32 rows over any cache: float32 if the rows are, else the cache's dtype."""
+    return torch.float32 if rows.dtype is torch.float32 else kv_layer.dtype
+
+
+def check_query(
+    query: torch.Tensor, kv_layer: torch.Tensor, num_rows: int, dtype: torch.dtype | None = None
+) -> None:
+    """[T, num_heads, head_dim] in `dtype`, by default the cache's; kv heads divide heads."""
     num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
     if not num_kv_heads:
         raise KernelArgumentError("kv_layer", describe(kv_layer), "a kv head")
-    check_shape("query", query, (num_rows, None, head_dim), kv_layer.dtype)
+    check_shape("query", query, (num_rows, None, head_dim), dtype or kv_layer.dtype)
     if query.shape[1] == 0 or query.shape[1] % num_kv_heads:
         raise KernelArgumentError("query", describe(query), f"heads a multiple of {num_kv_heads}")
 
@@ -130,11 +137,17 @@ def check_sinks(sinks: torch.Tensor | None, num_heads: int) -> None:
         check_shape("sinks", sinks, (num_heads,), torch.float32)
 
 
-def check_key_value(key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, num_rows: int) -> None:
-    """[T, num_kv_heads, head_dim] in the cache's dtype."""
-    shape = (num_rows, kv_layer.shape[2], kv_layer.shape[4])
-    check_shape("key", key, shape, kv_layer.dtype)
-    check_shape("value", value, shape, kv_layer.dtype)
+def check_key_value(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_layer: torch.Tensor,
+    num_rows: int,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """[T, num_kv_heads, head_dim] in `dtype`, by default the cache's."""
+    shape, dtype = (num_rows, kv_layer.shape[2], kv_layer.shape[4]), dtype or kv_layer.dtype
+    check_shape("key", key, shape, dtype)
+    check_shape("value", value, shape, dtype)
 
 
 def check_rope(query: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -59,7 +59,7 @@ class ReferenceOps:
         num_blocks, _, _, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
         slots = batch.slot_mapping.tolist()
-        checks.check_key_value(key, value, kv_layer, len(slots))
+        checks.check_key_value(key, value, kv_layer, len(slots), checks.row_dtype(key, kv_layer))
         written = [slot for slot in slots if slot >= 0]
         if len(set(written)) != len(written):
             raise KernelArgumentError("slot_mapping", "naming a slot twice", "distinct slots")
@@ -78,7 +78,8 @@ class ReferenceOps:
         checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         num_blocks, _, num_kv_heads, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
-        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
+        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer)
+        checks.check_query(query, kv_layer, num_rows, dtype)
         checks.check_sinks(spec.sinks, query.shape[1])
         group = query.shape[1] // num_kv_heads
         starts, seq_lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
@@ -126,8 +127,9 @@ class ReferenceOps:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
-        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
-        checks.check_key_value(key, value, kv_layer, query.shape[0])
+        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer)
+        checks.check_query(query, kv_layer, num_rows, dtype)
+        checks.check_key_value(key, value, kv_layer, query.shape[0], query.dtype)
         checks.check_rope(query, cos, sin)
         self.write_kv(rotate(key, cos, sin), value, kv_layer, batch)
         return rotate(query, cos, sin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_void_p
 from typing import cast
 
 import torch
@@ -16,9 +16,20 @@ from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder
 
 MAX_HEAD_DIM = 1024
 
+_Dtypes = tuple[torch.dtype, ...]
+_Function = Callable[..., None]
+_POOLED = (
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.bfloat16),
+)
+"""Of rows and pool."""
+_TURNED = (*((*pooled, torch.float32) for pooled in _POOLED), (torch.bfloat16,) * 3)
+"""Of rows, pool, and cos and sin."""
+
 
 class _AttentionArgs(ctypes.Structure):
-    """attention.cpp's AttentionArgs."""
+    """attention.h's AttentionArgs."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("query", "output", "kv_layer")),
@@ -26,24 +37,24 @@ class _AttentionArgs(ctypes.Structure):
         *((name, c_int64) for name in ("query_stride", "table_stride")),
         *((name, c_int64) for name in ("block_stride", "value_stride", "head_stride")),
         *((name, c_int32) for name in ("num_sequences", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("block_size", "sliding_window", "chunk", "num_threads")),
+        *((name, c_int32) for name in ("block_size", "sliding_window", "chunk")),
         *((name, c_float) for name in ("scale", "softcap")),
     )
 
 
 class _KvWriteArgs(ctypes.Structure):
-    """rows.cpp's KvWriteArgs."""
+    """rows.h's KvWriteArgs."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("key", "value", "kv_layer", "slot_mapping")),
         *((name, c_int64) for name in ("key_stride", "value_row_stride")),
         *((name, c_int64) for name in ("block_stride", "value_stride", "head_stride")),
-        *((name, c_int32) for name in ("num_rows", "num_kv_heads", "head_dim", "block_size", "num_threads")),
+        *((name, c_int32) for name in ("num_rows", "num_kv_heads", "head_dim", "block_size")),
     )
 
 
 class _RotateArgs(ctypes.Structure):
-    """rows.cpp's RotateArgs."""
+    """rows.h's RotateArgs."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("query", "output", "cos", "sin")),
@@ -53,12 +64,12 @@ class _RotateArgs(ctypes.Structure):
 
 
 class _RmsNormArgs(ctypes.Structure):
-    """rows.cpp's RmsNormArgs."""
+    """rows.h's RmsNormArgs."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("hidden", "residual", "weight", "normed", "summed")),
         *((name, c_int64) for name in ("outer_stride", "inner_stride")),
-        *((name, c_int32) for name in ("outer", "inner", "size", "num_threads")),
+        *((name, c_int32) for name in ("outer", "inner", "size")),
         ("eps", c_float),
     )
 
@@ -82,35 +93,37 @@ class CpuOps:
     key_order = KeyOrder.TILED16
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        def by_dtype(name: str, *argtypes: type) -> dict[torch.dtype, Callable[..., None]]:
+        def by_dtypes(name: str, keys: Sequence[_Dtypes], *argtypes: type) -> dict[_Dtypes, _Function]:
             return {
-                dtype: _function(library, f"{name}_{checks.dtype_name(dtype)}", argtypes)
-                for dtype in checks.DTYPES
+                key: _function(library, "_".join((name, *map(checks.dtype_name, key))), (*argtypes, c_int))
+                for key in keys
             }
 
         self._checked_batch = checks.CheckedBatch()
-        self._write_kv = by_dtype("write_kv", c_void_p)
-        self._attention = by_dtype("attention", c_void_p)
-        self._rms_norm = by_dtype("rms_norm", c_void_p)
-        self._silu_and_mul = by_dtype("silu_and_mul", c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
-        self._rope_with_float32 = by_dtype("rope_and_write_kv_float32", c_void_p, c_void_p)
-        self._rope_with_same = by_dtype("rope_and_write_kv_same", c_void_p, c_void_p)
+        alone, pooled, turned = [(dtype,) for dtype in checks.DTYPES], list(_POOLED), list(_TURNED)
+        self._write_kv = by_dtypes("write_kv", pooled, c_void_p)
+        self._attention = by_dtypes("attention", pooled, c_void_p)
+        self._rms_norm = by_dtypes("rms_norm", alone, c_void_p)
+        self._silu_and_mul = by_dtypes("silu_and_mul", alone, c_void_p, c_void_p, c_int64, c_int32, c_int32)
+        self._rope_and_write_kv = by_dtypes("rope_and_write_kv", turned, c_void_p, c_void_p)
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
     ) -> None:
         self._check(kv_layer, batch)
-        checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
+        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(key, kv_layer)
+        checks.check_key_value(key, value, kv_layer, num_rows, dtype)
         checks.check_on_cpu(key=key, value=value)
         key, value, slots = _rows(key), _rows(value), batch.slot_mapping.contiguous()
         args = _kv_write_args(key, value, kv_layer, slots)
-        self._write_kv[kv_layer.dtype](byref(args))
+        self._write_kv[key.dtype, kv_layer.dtype](byref(args), torch.get_num_threads())
 
     def attention(
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> torch.Tensor:
         self._check(kv_layer, batch)
-        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
+        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer)
+        checks.check_query(query, kv_layer, num_rows, dtype)
         checks.check_sinks(spec.sinks, query.shape[1])
         checks.check_on_cpu(query=query, sinks=spec.sinks)
         query = _rows(query)
@@ -138,11 +151,10 @@ class CpuOps:
             block_size=kv_layer.shape[3],
             sliding_window=spec.sliding_window or 0,
             chunk=spec.chunk or 0,
-            num_threads=torch.get_num_threads(),
             scale=spec.scale,
             softcap=spec.logit_softcap or 0.0,
         )
-        self._attention[kv_layer.dtype](byref(args))
+        self._attention[query.dtype, kv_layer.dtype](byref(args), torch.get_num_threads())
         return output
 
     def rope_and_write_kv(
@@ -156,8 +168,9 @@ class CpuOps:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         self._check(kv_layer, batch)
-        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
-        checks.check_key_value(key, value, kv_layer, query.shape[0])
+        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer)
+        checks.check_query(query, kv_layer, num_rows, dtype)
+        checks.check_key_value(key, value, kv_layer, query.shape[0], query.dtype)
         checks.check_rope(query, cos, sin)
         checks.check_on_cpu(query=query, key=key, value=value, cos=cos, sin=sin)
         query, key, value = _rows(query), _rows(key), _rows(value)
@@ -172,8 +185,8 @@ class CpuOps:
             num_heads=query.shape[1],
         )
         write = _kv_write_args(key, value, kv_layer, slots)
-        rope = self._rope_with_same if cos.dtype is query.dtype else self._rope_with_float32
-        rope[query.dtype](byref(rotate), byref(write))
+        rope = self._rope_and_write_kv[query.dtype, kv_layer.dtype, cos.dtype]
+        rope(byref(rotate), byref(write), torch.get_num_threads())
         return output
 
     def rms_norm(
@@ -202,10 +215,9 @@ class CpuOps:
             outer=rows.shape[0],
             inner=rows.shape[1],
             size=rows.shape[2],
-            num_threads=torch.get_num_threads(),
             eps=eps,
         )
-        self._rms_norm[hidden.dtype](byref(args))
+        self._rms_norm[hidden.dtype,](byref(args), torch.get_num_threads())
         return normed, summed
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -214,7 +226,7 @@ class CpuOps:
         gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = gate_up.new_empty(rows, size)
-        self._silu_and_mul[gate_up.dtype](
+        self._silu_and_mul[gate_up.dtype,](
             gate_up.data_ptr(), output.data_ptr(), gate_up.stride(0), rows, size, torch.get_num_threads()
         )
         return output
@@ -270,5 +282,4 @@ def _kv_write_args(
         num_kv_heads=kv_layer.shape[2],
         head_dim=kv_layer.shape[4],
         block_size=kv_layer.shape[3],
-        num_threads=torch.get_num_threads(),
     )

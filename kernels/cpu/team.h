@@ -10,7 +10,9 @@
 // operation should have several for each thread: one thread may be slower, or not scheduled at all.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace pageturner {
 
@@ -52,6 +54,14 @@ class Team {
  private:
   static constexpr std::int64_t PIECES = 4;
 };
+
+// Memory of the calling thread for the piece at hand, `floats` long and holding anything. It lasts until the
+// thread asks again.
+inline float* scratch(std::size_t floats) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < floats) memory.resize(floats);
+  return memory.data();
+}
 
 class OpenMpTeam final : public Team {
  public:

@@ -143,7 +143,7 @@ def test_structures_have_the_size_that_cpp_gives_them(name: str) -> None:
 
 
 def test_the_widest_head_is_the_same_on_both_sides() -> None:
-    found = re.search(r"MAX_HEAD_DIM = (\d+)", (SOURCES / "rows.cpp").read_text())
+    found = re.search(r"MAX_HEAD_DIM = (\d+)", (SOURCES / "rows.h").read_text())
     assert found is not None
     assert int(found[1]) == MAX_HEAD_DIM
 

@@ -1,0 +1,345 @@
+// Paged attention for the CPU: every query row by one fixed order of additions.
+//
+// A packed row is one query row and one of the G heads that share a kv head. Its keys are taken in steps
+// of STEP, four 16-key tiles, with an online softmax (Milakov and Gimelshein 2018); steps start at
+// multiples of STEP, and every SPLIT keys a new partial sum begins; the partial sums are added in order
+// (as in Flash-Decoding). All of that depends on the row's own position alone. Which rows
+// share an item, which thread takes it, and whether an item walks its splits or the threads share them,
+// decides speed and nothing else: a step that a row does not see leaves the row's bits as they are.
+//
+// Keys are TILED16 (kernels/layout.py): [block_size / 16][head_dim][16], so that one load is one dim of
+// sixteen keys and scores need no sum across lanes. Slots of no sequence may hold NaN: scores of hidden
+// keys are selected away and values that no row of a micro block sees are not read.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "simd.h"
+#include "team.h"
+
+namespace pageturner {
+
+// Mirrored by ctypes in ops.py. Strides are in elements. 0 means none for window, chunk and softcap.
+struct AttentionArgs {
+  const void* query;  // Row [T, num_heads, head_dim], rows query_stride apart
+  void* output;       // Row [T, num_heads, head_dim]
+  const void* kv_layer;
+  const std::int32_t* query_start_loc;
+  const std::int32_t* seq_lens;
+  const std::int32_t* block_tables;
+  const float* sinks;
+  std::int64_t query_stride, table_stride, block_stride, value_stride, head_stride;
+  std::int32_t num_sequences, num_heads, num_kv_heads, head_dim, block_size;
+  std::int32_t sliding_window, chunk;
+  float scale, softcap;
+};
+
+constexpr int STEP_TILES = 4;
+constexpr int STEP = STEP_TILES * LANES;
+constexpr int SPLIT = 512;
+constexpr int MICRO_ROWS = 6;     // 6 rows x 4 vectors of sums fill the registers of AVX-512
+constexpr int ITEM_ROWS = 48;     // packed rows of one item: each step's keys are read once for all of them
+constexpr float LOWEST = -1e30f;  // finite: a row that has seen nothing rescales by exp(0)
+
+// The rows of one sequence and one kv head that are computed together.
+struct Item {
+  int kv_head;
+  int first_row;   // in the flat batch
+  int query_rows;  // consecutive rows; each has G packed rows
+  int position;    // of first_row
+  const std::int32_t* table;
+};
+
+// Sums of some packed rows over some keys: maximum, sixteen partial totals, weighted values.
+struct Sums {
+  float* top;
+  float* total;
+  float* value;
+
+  static std::size_t floats(int rows, int head_dim) { return std::size_t(rows) * (1 + LANES + head_dim); }
+  Sums(float* memory, int rows) : top(memory), total(top + rows), value(total + rows * LANES) {}
+
+  void clear(int rows, int head_dim) {
+    std::fill_n(top, rows, LOWEST);
+    std::fill_n(total, rows * LANES, 0.0f);
+    std::fill_n(value, rows * head_dim, 0.0f);
+  }
+
+  void add(const Sums& later, int rows, int head_dim) {
+    for (int row = 0; row < rows; row++) {
+      const float raised = std::max(top[row], later.top[row]);
+      const float mine = exp(top[row] - raised), theirs = exp(later.top[row] - raised);
+      const auto merge = [&](float* into, const float* from) {
+        store(into, load(into) * mine + load(from) * theirs);
+      };
+      merge(total + row * LANES, later.total + row * LANES);
+      for (int d = row * head_dim; d < (row + 1) * head_dim; d += LANES) merge(value + d, later.value + d);
+      top[row] = raised;
+    }
+  }
+};
+
+// Row is the dtype of queries and outputs, T that of the pool.
+template <class Row, class T>
+class Attention {
+ public:
+  explicit Attention(const AttentionArgs& args)
+      : args(args), group(args.num_heads / args.num_kv_heads), height(std::max(1, ITEM_ROWS / group)) {}
+
+  void run(Team& team) const {
+    const std::vector<Item> items = make_items();
+    int most_splits = 1;
+    for (const Item& item : items) most_splits = std::max(most_splits, end_split(item) - begin_split(item));
+    if (most_splits == 1 || int(items.size()) >= 2 * team.size())
+      run_items(team, items);
+    else
+      run_splits(team, items);
+  }
+
+ private:
+  const AttentionArgs& args;
+  const int group, height;
+
+  int packed(const Item& item) const { return item.query_rows * group; }
+  std::size_t query_floats() const { return std::size_t(height) * group * args.head_dim; }
+  std::size_t sums_floats() const { return Sums::floats(height * group, args.head_dim); }
+
+  int first_key(int position) const {
+    int first = 0;
+    if (args.sliding_window) first = std::max(first, position - args.sliding_window + 1);
+    if (args.chunk) first = std::max(first, position - position % args.chunk);
+    return first;
+  }
+  int begin_split(const Item& item) const { return first_key(item.position) / SPLIT; }
+  int end_split(const Item& item) const { return (item.position + item.query_rows - 1) / SPLIT + 1; }
+
+  std::vector<Item> make_items() const {
+    std::vector<Item> items;
+    for (int sequence = 0; sequence < args.num_sequences; sequence++) {
+      const int begin = args.query_start_loc[sequence], end = args.query_start_loc[sequence + 1];
+      for (int row = begin; row < end; row += height)
+        for (int kv_head = 0; kv_head < args.num_kv_heads; kv_head++)
+          items.push_back({kv_head, row, std::min(height, end - row), args.seq_lens[sequence] - (end - row),
+                           args.block_tables + sequence * args.table_stride});
+    }
+    return items;
+  }
+
+  void run_items(Team& team, const std::vector<Item>& items) const {
+    team.for_each(items.size(), [&](std::int64_t i) {
+      float* memory = scratch(2 * sums_floats() + query_floats());
+      Sums sums(memory, height * group), part(memory + sums_floats(), height * group);
+      float* query = memory + 2 * sums_floats();
+      const Item& item = items[i];
+      load_query(item, query);
+      sums.clear(packed(item), args.head_dim);
+      for (int split = begin_split(item); split < end_split(item); split++) {
+        compute(item, split, query, part);
+        sums.add(part, packed(item), args.head_dim);
+      }
+      finish(item, sums);
+    });
+  }
+
+  // Few items with long contexts: the threads share the splits, then add them in the same order.
+  void run_splits(Team& team, const std::vector<Item>& items) const {
+    std::vector<std::pair<std::size_t, int>> units;  // item, split
+    std::vector<std::size_t> first_unit;
+    for (std::size_t i = 0; i < items.size(); i++) {
+      first_unit.push_back(units.size());
+      for (int split = begin_split(items[i]); split < end_split(items[i]); split++)
+        units.emplace_back(i, split);
+    }
+    first_unit.push_back(units.size());
+    const std::unique_ptr<float[]> parts(new float[units.size() * sums_floats()]);
+    const auto part = [&](std::size_t unit) { return Sums(parts.get() + unit * sums_floats(), height * group); };
+    team.for_each(units.size(), [&](std::int64_t unit) {
+      float* query = scratch(query_floats());
+      load_query(items[units[unit].first], query);
+      Sums into = part(unit);
+      compute(items[units[unit].first], units[unit].second, query, into);
+    });
+    team.for_each(items.size(), [&](std::int64_t i) {
+      Sums sums(scratch(sums_floats()), height * group);
+      sums.clear(packed(items[i]), args.head_dim);
+      for (std::size_t unit = first_unit[i]; unit < first_unit[i + 1]; unit++)
+        sums.add(part(unit), packed(items[i]), args.head_dim);
+      finish(items[i], sums);
+    });
+  }
+
+  std::int64_t row_offset(const Item& item, int packed_row, std::int64_t row_stride) const {
+    return (item.first_row + packed_row / group) * row_stride +
+           (item.kv_head * group + packed_row % group) * std::int64_t(args.head_dim);
+  }
+
+  void load_query(const Item& item, float* query) const {
+    for (int row = 0; row < packed(item); row++) {
+      const Row* from = static_cast<const Row*>(args.query) + row_offset(item, row, args.query_stride);
+      for (int d = 0; d < args.head_dim; d += LANES) store(query + row * args.head_dim + d, load(from + d));
+    }
+  }
+
+  void finish(const Item& item, const Sums& sums) const {
+    for (int row = 0; row < packed(item); row++) {
+      const std::int64_t row_stride = args.num_heads * std::int64_t(args.head_dim);
+      Row* to = static_cast<Row*>(args.output) + row_offset(item, row, row_stride);
+      float total = sum_lanes(load(sums.total + row * LANES)), factor = 1.0f;
+      if (args.sinks) {
+        const float sink = args.sinks[item.kv_head * group + row % group];
+        const float raised = std::max(sums.top[row], sink);
+        factor = exp(sums.top[row] - raised);
+        total = total * factor + exp(sink - raised);
+      }
+      factor /= total;
+      for (int d = 0; d < args.head_dim; d += LANES)
+        store(to + d, load(sums.value + row * args.head_dim + d) * factor);
+    }
+  }
+
+  // The keys of one step and the values beside them, as four tiles of sixteen.
+  struct Step {
+    int begin, end;  // key positions; end is cut at the last key that the item sees
+    const T* keys[STEP_TILES];
+    const T* values[STEP_TILES];
+  };
+
+  Step locate(const Item& item, int begin, int end) const {
+    Step step{begin, end, {}, {}};
+    for (int tile = 0; tile < STEP_TILES; tile++) {
+      // A tile past the end stands for the first one: it is read, and hidden.
+      const int position = begin + tile * LANES < end ? begin + tile * LANES : begin;
+      const std::int64_t block = item.table[position / args.block_size];
+      const int offset = position % args.block_size;
+      step.keys[tile] = static_cast<const T*>(args.kv_layer) + block * args.block_stride +
+                        item.kv_head * args.head_stride + offset * args.head_dim;
+      step.values[tile] = step.keys[tile] + args.value_stride;
+    }
+    return step;
+  }
+
+  void prefetch(const Step& step) const {
+    for (int tile = 0; tile < STEP_TILES && step.begin + tile * LANES < step.end; tile++)
+      for (std::size_t byte = 0; byte < LANES * args.head_dim * sizeof(T); byte += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(step.keys[tile]) + byte);
+        __builtin_prefetch(reinterpret_cast<const char*>(step.values[tile]) + byte);
+      }
+  }
+
+  void compute(const Item& item, int split, const float* query, Sums& sums) const {
+    sums.clear(packed(item), args.head_dim);
+    const int last = item.position + item.query_rows - 1;
+    const int end = std::min((split + 1) * SPLIT, last + 1);
+    const int first = std::max(split * SPLIT, first_key(item.position) / STEP * STEP);
+    if (first >= end) return;
+    Step next = locate(item, first, std::min(first + STEP, end));
+    for (int begin = first; begin < end; begin += STEP) {
+      const Step step = next;
+      if (begin + STEP < end) {
+        next = locate(item, begin + STEP, std::min(begin + 2 * STEP, end));
+        prefetch(next);
+      }
+      for (int row = 0; row < packed(item); row += MICRO_ROWS)
+        dispatch(std::min(MICRO_ROWS, packed(item) - row),
+                 [&](auto rows) { advance<rows>(item, step, row, query, sums); });
+    }
+  }
+
+  // Calls f with the run-time count as a constant.
+  template <class F>
+  static void dispatch(int count, F f) {
+    switch (count) {
+      case 1: return f(std::integral_constant<int, 1>{});
+      case 2: return f(std::integral_constant<int, 2>{});
+      case 3: return f(std::integral_constant<int, 3>{});
+      case 4: return f(std::integral_constant<int, 4>{});
+      case 5: return f(std::integral_constant<int, 5>{});
+      default: return f(std::integral_constant<int, MICRO_ROWS>{});
+    }
+  }
+
+  // Packed rows [row, row + ROWS) of the item take in one step of keys.
+  template <int ROWS>
+  void advance(const Item& item, const Step& step, int row, const float* query, Sums& sums) const {
+    const int lowest = item.position + row / group, highest = item.position + (row + ROWS - 1) / group;
+    const int begin = std::max(step.begin, first_key(lowest)), end = std::min(step.end, highest + 1);
+    if (begin >= end) return;
+    f32x16 scores[ROWS][STEP_TILES] = {};
+    for (int d = 0; d < args.head_dim; d++) {
+      f32x16 key[STEP_TILES];
+      for (int tile = 0; tile < STEP_TILES; tile++) key[tile] = load(step.keys[tile] + d * LANES);
+      for (int r = 0; r < ROWS; r++) {
+        const f32x16 q = broadcast(query[(row + r) * args.head_dim + d]);
+        for (int tile = 0; tile < STEP_TILES; tile++) scores[r][tile] = fma(q, key[tile], scores[r][tile]);
+      }
+    }
+    alignas(64) float weights[ROWS][STEP];
+    for (int r = 0; r < ROWS; r++) {
+      const int position = item.position + (row + r) / group;
+      weigh(scores[r], first_key(position) - step.begin, position - step.begin, row + r, weights[r], sums);
+    }
+    int d = 0;
+    for (; d + 4 * LANES <= args.head_dim; d += 4 * LANES)
+      add_values<ROWS, 4>(step, begin, end, row, d, weights, sums);
+    for (; d < args.head_dim; d += LANES) add_values<ROWS, 1>(step, begin, end, row, d, weights, sums);
+  }
+
+  // Scores -> weights, for the keys first .. last of the step; raises the row's maximum, and its total.
+  void weigh(f32x16 (&scores)[STEP_TILES], int first, int last, int row, float* weights, Sums& sums) const {
+    i32x16 hidden[STEP_TILES];
+    f32x16 highest = broadcast(LOWEST);
+    for (int tile = 0; tile < STEP_TILES; tile++) {
+      scores[tile] = scores[tile] * args.scale;
+      if (args.softcap != 0) scores[tile] = tanh(scores[tile] / args.softcap) * args.softcap;
+      const i32x16 key = LANE_INDEX + tile * LANES;
+      hidden[tile] = (key < first) | (key > last);
+      scores[tile] = hidden[tile] ? broadcast(LOWEST) : scores[tile];
+      highest = max(scores[tile], highest);
+    }
+    const float raised = std::max(sums.top[row], max_lanes(highest));
+    if (raised > sums.top[row]) {
+      const float shrink = exp(sums.top[row] - raised);
+      store(sums.total + row * LANES, load(sums.total + row * LANES) * shrink);
+      float* value = sums.value + row * args.head_dim;
+      for (int d = 0; d < args.head_dim; d += LANES) store(value + d, load(value + d) * shrink);
+      sums.top[row] = raised;
+    }
+    f32x16 total = load(sums.total + row * LANES);
+    for (int tile = 0; tile < STEP_TILES; tile++) {
+      const f32x16 weight = hidden[tile] ? f32x16{} : exp(scores[tile] - raised);
+      store(weights + tile * LANES, weight);
+      total += weight;
+    }
+    store(sums.total + row * LANES, total);
+  }
+
+  // sums.value[row + r][d ..] += weights[r] @ values[..., d ..]
+  template <int ROWS, int VECTORS>
+  void add_values(const Step& step, int begin, int end, int row, int d, const float (&weights)[ROWS][STEP],
+                  Sums& sums) const {
+    float* value = sums.value + row * args.head_dim + d;
+    f32x16 sum[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) sum[r][v] = load(value + r * args.head_dim + v * LANES);
+    for (int key = begin - step.begin; key < end - step.begin; key++) {
+      const T* from = step.values[key / LANES] + key % LANES * args.head_dim + d;
+      f32x16 x[VECTORS];
+      for (int v = 0; v < VECTORS; v++) x[v] = load(from + v * LANES);
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(broadcast(weights[r][key]), x[v], sum[r][v]);
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) store(value + r * args.head_dim + v * LANES, sum[r][v]);
+  }
+};
+
+template <class Row, class T>
+void attention(Team& team, const AttentionArgs& args) {
+  Attention<Row, T>(args).run(team);
+}
+
+}  // namespace pageturner
