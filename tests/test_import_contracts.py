@@ -39,6 +39,7 @@ PLANTED = {
         "service/simulator",
         "import pageturner.kernels.layout",
     ),
+    "traces use the standard library only": ("loadtest/traces", "import pageturner.v1.model_pb2"),
     "the load test is a client": ("loadtest", "import pageturner.service.errors"),
     "the client has no torch behind it": (
         "service/client/async_client.py",

@@ -159,9 +159,10 @@ def _source(arguments: argparse.Namespace) -> _Source:
         return _Source(lambda seed: as_asked(recipe.make(name, seed)))
     with reading(arguments.workload) as on_bytes:
         trace = read_trace(Path(arguments.workload), on_bytes)
-    found = f"{trace.format}, {trace.num_requests:,} requests over {trace.seconds:,.1f} s"
-    notes = tuple(f"{trace.name}: {text}" for text in (found, *trace.notes))
-    if arguments.limit is None or arguments.limit >= trace.num_requests:
+    source = trace.source
+    found = f"{source.format}, {source.num_requests:,} requests over {source.seconds:,.1f} s"
+    notes = tuple(f"{source.name}: {text}" for text in (found, *source.notes))
+    if arguments.limit is None or arguments.limit >= source.num_requests:
         whole = as_asked(trace.workload())
         return _Source(lambda _: whole, notes)
     limit: int = arguments.limit

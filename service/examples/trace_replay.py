@@ -19,11 +19,11 @@ from pageturner.service.simulator.traces import read_trace
 
 def main(path: str, limit: str = "200") -> None:
     trace = read_trace(Path(path))
-    for note in trace.notes:
+    for note in trace.source.notes:
         print(note)
     workload = trace.window(int(limit), seed=0)
     prompt_tokens = sum(request.num_prompt_tokens for request in workload.requests)
-    print(f"{len(workload.requests)} requests of {trace.format}, {prompt_tokens} prompt tokens")
+    print(f"{len(workload.requests)} requests of {trace.source.format}, {prompt_tokens} prompt tokens")
 
     machine = load_machine("h100-8b")
     contenders = [

@@ -7,15 +7,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pageturner.loadtest.traces.errors import LineError
+from pageturner.loadtest.traces.json_traces import RECORDING_KEY, STEP_KEY
+from pageturner.loadtest.traces.lines import OnBytes, ignore_bytes, json_objects, open_lines
 from pageturner.service.codec import scalar
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.flight.step_work import StepWork
-from pageturner.service.simulator.errors import LineError, MachineError
-from pageturner.service.simulator.json_traces import RECORDING_KEY, STEP_KEY
+from pageturner.service.simulator.errors import MachineError
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.step_time import FitError, TimedStep, fit, fit_error
 from pageturner.service.simulator.tables import read_table
-from pageturner.service.simulator.trace_file import OnBytes, ignore_bytes, json_objects, open_lines
 
 MAX_TRUSTED_ERROR = 0.1
 """Mean relative error of a fit above which it comes with a warning."""

@@ -1,46 +1,55 @@
-"""Traces of real traffic, in the formats in which they are published.
-
-BurstGPT      CSV: Timestamp (seconds), Model, Request tokens, Response tokens, Total tokens, Log Type
-Azure LLM     CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens (2023 and 2024 alike)
-Mooncake      JSONL: timestamp (milliseconds), input_length, output_length, hash_ids (blocks of 512 tokens)
-Qwen-Bailian  JSONL: chat_id, timestamp (seconds), and Mooncake's other fields (blocks of 16 tokens)
-recording     JSONL of `serve --record`: a header, then Mooncake's fields, tenant, priority and more
-
-hash_ids name a block and all before it, so equal ids are equal prompts up to there, and become equal
-token ids. How many there are must fit the length at the format's block size, in every line: else the blocks
-are of another size, and what prompts share would be misread. Requests of the CSV formats share nothing.
-"""
+"""Traces of real traffic as workloads of the simulator. The formats and their reader are the load test's."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from pageturner.service.simulator.csv_traces import read_csv
-from pageturner.service.simulator.errors import LineError, WorkloadError
-from pageturner.service.simulator.json_traces import read_json_lines
-from pageturner.service.simulator.trace import Trace, TraceColumns
-from pageturner.service.simulator.trace_file import OnBytes, ignore_bytes, open_lines
+from pageturner.loadtest.traces import reader
+from pageturner.loadtest.traces.errors import TraceError
+from pageturner.loadtest.traces.lines import OnBytes, ignore_bytes
+from pageturner.loadtest.traces.trace import Piece, Trace, TraceRequest
+from pageturner.service.simulator.errors import WorkloadError
+from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
 
 
-def read_trace(path: Path, on_bytes: OnBytes = ignore_bytes) -> Trace:
-    """Every request of a file whose first line tells its format, gzip or not; the file is read once.
+@dataclass(frozen=True, slots=True)
+class SimulatedTrace:
+    """A trace of which any run of requests becomes a workload."""
 
-    Requests that generated nothing (they failed when the trace was taken) are left out and counted in the
-    notes. Raises WorkloadError, which names the line and the column or field.
-    """
-    columns = TraceColumns()
+    source: Trace
+
+    def workload(self) -> SimulatedWorkload:
+        """All of it, from time 0 on."""
+        return SimulatedWorkload(self.source.name, tuple(map(_to_request, self.source.requests())))
+
+    def window(self, num_requests: int, seed: int) -> SimulatedWorkload:
+        """`num_requests` consecutive requests, from a place that the seed chooses."""
+        taken = self.source.window(num_requests, seed)
+        return SimulatedWorkload(self.source.name, tuple(map(_to_request, taken)))
+
+
+def read_trace(path: Path, on_bytes: OnBytes = ignore_bytes) -> SimulatedTrace:
+    """`reader.read_trace`. Raises WorkloadError, which names the line and the column or field."""
     try:
-        with open_lines(path, on_bytes) as lines:
-            is_json = lines.peek().lstrip().startswith("{")
-            format_name = (read_json_lines if is_json else read_csv)(lines, columns)
-            notes = lines.notes
-    except OSError as error:
-        raise WorkloadError(f"{path}: {error.strerror or error}") from error
-    except LineError as error:
-        raise WorkloadError(f"{path}, {error}") from error
-    if columns.num_silent:
-        total = columns.num_silent + len(columns.at_seconds)
-        notes.append(f"{columns.num_silent:,} of {total:,} requests generated nothing and are left out")
-    if not columns.at_seconds:
-        raise WorkloadError(f"{path} has no requests{''.join(f'; {note}' for note in notes)}")
-    return Trace(path.name, format_name, columns, notes)
+        return SimulatedTrace(reader.read_trace(path, on_bytes))
+    except TraceError as error:
+        raise WorkloadError(str(error)) from error
+
+
+def _to_request(request: TraceRequest) -> WorkloadRequest:
+    labels = request.labels
+    return WorkloadRequest(
+        request.at_seconds,
+        tuple(map(_to_segment, request.prompt)),
+        _to_segment(request.answer),
+        tenant=labels.tenant,
+        priority=labels.priority,
+        deadline_seconds=labels.deadline_seconds,
+        num_choices=labels.num_choices,
+        max_tokens=labels.max_tokens,
+    )
+
+
+def _to_segment(piece: Piece) -> Segment:
+    return Segment(piece.key, piece.num_tokens)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pageturner.loadtest.traces.lines import OnBytes, TraceLines, open_lines
 from pageturner.service.cli import main
 from pageturner.service.simulator.contenders import parse_policies
 from pageturner.service.simulator.experiment import run_experiment
@@ -17,7 +18,6 @@ from pageturner.service.simulator.machine import load_machine, shipped_machines
 from pageturner.service.simulator.recordings import fit_machine
 from pageturner.service.simulator.step_time import StepTimeModel
 from pageturner.service.simulator.synthetic import parse_recipe
-from pageturner.service.simulator.trace_file import OnBytes, TraceLines, open_lines
 
 SMALL = ["simulate", "--workload=mixed:requests=20,longest=2000", "--seeds=2"]
 
@@ -173,7 +173,7 @@ def test_a_trace_is_read_once_for_all_seeds(
         opened.append(path)
         return open_lines(path, on_bytes)
 
-    monkeypatch.setattr("pageturner.service.simulator.traces.open_lines", counted)
+    monkeypatch.setattr("pageturner.loadtest.traces.reader.open_lines", counted)
     path = burstgpt(tmp_path, 1000)
     assert main(["simulate", f"--workload={path}", "--limit=5", "--seeds=5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["setting"]["seeds"] == 5

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from pageturner.loadtest.traces.trace import TraceRequest
 from pageturner.policies import registry
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.machine import load_machine
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.traces import read_trace
-from pageturner.service.simulator.workload import WorkloadRequest
 
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
@@ -167,8 +167,9 @@ def test_a_cut_last_line_costs_that_line_and_a_note(name: str, tmp_path: Path) -
     last = text.splitlines()[-1]
     cut = text[: -len(last) + 5]
     trace = read_trace(written(tmp_path, cut))
-    assert trace.num_requests == len(arrivals_and_lengths(written(tmp_path, text))) - (name != "burstgpt")
-    assert f"line {len(text.splitlines())} was cut off and is left out" in trace.notes
+    whole = arrivals_and_lengths(written(tmp_path, text))
+    assert trace.source.num_requests == len(whole) - (name != "burstgpt")
+    assert f"line {len(text.splitlines())} was cut off and is left out" in trace.source.notes
 
 
 @pytest.mark.fault("11")
@@ -180,7 +181,7 @@ def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
 @pytest.mark.fault("12")
 def test_a_bailian_trace_has_blocks_of_16_tokens_and_seconds(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, BAILIAN))
-    assert trace.format == "Qwen-Bailian"
+    assert trace.source.format == "Qwen-Bailian"
     one, two = trace.workload().requests
     assert two.at_seconds == pytest.approx(60)
     assert [segment.num_tokens for segment in one.prompt] == [16, 16, 8]
@@ -322,23 +323,23 @@ def test_a_trace_that_is_no_utf8_is_refused(encoding: str, tmp_path: Path) -> No
     ],
 )
 def test_requests_that_generated_nothing_are_counted(text: str, note: str, tmp_path: Path) -> None:
-    assert read_trace(written(tmp_path, text)).notes == (note,)
+    assert read_trace(written(tmp_path, text)).source.notes == (note,)
 
 
 @pytest.mark.fault("46")
 def test_a_trace_is_read_once_and_makes_objects_of_a_window_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pageturner.service.simulator import trace as trace_module
+    from pageturner.loadtest.traces import trace as trace_module
 
     made = 0
 
-    def counted(*arguments: Any, **options: Any) -> WorkloadRequest:
+    def counted(*arguments: Any, **options: Any) -> TraceRequest:
         nonlocal made
         made += 1
-        return WorkloadRequest(*arguments, **options)
+        return TraceRequest(*arguments, **options)
 
-    monkeypatch.setattr(trace_module, "WorkloadRequest", counted)
+    monkeypatch.setattr(trace_module, "TraceRequest", counted)
     rows = [f"{second},ChatGPT,9,1,10,API log" for second in range(5000)]
     path = written(tmp_path, "\n".join([BURSTGPT.splitlines()[0], *rows]))
     trace = read_trace(path)

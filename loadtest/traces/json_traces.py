@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pageturner.service.codec import scalar
-from pageturner.service.simulator.errors import LineError
-from pageturner.service.simulator.trace import Labels, TraceColumns
-from pageturner.service.simulator.trace_file import TraceLines, json_objects
-from pageturner.service.simulator.workload import MAX_SEGMENT_TOKENS
+from pageturner.loadtest.traces.columns import MAX_LENGTH, Labels, TraceColumns
+from pageturner.loadtest.traces.errors import LineError
+from pageturner.loadtest.traces.lines import TraceLines, json_objects
 
 RECORDING_KEY = "pageturner_recording"
 """Only the header of a recording has it."""
@@ -57,15 +56,15 @@ def _format(fields: _Fields) -> _JsonFormat:
     """By the first object of a file."""
     entry = fields.entry
     if RECORDING_KEY in entry:
-        return _JsonFormat("recording", fields.whole("block_size", 1, MAX_SEGMENT_TOKENS), 1e3)
+        return _JsonFormat("recording", fields.whole("block_size", 1, MAX_LENGTH), 1e3)
     if STEP_KEY in entry:
         raise fields.error("", "is a step of a recording, whose header is missing")
     return _BAILIAN if _BAILIAN_KEY in entry else _MOONCAKE
 
 
 def _add(fields: _Fields, known: _JsonFormat, columns: TraceColumns) -> None:
-    num_prompt = fields.whole("input_length", 0, MAX_SEGMENT_TOKENS)
-    num_output = fields.whole("output_length", 0, MAX_SEGMENT_TOKENS)
+    num_prompt = fields.whole("input_length", 0, MAX_LENGTH)
+    num_output = fields.whole("output_length", 0, MAX_LENGTH)
     at_seconds = fields.number("timestamp") / known.second
     hash_ids = fields.hash_ids(num_prompt, known)
     if not num_prompt or not num_output:
@@ -95,10 +94,16 @@ class _Fields:
         return LineError(self.line, field, reason)
 
     def number(self, name: str) -> float:
+        value = self._value(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self.error(name, f"{value!r} is not a number")
         try:
-            return float(scalar(self._value(name), float))
-        except ValueError as error:
-            raise self.error(name, str(error)) from None
+            number = float(value)
+        except OverflowError:
+            raise self.error(name, "the number is beyond the range of a double") from None
+        if not math.isfinite(number):
+            raise self.error(name, f"{number} is not finite")
+        return number
 
     def number_or_none(self, name: str) -> float | None:
         return None if self.entry.get(name) is None else self.number(name)

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pageturner.service.simulator.errors import LineError
-from pageturner.service.simulator.trace import TraceColumns
-from pageturner.service.simulator.trace_file import TraceLines
-from pageturner.service.simulator.workload import MAX_SEGMENT_TOKENS
+from pageturner.loadtest.traces.columns import MAX_LENGTH, TraceColumns
+from pageturner.loadtest.traces.errors import LineError
+from pageturner.loadtest.traces.lines import TraceLines
 
 Clock = Callable[[str], float]
 """Seconds of a cell, counted from any origin. Raises ValueError, which says what is wrong."""
@@ -87,7 +86,7 @@ def _read_rows(rows: Iterator[list[str]], lines: TraceLines, layout: _Layout, co
                 raise ValueError("the row is not as wide as the header")
             at_seconds = seconds_of(row[moment])
             num_prompt, num_output = int(row[prompt]), int(row[output])
-            if not (0 <= num_prompt <= MAX_SEGMENT_TOKENS and 0 <= num_output <= MAX_SEGMENT_TOKENS):
+            if not (0 <= num_prompt <= MAX_LENGTH and 0 <= num_output <= MAX_LENGTH):
                 raise ValueError("a length is out of range")
         except ValueError:
             # Once more and slowly: 472.0 for 472 is read, and a mistake is told with its column.
@@ -130,8 +129,8 @@ def _length(cell: str, line: int, column: str) -> int:
         number = math.nan
     if not number.is_integer():
         raise LineError(line, column, f"{cell!r} is not a whole number")
-    if not 0 <= number <= MAX_SEGMENT_TOKENS:
-        raise LineError(line, column, f"{cell} is not from 0 to {MAX_SEGMENT_TOKENS} tokens")
+    if not 0 <= number <= MAX_LENGTH:
+        raise LineError(line, column, f"{cell} is not from 0 to {MAX_LENGTH} tokens")
     return int(number)
 
 

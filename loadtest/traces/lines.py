@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from pageturner.service.simulator.errors import LineError
+from pageturner.loadtest.traces.errors import LineError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _LINES_A_REPORT = 1 << 14
