@@ -10,6 +10,7 @@ import torch
 
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.layout import AttentionBatch, KeyOrder
+from pageturner.kernels.packed import PackedWeight
 
 MAX_KEYS = 2**31 - 1
 """Of a sequence: lengths are int32."""
@@ -105,4 +106,49 @@ class PagedOps(Protocol):
         self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
     ) -> None:
         """Between two pools (swap out, swap in); pairs are (source id, destination id)."""
+        ...
+
+
+class QuantisedOps(Protocol):
+    """Products of float32 rows with weights quantised in groups; `kernels.reference` defines their results.
+
+    Rows are quantised to int8 in groups of the weight's size; sums inside a group are of integers and exact,
+    and one fixed chain of float32 operations adds up the groups. Hence a row's bits depend on its own values
+    alone, and `linear` gives the same bits in every implementation. A row that holds an infinity or NaN
+    gives NaN. Pack weights by `packed.pack`.
+    """
+
+    @property
+    def name(self) -> str:
+        """As logs name it, such as "avx512-vnni"."""
+        ...
+
+    def linear(self, rows: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        """rows [T, in] -> [T, out], with the weight's bias."""
+        ...
+
+    def norm_linear(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: PackedWeight,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(linear(normed, weight), residual) of `PagedOps.rms_norm`'s (normed, residual)."""
+        ...
+
+    def norm_mlp(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        gate_up: PackedWeight,
+        down: PackedWeight,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(down @ (silu(gate) * up), residual) of the same: a decoder's whole feed-forward part.
+
+        gate_up [2 * I, in] holds the outputs of gate, then those of up; down [out, I].
+        """
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +16,7 @@ from pageturner.kernels import checks
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch, KeyOrder, key_tiles
+from pageturner.kernels.packed import PackedWeight, check_mlp, check_rows, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What every backend's dtypes are among."""
@@ -163,3 +165,100 @@ class ReferenceOps:
         checks.check_transfer(source, destination, pairs)
         for from_id, to_id in pairs:
             destination[to_id] = source[from_id]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedRows:
+    """float32 rows [T, in] as products read them: row[i] is about scales[i // group] * codes[i]."""
+
+    codes: torch.Tensor
+    """int8 [T, in] of -127 to 127."""
+    scales: torch.Tensor
+    """float32 [T, in / group]; 0 for a group of zeros, NaN for one that holds an infinity or NaN."""
+    sums: torch.Tensor
+    """int32 [T, in / group], of the codes."""
+
+
+def quantise_rows(rows: torch.Tensor, group: int) -> QuantisedRows:
+    """float32 [T, in] in groups: the scale is max|x| / 127, a code the nearest integer, ties to even.
+
+    A scale below the smallest normal float counts as 0. Every operation is in float32.
+    """
+    groups = rows.reshape(len(rows), rows.shape[1] // group, group)
+    top = groups.abs().amax(dim=-1)
+    finite = groups.isfinite().all(dim=-1)
+    scales = top / 127
+    scales = scales.masked_fill(scales < torch.finfo(torch.float32).tiny, 0)
+    coded = finite & (scales > 0)
+    inverse = torch.where(coded, 1 / scales, 0)
+    codes = torch.where(coded[..., None], groups, 0) * inverse[..., None]
+    codes = codes.round().clamp(-127, 127).to(torch.int8)
+    return QuantisedRows(
+        codes.flatten(1), scales.masked_fill(~finite, math.nan), codes.sum(dim=-1, dtype=torch.int32)
+    )
+
+
+def fused_multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c in float32, rounded once.
+
+    The product is exact in float64. The sum is rounded there to odd, which makes the rounding to float32 that
+    follows the only one that counts (Boldo and Melquiond 2008, "Emulation of FMA").
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)  # exactly what the sum lost (Knuth's TwoSum)
+    bits = total.view(torch.int64)
+    to_odd = total.isfinite() & (error != 0) & (bits % 2 == 0)
+    away = torch.where((error > 0) == (total > 0), 1, -1)
+    return torch.where(to_odd, bits + away, bits).view(torch.float64).float()
+
+
+class ReferenceQuantisedOps:
+    """`QuantisedOps` by definition."""
+
+    name = "reference"
+
+    def linear(self, rows: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        """Groups in ascending order, for each scale * sum of code products, then offset * sum of codes."""
+        check_rows("rows", rows, weight.layout)
+        grouped = unpack(weight)
+        group = grouped.group
+        quantised = quantise_rows(rows, group)
+        codes = quantised.codes.float().reshape(len(rows), weight.layout.groups, group)
+        weights = grouped.codes.float().reshape(grouped.out_features, -1, group)
+        shifts = quantised.scales * quantised.sums.float()
+        result = rows.new_zeros(len(rows), grouped.out_features)
+        for index in range(weight.layout.groups):
+            sums = codes[:, index] @ weights[:, index].T  # integers below 2^24: exact in any order
+            scales = quantised.scales[:, index, None] * grouped.scales[None, :, index].float()
+            result = fused_multiply_add(scales, sums, result)
+            if grouped.offsets is not None:
+                offsets = grouped.offsets[None, :, index].float()
+                result = fused_multiply_add(offsets, shifts[:, index, None], result)
+        return result if weight.bias is None else result + weight.bias
+
+    def norm_linear(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: PackedWeight,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        check_rows("hidden", hidden, weight.layout)
+        normed, summed = ReferenceOps().rms_norm(hidden, norm, eps, residual)
+        return self.linear(normed, weight), summed
+
+    def norm_mlp(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        gate_up: PackedWeight,
+        down: PackedWeight,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        check_mlp(gate_up.layout, down.layout)
+        gated, summed = self.norm_linear(hidden, norm, eps, gate_up, residual)
+        return self.linear(ReferenceOps().silu_and_mul(gated), down), summed
