@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from support import policy_views
-from support.junk_policies import RAISED, Impostor, LyingInt, LyingSplit, LyingStr, LyingTuple
+from support.junk_policies import RAISED, Impostor, LyingInt, LyingStr, LyingTuple
 
 from pageturner.policies import registry
 from pageturner.policies.events import PolicyEvent, RequestEnded
@@ -208,7 +208,6 @@ NO_ANSWERS: list[tuple[str, Any]] = [
     ("admission", "admit"),
     ("admission", Impostor(Admission)),
     ("reclaim", Impostor(Reclaim)),
-    ("batch", LyingSplit(-5, -5)),
     ("batch", BatchSplit(9, 0)),
     ("batch", BatchSplit(0, 0)),
     ("batch", BatchSplit(2, 2, -1)),
