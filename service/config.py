@@ -53,6 +53,9 @@ class CacheConfig:
     shrinks to what weights and pool leave of the memory; a stated size that does not fit is refused."""
     enable_prefix_caching: bool = True
     """Whether finished blocks are kept for later prompts that start alike."""
+    reuse_partial_blocks: bool = True
+    """Whether the last block of an ended answer is kept too, though it is not full: the next turn of a
+    conversation then computes from the answer's end. Without enable_prefix_caching of no effect."""
 
     def __post_init__(self) -> None:
         if self.num_blocks is not None and self.kv_cache_memory is not None:

@@ -13,6 +13,9 @@ class CacheOptions:
     block_size: int = 16
     num_host_blocks: int = 0
     enable_prefix_caching: bool = True
+    reuse_partial_blocks: bool = False
+    """Whether the last block of an ended answer is cached though it is not full. False, as in flight records
+    and machine files that were written before there was the choice."""
 
 
 @dataclass(frozen=True, slots=True)

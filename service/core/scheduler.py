@@ -132,7 +132,12 @@ class Scheduler:
         device = BlockPool(cache.num_blocks, cache.block_size, self.policy_host.eviction_score)
         host = BlockPool(cache.num_host_blocks, cache.block_size)
         hasher = hasher or PrefixHasher(hash_key)
-        self.manager = BlockManager(device, host, hasher if cache.enable_prefix_caching else None)
+        self.manager = BlockManager(
+            device,
+            host,
+            hasher if cache.enable_prefix_caching else None,
+            reuse_partial_blocks=cache.reuse_partial_blocks,
+        )
         order = QueueOrder(self.policy_host, self.manager, options.resort_interval_seconds)
         self._queue_order = order
         self.state = SchedulerState(

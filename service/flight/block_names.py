@@ -2,11 +2,12 @@
 
 The one thing a scheduler learns from token ids is which full blocks hold the same tokens after the same
 tokens. So a record keeps that alone: the name of a full block is 63 bits of the hash that the prefix cache
-has of it and of all blocks before it; tokens of a block that is not full get no name. The key of that hash
+has of it and of all blocks before it. The first tokens of a block get a name where the scheduler looked for
+them, or cached them at an answer's end, and no name else. The key of that hash
 is drawn by the process and never written: without it no name can be found by trying texts, not even that of
 a single token.
 
-On replay a name stands in the place of the last token of its block, all others are 0, and `NameHasher`
+On replay a name stands in the place of the last token that it is for, all others are 0, and `NameHasher`
 takes it for the block's hash: equal chains stay equal, others differ.
 """
 

@@ -42,6 +42,7 @@ from pageturner.service.flight.records import (
     Failed,
     FlightRecord,
     FlightStart,
+    PartialName,
     Paused,
     PoliciesSet,
     PolicySpecs,
@@ -83,6 +84,7 @@ class FlightRecorder:
         self._new_specs: PolicySpecs = {}
         # For each sample of the step that is being taken: its sequence if it lives, and its tokens before.
         self._samples: list[tuple[Sequence | None, int]] = []
+        self._manager.noted_hashes = {}
         scheduler.add_listener(self)
 
     def __len__(self) -> int:
@@ -159,13 +161,16 @@ class FlightRecorder:
             case Quarantine(axis, reason, now):
                 return Quarantined(now, axis, reason, decisions, raised)
             case Schedule(now):
+                names = self._partial_names()
                 if raised:
-                    return Scheduled(now, 0, decisions=decisions, raised=raised)
+                    return Scheduled(now, 0, decisions=decisions, raised=raised, partial_names=names)
                 output = cast(SchedulerOutput, outcome.answer)
                 step_id = output.step_id if output else 0
-                return Scheduled(now, step_id, pack_rows(output), output.block_copies, decisions)
+                rows, copies = pack_rows(output), output.block_copies
+                return Scheduled(now, step_id, rows, copies, decisions, partial_names=names)
             case Update(output, _, now):
-                return Updated(now, output.step_id, self._results(call, events), decisions, raised)
+                results, names = self._results(call, events), self._partial_names()
+                return Updated(now, output.step_id, results, decisions, raised, names)
             case FailStep(output, error, now):
                 return Failed(now, output.step_id, error_name(error), decisions, raised)
         return None
@@ -231,6 +236,14 @@ class FlightRecorder:
                 results.append(noted)
         self._samples = []
         return tuple(results)
+
+    def _partial_names(self) -> tuple[PartialName, ...]:
+        """Of the partial blocks of which hashes were asked for since the last call."""
+        noted = self._manager.noted_hashes
+        if not noted:
+            return ()
+        self._manager.noted_hashes = {}
+        return tuple(PartialName(*place, name_of(block_hash)) for place, block_hash in noted.items())
 
     def _name(self, sequence: Sequence | None, num_tokens: int) -> int:
         """The name of the block that its num_tokens-th token completes, or 0. An ended choice needs none."""

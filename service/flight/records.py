@@ -222,10 +222,21 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialName:
+    """The name of a partial block: of those of the sequence's first `num_tokens` tokens that come after the
+    last full block."""
+
+    seq_id: int
+    num_tokens: int
+    name: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scheduled:
     """A step was decided. step_id: 0 if there was nothing to do.
 
-    rows: for each sequence ROW_FIELDS as 32-bit numbers. raised: what came instead, or empty.
+    rows: for each sequence ROW_FIELDS as 32-bit numbers. raised: what came instead, or empty. partial_names:
+    of the partial blocks that were looked for.
     """
 
     now: float
@@ -234,6 +245,7 @@ class Scheduled:
     copies: BlockCopies = BlockCopies()
     decisions: tuple[Decision, ...] = ()
     raised: str = ""
+    partial_names: tuple[PartialName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +266,15 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """A step's results were taken. results: those unlike the most common one."""
+    """A step's results were taken. results: those unlike the most common one. partial_names: of the last
+    blocks of choices that ended."""
 
     now: float
     step_id: int
     results: tuple[RowResult, ...] = ()
     decisions: tuple[Decision, ...] = ()
     raised: str = ""
+    partial_names: tuple[PartialName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

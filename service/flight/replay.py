@@ -28,6 +28,7 @@ from pageturner.service.flight.records import (
     Failed,
     FlightRecord,
     FlightStart,
+    PartialName,
     Paused,
     PoliciesSet,
     PolicySpecs,
@@ -148,11 +149,16 @@ class _Player:
         if isinstance(entry, Added) and isinstance(again, Added):
             again = replace(again, request=entry.request)
         if isinstance(entry, Updated) and isinstance(again, Updated):
-            again = replace(again, results=entry.results)
+            again = replace(again, results=entry.results, partial_names=entry.partial_names)
+        if isinstance(entry, Scheduled) and isinstance(again, Scheduled):
+            again = replace(again, partial_names=entry.partial_names)
         return again
 
     def _call(self, entry: Entry) -> None:
         scheduler = self._scheduler
+        if isinstance(entry, (Scheduled, Updated)):
+            for named in entry.partial_names:
+                self._name_partial_block(named)
         match entry:
             case Added():
                 self._stops.fails_to_start = entry.refusal == TextFailed.__name__
@@ -179,6 +185,12 @@ class _Player:
             case Failed():
                 output = self._in_flight.pop(entry.step_id)
                 scheduler.fail_step(output, RuntimeError(entry.error), entry.now)
+
+    def _name_partial_block(self, named: PartialName) -> None:
+        """Let the stand-in of a partial block's last token be its name, as that of a full block's is."""
+        sequence = self._scheduler.state.sequences.get(named.seq_id)
+        if sequence is not None and 0 < named.num_tokens <= len(sequence.tokens):
+            sequence.tokens[named.num_tokens - 1] = named.name
 
     def _sampled(self, entry: Updated, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         """The results of the step: one token each, save for those recorded as unlike it."""

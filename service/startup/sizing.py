@@ -136,6 +136,7 @@ def _options(config: CacheConfig, num_blocks: int, num_host_blocks: int) -> Cach
         block_size=config.block_size,
         num_host_blocks=num_host_blocks,
         enable_prefix_caching=config.enable_prefix_caching,
+        reuse_partial_blocks=config.reuse_partial_blocks,
     )
 
 

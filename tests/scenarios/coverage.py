@@ -28,6 +28,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "partial-block-reuse": (
         "tests/scenarios/test_references.py::test_each_request_computes_its_own_partial_block",
+        "tests/service/core/test_partial_blocks.py::test_a_prompt_that_parts_within_the_block_finds_nothing_of_it",
+        "tests/service/core/test_partial_blocks.py::test_while_its_holder_is_paused_another_copies_it",
     ),
     "vllm-ascend#16013": ("tests/service/model/test_kv_cache.py::test_copies_are_simultaneous",),
     "vllm#14326": (

@@ -268,9 +268,9 @@ def test_openvino_genai_4332_model_server_4428_choices_that_are_gone(reclaim: st
 
 
 def test_each_request_computes_its_own_partial_block() -> None:
-    """Two prompts that part in mid-block share whole blocks only: the later computes from the last border.
+    """Two prompts that part within a full block share the blocks before it: the later computes from there.
 
-    This is what holds today. Leans on hits naming full blocks alone.
+    The last block of an ended answer is shared in part (tests/service/core/test_partial_blocks.py).
     """
     h = scenario(32, 4)
     h.submit((0, 1, 2, 0, 1, 2, 0, 1, 1, 1), max_tokens=1)

@@ -14,15 +14,17 @@ from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.memory.block import Release
 from pageturner.service.core.memory.block_manager import BlockManager, blocks_for
 from pageturner.service.core.memory.block_pool import BlockPool
+from pageturner.service.core.memory.chains import Chains
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.outputs import BlockCopies, BlockCopy
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import attempt as attempt_module
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.ledger import Ledger
-from pageturner.service.core.scheduling.step_plan import Preemption
+from pageturner.service.core.scheduling.step_plan import PlannedAdmission, Preemption
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.model.kv_cache import KvCache
+from support.scheduler_machine import ConversingMachine, SchedulerMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class PlantedBug:
     """owner.method is replaced by `mistake(original)`.
 
     favoured_request, favoured_policies: as SchedulerMachine's, for a mistake that only a rare load shows.
+    machine: the one that finds it.
     """
 
     name: str
@@ -39,6 +42,7 @@ class PlantedBug:
     caught_by: str
     favoured_request: tuple[tuple[str, Any], ...] = ()
     favoured_policies: tuple[tuple[str, str], ...] = ()
+    machine: type[SchedulerMachine] = SchedulerMachine
 
 
 def _skip_one_release(original: Any) -> Any:
@@ -80,9 +84,9 @@ def _cache_when_scheduled(original: Any) -> Any:
 
 def _keep_mapping_of_evicted(original: Any) -> Any:
     def evict(self: BlockPool) -> int:
-        before = dict(self._block_of_hash)
+        before = dict(self._chains._block_of_hash)
         block_id = original(self)
-        self._block_of_hash = before
+        self._chains._block_of_hash = before
         return int(block_id)
 
     return evict
@@ -94,7 +98,7 @@ def _twin_takes_over(original: Any) -> Any:
     ) -> int:
         block = self._blocks[block_id]
         block.block_hash, block.depth = block_hash, depth
-        self._block_of_hash[block_hash] = block_id
+        self._chains._block_of_hash[block_hash] = block_id
         return block_id
 
     return cache_block
@@ -249,6 +253,37 @@ def _result_of_the_dead(original: Any) -> Any:
     return book
 
 
+def _partial_beyond_what_was_computed(original: Any) -> Any:
+    def cache_partial_block(self: BlockManager, sequence: Sequence) -> None:
+        sequence.num_accepted_tokens = len(sequence.tokens)
+        if len(sequence.tokens) <= self.num_blocks(sequence) * self.block_size:
+            original(self, sequence)
+
+    return cache_partial_block
+
+
+def _partial_counts_as_full(original: Any) -> Any:
+    def num_full_claims(self: PlannedAdmission, seq_id: int) -> int:
+        return len(self.claims[seq_id])
+
+    return num_full_claims
+
+
+def _partial_of_other_tokens(original: Any) -> Any:
+    def partial_hash(self: BlockManager, sequence: Sequence, index: int, num_tokens: int) -> bytes:
+        assert self.hasher is not None
+        return self.hasher.extend(self.block_hash(sequence, index - 1), (num_tokens,))
+
+    return partial_hash
+
+
+def _partial_length_is_kept(original: Any) -> Any:
+    def remove_length(self: Chains, parent_hash: bytes, num_tokens: int) -> None:
+        return None
+
+    return remove_length
+
+
 ONE_LONG_PROMPT = (("prompt", (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)), ("salt", ""), ("bypass", False))
 CHOICES = (("n", 2),)
 SWAPS_UNDER_PRESSURE = (("admission", "first-chunk"), ("reclaim", "always-swap"))
@@ -299,7 +334,14 @@ PLANTED_BUGS = (
         "tail-keeps-progress", Transitions, "preempt", _tail_keeps_its_progress, "tokens|write|IndexError"
     ),
     PlantedBug("victim-lost", Transitions, "requeue", _victim_is_lost, "status"),
-    PlantedBug("abort-keeps-host-blocks", BlockManager, "drop_host", _abort_keeps_host_blocks, "leak"),
+    PlantedBug(
+        "abort-keeps-host-blocks",
+        BlockManager,
+        "drop_host",
+        _abort_keeps_host_blocks,
+        "leak",
+        favoured_policies=SWAPS_UNDER_PRESSURE,
+    ),
     PlantedBug(
         "shared-counted-as-freed",
         Ledger,
@@ -323,5 +365,37 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "fence-forgotten-in-plan", attempt_module, "book_preemption", _result_of_the_dead, "OutOfBlocks"
+    ),
+    PlantedBug(
+        "partial-beyond-computed",
+        BlockManager,
+        "cache_partial_block",
+        _partial_beyond_what_was_computed,
+        "tokens|write",
+        machine=ConversingMachine,
+    ),
+    PlantedBug(
+        "partial-counted-as-full",
+        PlannedAdmission,
+        "num_full_claims",
+        _partial_counts_as_full,
+        "tokens|cached|write|IndexError",
+        machine=ConversingMachine,
+    ),
+    PlantedBug(
+        "partial-of-other-tokens",
+        BlockManager,
+        "_partial_hash",
+        _partial_of_other_tokens,
+        "tokens",
+        machine=ConversingMachine,
+    ),
+    PlantedBug(
+        "partial-length-kept",
+        Chains,
+        "_remove_length",
+        _partial_length_is_kept,
+        "partial",
+        machine=ConversingMachine,
     ),
 )

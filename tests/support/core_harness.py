@@ -96,12 +96,15 @@ class CoreHarness:
         depth: int = 0,
         options: SchedulerOptions | None = None,
         enable_prefix_caching: bool = True,
+        reuse_partial_blocks: bool = False,
         rates: Rates | None = None,
         scheduler_class: type[Scheduler] = Scheduler,
     ) -> None:
         self.options = options or SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
         self.text = NoText()
-        self.cache = CacheOptions(num_blocks, block_size, num_host_blocks, enable_prefix_caching)
+        self.cache = CacheOptions(
+            num_blocks, block_size, num_host_blocks, enable_prefix_caching, reuse_partial_blocks
+        )
         self.scheduler = scheduler_class(
             self.options,
             self.cache,

@@ -100,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from((24, 24, 8, 2, 0)),
         depth=st.integers(0, 1),
         enable_prefix_caching=st.sampled_from((True, True, True, False)),
+        reuse_partial_blocks=st.sampled_from((True, True, False)),
         swap_is_fast=st.booleans(),
         load=st.lists(requests(), min_size=2, max_size=4),
         num_steps=st.sampled_from((8, 4, 12, 20, 0)),
@@ -113,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         depth: int,
         enable_prefix_caching: bool,
+        reuse_partial_blocks: bool,
         swap_is_fast: bool,
         load: list[dict[str, Any]],
         num_steps: int,
@@ -131,6 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             depth=depth,
             options=options,
             enable_prefix_caching=enable_prefix_caching,
+            reuse_partial_blocks=reuse_partial_blocks,
             rates=Rates(swap_out_bytes_per_second=speed, swap_in_bytes_per_second=speed),
             scheduler_class=self.scheduler_class,
         )
@@ -233,3 +236,25 @@ class SwappingMachine(SchedulerMachine):
         chosen: dict[str, Any] = {axis: getattr(policies, axis) for axis in axes}
         watched = {axis: getattr(shadows, axis) for axis in AXES} if watch else host.shadows
         self.live.scheduler.set_policies(replace(host.policies, **chosen), self.live.now, shadows=watched)
+
+
+class ConversingMachine(SchedulerMachine):
+    """The same, and prompts that continue what was answered, all of it or a part, with other tokens behind.
+
+    A machine of its own, for the same reason.
+    """
+
+    @precondition(lambda self: any(record.outputs for record in self.live.records.values()))
+    @rule(
+        wanted=requests(),
+        pick=st.integers(0, 99),
+        num_dropped=st.sampled_from((0, 1, 1, 2, 3)),
+        extra=st.lists(st.sampled_from((0, 1, 2)), max_size=3),
+    )
+    def follow_up(self, wanted: dict[str, Any], pick: int, num_dropped: int, extra: list[int]) -> None:
+        answered = [record for record in self.live.records.values() if record.outputs]
+        record = answered[pick % len(answered)]
+        outputs = record.outputs[min(record.outputs)]
+        turn = (*record.new.prompt_token_ids, *outputs)
+        prompt = (*turn[: max(1, len(turn) - num_dropped)], *extra)
+        self._submit(wanted | {"prompt": prompt, "salt": record.new.cache_salt, "bypass": False, "copies": 2})

@@ -29,13 +29,17 @@ NO_RELEASE = Release()
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block's record; `BlockPool` is the only writer."""
+    """One block's record; `BlockPool` is the only writer.
+
+    num_partial_tokens: that its hash stands for, of a cached block that is not full; 0 for any other.
+    """
 
     block_id: int
     ref_count: int = 0
     block_hash: bytes | None = None
     parent_hash: bytes | None = None
     depth: int = 0
+    num_partial_tokens: int = 0
     num_hits: int = 0
     fence: int = 0
     last_release: Release = NO_RELEASE
@@ -57,6 +61,7 @@ class BlockState:
     fence: int
     is_pending: bool
     last_release: Release
+    num_partial_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Only this class changes a table. It plans nothing: callers have made sure, on a 
 they ask for fits; an operation that does not fit raises OutOfBlocks and changes nothing.
 
     fork           shares every block, a partial one too
+    claim          shares what is cached, at the end a partial block if one is
     prepare_write  the first writer of a shared block copies it, the last one writes in place
     swap_out       each distinct block of a request once; sharing inside the request survives in host counts
     truncate       gives up blocks at the end of a table
@@ -34,15 +35,26 @@ _EMPTY: list[int] = []
 class BlockManager:
     """Tables over a device pool and a host pool of equal block size.
 
-    hasher: names blocks for the prefix cache; None switches the cache off. tables: device blocks by sequence,
-    to be read and not kept (`table` gives a copy).
+    hasher: names blocks for the prefix cache; None switches the cache off. reuse_partial_blocks: whether the
+    last block of an ended sequence is cached though it is not full. tables: device blocks by sequence, to be
+    read and not kept (`table` gives a copy). noted_hashes: for a recorder that takes them, the hashes of
+    partial blocks that were asked for, by sequence and number of its tokens; None without one.
     """
 
-    def __init__(self, device: BlockPool, host: BlockPool, hasher: PrefixHasher | None) -> None:
+    def __init__(
+        self,
+        device: BlockPool,
+        host: BlockPool,
+        hasher: PrefixHasher | None,
+        *,
+        reuse_partial_blocks: bool = False,
+    ) -> None:
         self.device = device
         self.host = host
         self.block_size = device.block_size
+        self.noted_hashes: dict[tuple[int, int], bytes] | None = None
         self._hasher = hasher
+        self._reuses_partial_blocks = reuse_partial_blocks and hasher is not None
         self.tables: dict[int, list[int]] = {}
         self._host_tables: dict[int, list[int]] = {}
 
@@ -138,6 +150,48 @@ class BlockManager:
         """Tokens of the prefix, not in its table, for which a waiting request would find KV in the cache."""
         return len(self.hits(request.computing[0])) * self.block_size
 
+    def partial_hit(self, sequence: Sequence, table: list[int]) -> tuple[int, int] | None:
+        """The cached partial block that continues `table`, and how many tokens of the sequence it holds.
+
+        table: what the sequence has and its hits, all of it full. A block that an unfinished step may still
+        write to is none. The longest is taken; it is only shared: the first to write copies it, or is alone.
+        """
+        if not self._reuses_partial_blocks or not table or sequence.request.new.bypass_prefix_cache:
+            return None
+        num_left = sequence.num_known_tokens - len(table) * self.block_size
+        for num_tokens in self.device.partial_lengths(table[-1]):
+            if num_tokens > num_left:
+                continue
+            block_id = self.device.lookup(self._partial_hash(sequence, len(table), num_tokens))
+            if block_id is not None and not self.device.is_fenced(block_id):
+                return block_id, num_tokens
+        return None
+
+    def cache_partial_block(self, sequence: Sequence) -> None:
+        """Cache the last block of a sequence that ended well, for the tokens whose KV ended steps have made.
+
+        What continues its tokens, as the next turn of a conversation does, then computes from there on.
+        """
+        index, num_tokens = divmod(sequence.num_accepted_tokens, self.block_size)
+        if not self._reuses_partial_blocks or not num_tokens or not index:
+            return
+        if sequence.num_cached_blocks < index:
+            return
+        table, block_hash = self.tables[sequence.seq_id], self._partial_hash(sequence, index, num_tokens)
+        self.device.cache_partial_block(
+            table[index], block_hash, num_tokens, depth=index, parent=table[index - 1]
+        )
+
+    def _partial_hash(self, sequence: Sequence, index: int, num_tokens: int) -> bytes:
+        """Hash of the first tokens of the index-th block, index at least 1."""
+        assert self._hasher is not None
+        start = index * self.block_size
+        tokens = sequence.tokens[start : start + num_tokens]
+        block_hash = self._hasher.extend(self.block_hash(sequence, index - 1), tokens)
+        if self.noted_hashes is not None:
+            self.noted_hashes[sequence.seq_id, start + num_tokens] = block_hash
+        return block_hash
+
     def cache_full_blocks(self, sequence: Sequence) -> None:
         """Cache each full block whose KV an ended step has made.
 
@@ -169,11 +223,11 @@ class BlockManager:
 
     # --- growing ---------------------------------------------------------------------------
 
-    def claim(self, sequence: Sequence, block_ids: list[int]) -> None:
-        """Append pinned cached blocks to the table, one reference each."""
+    def claim(self, sequence: Sequence, block_ids: list[int], num_full: int) -> None:
+        """Append pinned cached blocks to the table, one reference each; the first `num_full` are full."""
         table = self.tables.setdefault(sequence.seq_id, [])
         if sequence.num_cached_blocks == len(table):
-            sequence.num_cached_blocks += len(block_ids)
+            sequence.num_cached_blocks += num_full
         for block_id in block_ids:
             self.device.share(block_id)
             table.append(block_id)

@@ -7,10 +7,10 @@ Every block is in exactly one state:
     evictable  ref_count = 0 and cached: its hash finds it until it is overwritten
     free       ref_count = 0 and not cached
 
-Cached blocks form chains: each one names the hash of the block before it, and is cached only while that one
-is, or a lookup, which goes from the head, could not reach it. So chains are evicted from their ends.
+Cached blocks form `Chains`: each one is cached only while the one before it is, or a lookup, which goes from
+the head, could not reach it. So chains are evicted from their ends.
 
-Only this class changes a reference count or the map of hashes. The free list is a stack: a block freed
+Only this class changes a reference count or a hash. The free list is a stack: a block freed
 last is warm and is reused first. Evictable blocks wait in an `EvictionQueue`.
 """
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 
 from pageturner.policies.views import BlockView, PoolView
 from pageturner.service.core.memory.block import Block, BlockState, OutOfBlocks, PoolState, Release
+from pageturner.service.core.memory.chains import Chains
 from pageturner.service.core.memory.eviction_queue import EvictionQueue, least_recently_released
 
 
@@ -43,10 +44,7 @@ class BlockPool:
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._evictable = EvictionQueue(self._blocks, score)
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._block_of_hash: dict[bytes, int] = {}
-        self._children: dict[
-            bytes, dict[bytes, None]
-        ] = {}  # of a cached hash, the cached ones that continue it
+        self._chains = Chains(self._blocks)
         self._pending: set[int] = set()
         self._completed_step = 0
 
@@ -101,7 +99,11 @@ class BlockPool:
 
     def lookup(self, block_hash: bytes) -> int | None:
         """The block that holds the KV of this chain, if it is cached."""
-        return self._block_of_hash.get(block_hash)
+        return self._chains.lookup(block_hash)
+
+    def partial_lengths(self, block_id: int) -> list[int]:
+        """Numbers of tokens of the cached partial blocks that continue this one, the largest first."""
+        return self._chains.partial_lengths(self._blocks[block_id])
 
     def view(self) -> PoolView:
         """What policies see of the pool."""
@@ -182,14 +184,25 @@ class BlockPool:
         parent_hash = None if parent is None else self._blocks[parent].block_hash
         if parent is not None and parent_hash is None:
             return None
-        cached = self._block_of_hash.get(block_hash)
+        cached = self._chains.lookup(block_hash)
         if cached is not None:
             return cached
         block.block_hash, block.parent_hash, block.depth = block_hash, parent_hash, depth
-        self._block_of_hash[block_hash] = block_id
-        if parent_hash is not None:
-            self._children.setdefault(parent_hash, {})[block_hash] = None
+        self._chains.add(block)
         return block_id
+
+    def cache_partial_block(
+        self, block_id: int, block_hash: bytes, num_tokens: int, *, depth: int, parent: int
+    ) -> None:
+        """Let `block_hash` find a block for its first `num_tokens` slots.
+
+        Nothing is done where the block before it is not cached, or a block of the same content is.
+        """
+        block, parent_hash = self._blocks[block_id], self._blocks[parent].block_hash
+        if block.block_hash is None and parent_hash is not None and self.lookup(block_hash) is None:
+            block.block_hash, block.parent_hash, block.depth = block_hash, parent_hash, depth
+            block.num_partial_tokens = num_tokens
+            self._chains.add(block)
 
     def uncache_block(self, block_id: int) -> None:
         """Forget its hash, before the block is written or because its content is not to be trusted.
@@ -198,14 +211,11 @@ class BlockPool:
         """
         chain = [self._blocks[block_id]]
         for block in chain:
-            if block.block_hash is not None:
-                chain += [
-                    self._blocks[self._block_of_hash[h]] for h in self._children.get(block.block_hash, ())
-                ]
+            chain += self._chains.continuations(block)
         for block in reversed(chain):
             if block.block_hash is None:
                 continue
-            self._forget_hash(block)
+            self._chains.remove(block)
             if block.in_heap:
                 self._evictable.remove(block)
                 self._free.append(block.block_id)
@@ -242,9 +252,7 @@ class BlockPool:
             for name in BlockState.__slots__:
                 setattr(block, name, getattr(part, name))
             if block.block_hash is not None:
-                self._block_of_hash[block.block_hash] = block.block_id
-            if block.block_hash is not None and block.parent_hash is not None:
-                self._children.setdefault(block.parent_hash, {})[block.block_hash] = None
+                self._chains.add(block)
             if block.is_pending:
                 self._pending.add(block.block_id)
         self._evictable.restore(state.evictable, state.release_order)
@@ -262,28 +270,17 @@ class BlockPool:
         """The block of the smallest score, or else the end of a chain that continues it."""
         block = self._chain_end(self._evictable.first())
         # The hash is dropped before the block is written anew: no hash may find another prompt's KV.
-        self._forget_hash(block)
+        self._chains.remove(block)
         self._evictable.remove(block)
         self.num_evictions += 1
         return block.block_id
 
     def _chain_end(self, block: Block) -> Block:
         """The block, if nothing cached continues it, else the end of the continuation released first."""
-        while block.block_hash is not None and (children := self._children.get(block.block_hash)):
-            blocks = [self._blocks[self._block_of_hash[block_hash]] for block_hash in children]
+        while blocks := self._chains.continuations(block):
             block = min(blocks, key=lambda b: (b.last_release.now, b.block_id))
         assert block.in_heap, f"chain: block {block.block_id} is in use and the one before it is evictable"
         return block
-
-    def _forget_hash(self, block: Block) -> None:
-        assert block.block_hash is not None, f"block {block.block_id} is not cached"
-        del self._block_of_hash[block.block_hash]
-        if block.parent_hash is not None:
-            siblings = self._children[block.parent_hash]
-            del siblings[block.block_hash]
-            if not siblings:
-                del self._children[block.parent_hash]
-        block.block_hash = block.parent_hash = None
 
     # --- proof -----------------------------------------------------------------------------
 
@@ -310,19 +307,6 @@ class BlockPool:
                 assert block.block_hash is not None, f"evictable: block {block.block_id} has no hash"
             if block.block_id in free:
                 assert block.block_hash is None, f"free: block {block.block_id} is still cached"
-            if block.block_hash is not None:
-                assert self._block_of_hash.get(block.block_hash) == block.block_id, (
-                    f"bijection: the hash of block {block.block_id} finds another block"
-                )
-            if block.parent_hash is not None:
-                parent = self._block_of_hash.get(block.parent_hash)
-                assert parent is not None, f"chain: the block before block {block.block_id} is not cached"
-                assert not block.ref_count or self._blocks[parent].ref_count, (
-                    f"chain: block {block.block_id} is referenced and the one before it is not"
-                )
-        hashed = sum(block.block_hash is not None for block in self._blocks)
-        assert hashed == len(self._block_of_hash), "bijection: the map names a block that is not cached"
-        num_children = sum(map(len, self._children.values()))
-        assert num_children == sum(b.parent_hash is not None for b in self._blocks), "chain: miscounted"
+        self._chains.check_integrity()
         assert len(self._evictable) == sum(b.in_heap for b in self._blocks), "evictable: miscounted"
         assert self._pending == {b.block_id for b in self._blocks if b.is_pending}, "pending: miscounted"

@@ -118,6 +118,7 @@ class AdmissionPlanner:
             if producer is not None:
                 raise _CannotStart(AwaitsProducer(request.request_id, producer.request_id), may_claim=False)
             num_claimed = sum(len(blocks) for blocks in start.claims.values())
+            num_claimed += self._claim_partial_blocks(request, places, start)
             num_held = len(self._manager.references(request))
             known = views.num_known_blocks(request, self._block_size)
             num_unclaimed = max(0, known - num_held - num_claimed)
@@ -190,6 +191,32 @@ class AdmissionPlanner:
             num_computed = min(num_kv, sequence.num_known_tokens - 1)
             places[sequence.seq_id] = Place(table + hits, num_computed, num_kv)
         return places, PlannedAdmission(request, claims, {})
+
+    def _claim_partial_blocks(
+        self, request: Request, places: dict[int, Place], start: PlannedAdmission
+    ) -> int:
+        """Book the partial blocks that continue what was claimed; how many of them need no copy.
+
+        Last of all, so that none keeps a request from waiting for one that computes its next full block. A
+        block that a chunk of this step writes to is left alone: it was booked without a copy.
+        """
+        num_without_copy = 0
+        for sequence in request.computing:
+            place = places[sequence.seq_id]
+            if place.num_kv != len(place.table) * self._block_size:
+                continue
+            hit = self._manager.partial_hit(sequence, place.table)
+            if hit is None or self._ledger.is_overwritten(hit[0]):
+                continue
+            block_id, num_tokens = hit
+            self._ledger.claim(block_id)
+            num_without_copy += self._ledger.references(block_id) == 1
+            start.claims[sequence.seq_id].append(block_id)
+            start.partial_tokens[sequence.seq_id] = num_tokens
+            place.table.append(block_id)
+            place.num_kv += num_tokens
+            place.num_computed = min(place.num_kv, sequence.num_known_tokens - 1)
+        return num_without_copy
 
     def _claim_swapped(self, request: Request) -> tuple[dict[int, Place], PlannedAdmission]:
         """Book the way back of a swapped request: blocks still cached are shared, the rest copied."""

@@ -29,6 +29,7 @@ class LedgerSavepoint:
     slots: int
     difference: dict[int, int]
     dropped_pending: frozenset[int]
+    overwritten: frozenset[int]
 
 
 class Ledger:
@@ -41,6 +42,7 @@ class Ledger:
         self.slots = slots
         self._difference: dict[int, int] = {}
         self._dropped_pending: set[int] = set()
+        self._overwritten: set[int] = set()
 
     def savepoint(self) -> LedgerSavepoint:
         """What `restore` goes back to."""
@@ -50,6 +52,7 @@ class Ledger:
             self.slots,
             dict(self._difference),
             frozenset(self._dropped_pending),
+            frozenset(self._overwritten),
         )
 
     def restore(self, savepoint: LedgerSavepoint) -> None:
@@ -59,6 +62,7 @@ class Ledger:
         self.slots = savepoint.slots
         self._difference = dict(savepoint.difference)
         self._dropped_pending = set(savepoint.dropped_pending)
+        self._overwritten = set(savepoint.overwritten)
 
     def references(self, block_id: int) -> int:
         planned = self._difference.get(block_id, 0)
@@ -91,6 +95,15 @@ class Ledger:
                     self.pending += 1
                 else:
                     self.available += 1
+
+    def overwrite(self, block_id: int) -> None:
+        """Book that its one holder writes to the block: its hash finds it no longer."""
+        if block_id >= 0 and self._device.is_cached(block_id):
+            self._overwritten.add(block_id)
+
+    def is_overwritten(self, block_id: int) -> bool:
+        """Whether a write without a copy is booked; one more reference would call for that copy."""
+        return block_id in self._overwritten
 
     def _is_pending(self, block_id: int) -> bool:
         return block_id in self._dropped_pending or self._device.is_fenced(block_id)

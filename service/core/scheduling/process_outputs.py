@@ -96,6 +96,7 @@ class OutputProcessor:
         events.append(TokenEvent(request.request_id, sequence.index, tokens[:num_accepted], text))
         if reason is not FinishReason.UNSPECIFIED:
             events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
+            self._state.manager.cache_partial_block(sequence)
             self._finisher.retire(sequence)
             if not request.unfinished:
                 events.append(self._finisher.complete(request))

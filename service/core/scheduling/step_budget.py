@@ -131,11 +131,11 @@ class StepBudget:
             return 0
         num_held, start = len(place.table), place.num_computed
         write_index = place.num_kv // block_size
-        shared = None
+        written = shared = None
         if start + num_tokens > place.num_kv and write_index < num_held:
-            block_id = place.table[write_index]
-            if ledger.references(block_id) > 1:
-                shared = block_id
+            written = place.table[write_index]
+            if ledger.references(written) > 1:
+                shared = written
         copies = 0 if shared is None else 1
         needed = blocks_for(start + num_tokens, block_size) - num_held + copies
         if needed > 0 and needed > ledger.available:
@@ -148,12 +148,14 @@ class StepBudget:
                 return least - ledger.available
             num_tokens = min(num_tokens, fitting)
             if start + num_tokens <= place.num_kv:
-                shared, copies = None, 0
+                written, shared, copies = None, None, 0
             needed = blocks_for(start + num_tokens, block_size) - num_held + copies
         if needed > 0:
             ledger.take(needed)
         if shared is not None:
             ledger.drop((shared,), in_flight=False)
+        elif written is not None:
+            ledger.overwrite(written)
         self._spend(request, remaining, num_tokens)
         self.chunks.append(Chunk(sequence, num_tokens, is_last=num_tokens == remaining))
         if remaining > 1:

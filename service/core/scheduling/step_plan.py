@@ -25,13 +25,24 @@ class Preemption:
 class PlannedAdmission:
     """A waiting or swapped request becomes running.
 
-    claims: cached blocks that continue each sequence's table. host_hits: for a swapped request, host
-    block -> cached device block with the same content.
+    claims: cached blocks that continue each sequence's table. partial_tokens: where the last of them is a
+    partial block, the tokens that it holds. host_hits: for a swapped request, host block -> cached device
+    block with the same content.
     """
 
     request: Request
     claims: dict[int, list[int]]
     host_hits: dict[int, int]
+    partial_tokens: dict[int, int] = field(default_factory=dict)
+
+    def num_full_claims(self, seq_id: int) -> int:
+        """Full blocks that the sequence claims."""
+        return len(self.claims[seq_id]) - (seq_id in self.partial_tokens)
+
+    def num_hit_tokens(self, block_size: int) -> int:
+        """Tokens of all sequences that cached blocks cover."""
+        num_full = len(self.host_hits) + sum(map(self.num_full_claims, self.claims))
+        return num_full * block_size + sum(self.partial_tokens.values())
 
 
 @record

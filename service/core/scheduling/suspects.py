@@ -102,6 +102,8 @@ class StepFailures:
         state.pending_clears += [
             b for b in output.block_copies.clears if not device.ref_count(b) and not device.is_cached(b)
         ]
+        for copy in output.block_copies.copies:
+            device.uncache_block(copy.destination)  # of a sequence that ended meanwhile
         computed = [request for request in members if request.request_id in scheduled]
         for request in computed:
             request.num_step_failures += 1

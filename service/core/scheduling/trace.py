@@ -49,14 +49,13 @@ class Trace:
         if not self._is_on:
             return
         request = start.request
-        num_hits = len(start.host_hits) + sum(len(blocks) for blocks in start.claims.values())
         self._notes.append(
             Admitted(
                 request.request_id,
                 self._host.names["admission"] if guard is None else guard.value,
                 request.admitted_at is None,
                 request.status is RequestStatus.SWAPPED,
-                num_hits * self._block_size,
+                start.num_hit_tokens(self._block_size),
             )
         )
 

@@ -99,10 +99,10 @@ class Transitions:
                 copies += self._manager.swap_in(request, admission.host_hits, release)
                 for sequence in request.unfinished:
                     sequence.last_step = step_id
-                num_hits = len(admission.host_hits)
             else:
-                num_hits = sum(self._claim(sequence, admission) for sequence in request.computing)
-            self._note_admission(request, num_hits)
+                for sequence in request.computing:
+                    self._claim(sequence, admission)
+            self._note_admission(request, admission.num_hit_tokens(self._manager.block_size))
         unfenced = Release(0, self._state.now)
         for admission in admissions:
             self._manager.unpin(admission.host_hits.values(), unfenced)
@@ -110,15 +110,15 @@ class Transitions:
                 self._manager.unpin(blocks, unfenced)
         return copies
 
-    def _claim(self, sequence: Sequence, admission: PlannedAdmission) -> int:
-        hits = admission.claims[sequence.seq_id]
-        self._manager.claim(sequence, hits)
-        sequence.set_kv(sequence.num_kv_tokens + len(hits) * self._manager.block_size)
-        return len(hits)
+    def _claim(self, sequence: Sequence, admission: PlannedAdmission) -> None:
+        seq_id = sequence.seq_id
+        num_full = admission.num_full_claims(seq_id)
+        self._manager.claim(sequence, admission.claims[seq_id], num_full)
+        num_tokens = num_full * self._manager.block_size + admission.partial_tokens.get(seq_id, 0)
+        sequence.set_kv(sequence.num_kv_tokens + num_tokens)
 
-    def _note_admission(self, request: Request, num_hits: int) -> None:
+    def _note_admission(self, request: Request, num_hit_tokens: int) -> None:
         state, now = self._state, self._state.now
-        num_hit_tokens = num_hits * self._manager.block_size
         is_first, was_swapped = request.admitted_at is None, request.status is RequestStatus.SWAPPED
         if request.admitted_at is None:
             request.admitted_at = now

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 from support.bad_machines import PLANTED_BUGS, PlantedBug
-from support.scheduler_machine import SchedulerMachine
 
 BUDGET = settings(
     max_examples=2000,
@@ -26,10 +25,10 @@ BUDGET = settings(
 @pytest.mark.parametrize("bug", PLANTED_BUGS, ids=lambda bug: bug.name)
 def test_planted_bug_is_caught(bug: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bug.owner, bug.method, bug.mistake(getattr(bug.owner, bug.method)))
-    monkeypatch.setattr(SchedulerMachine, "favoured_request", bug.favoured_request)
-    monkeypatch.setattr(SchedulerMachine, "favoured_policies", bug.favoured_policies)
+    monkeypatch.setattr(bug.machine, "favoured_request", bug.favoured_request)
+    monkeypatch.setattr(bug.machine, "favoured_policies", bug.favoured_policies)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the match below names the invariant
-        run_state_machine_as_test(SchedulerMachine, settings=BUDGET)
+        run_state_machine_as_test(bug.machine, settings=BUDGET)
     error = caught.value
     assert not isinstance(error, Flaky)
     said = f"{type(error).__name__} {error}"

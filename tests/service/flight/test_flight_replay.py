@@ -74,6 +74,7 @@ def submit(harness: CoreHarness, wanted: dict[str, Any]) -> None:
     num_host_blocks=st.sampled_from((24, 8, 0)),
     depth=st.integers(0, 1),
     enable_prefix_caching=st.sampled_from((True, True, True, False)),
+    reuse_partial_blocks=st.sampled_from((True, True, False)),
     wanted=st.lists(requests(), min_size=2, max_size=10),
     num_steps=st.sampled_from((AMPLE, AMPLE, 3, 8)),
     seed=st.integers(0, 1 << 16),
@@ -86,6 +87,7 @@ def test_every_decision_of_a_random_run_comes_out_again(
     num_host_blocks: int,
     depth: int,
     enable_prefix_caching: bool,
+    reuse_partial_blocks: bool,
     wanted: list[dict[str, Any]],
     num_steps: int,
     seed: int,
@@ -98,6 +100,7 @@ def test_every_decision_of_a_random_run_comes_out_again(
         depth=depth,
         options=options,
         enable_prefix_caching=enable_prefix_caching,
+        reuse_partial_blocks=reuse_partial_blocks,
     )
     recorder = recorded(harness, num_steps)
     choice = random.Random(seed)

@@ -26,7 +26,7 @@ BLOCK = 1 << 20
 def test_blocks_asked_for_are_taken_as_they_are() -> None:
     config = CacheConfig(num_blocks=64, swap_space=Bytes(0), block_size=8)
     assert size_cache(config, BLOCK, HostMemory(80 * BLOCK)) == CacheOptions(
-        64, block_size=8, num_host_blocks=0
+        64, block_size=8, num_host_blocks=0, reuse_partial_blocks=True
     )
 
 
@@ -109,7 +109,7 @@ def on_gpu(config: CacheConfig, activations: int = 10, machine: int = 1 << 40) -
 
 def test_a_gpu_gives_what_its_share_leaves_beside_weights_and_activations() -> None:
     config = CacheConfig(gpu_memory_utilization=0.75, swap_space=Bytes(3 * BLOCK))
-    assert on_gpu(config) == CacheOptions(20, block_size=16, num_host_blocks=3)
+    assert on_gpu(config) == CacheOptions(20, block_size=16, num_host_blocks=3, reuse_partial_blocks=True)
     assert on_gpu(CacheConfig(gpu_memory_utilization=1.0, swap_space=Bytes(0))).num_blocks == 40
 
 
