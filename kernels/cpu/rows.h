@@ -143,30 +143,46 @@ void rope_and_write_kv(Team& team, const RotateArgs& rotate, const KvWriteArgs& 
   });
 }
 
+// summed = residual + hidden; it may be the residual itself.
+template <class T>
+void add_row(const T* residual, const T* hidden, int size, T* summed) {
+  for_each_vector(size, [&](int i, int n) { store(summed + i, load(residual + i, n) + load(hidden + i, n), n); });
+}
+
+template <class T>
+void norm_row(const T* hidden, const T* weight, float eps, int size, T* normed) {
+  f32x16 squares = {};
+  for_each_vector(size, [&](int i, int n) {
+    const f32x16 x = load(hidden + i, n);
+    squares = fma(x, x, squares);
+  });
+  const float scale = 1.0f / std::sqrt(sum_lanes(squares) / size + eps);
+  for_each_vector(size, [&](int i, int n) {
+    store(normed + i, load(weight + i, n) * rounded<T>(load(hidden + i, n) * scale), n);
+  });
+}
+
 template <class T>
 void rms_norm(Team& team, const RmsNormArgs& args) {
   for_each_row(team, std::int64_t{args.outer} * args.inner, args.size, [&](std::int64_t row) {
     const T* hidden = static_cast<const T*>(args.hidden) + row / args.inner * args.outer_stride +
                       row % args.inner * args.inner_stride;
     if (args.residual) {
-      const T* residual = static_cast<const T*>(args.residual) + row * args.size;
       T* summed = static_cast<T*>(args.summed) + row * args.size;
-      for_each_vector(args.size, [&](int i, int n) {
-        store(summed + i, load(residual + i, n) + load(hidden + i, n), n);
-      });
+      add_row(static_cast<const T*>(args.residual) + row * args.size, hidden, args.size, summed);
       hidden = summed;
     }
-    f32x16 squares = {};
-    for_each_vector(args.size, [&](int i, int n) {
-      const f32x16 x = load(hidden + i, n);
-      squares = fma(x, x, squares);
-    });
-    const float scale = 1.0f / std::sqrt(sum_lanes(squares) / args.size + args.eps);
-    const T* weight = static_cast<const T*>(args.weight);
-    T* normed = static_cast<T*>(args.normed) + row * args.size;
-    for_each_vector(args.size, [&](int i, int n) {
-      store(normed + i, load(weight + i, n) * rounded<T>(load(hidden + i, n) * scale), n);
-    });
+    norm_row(hidden, static_cast<const T*>(args.weight), args.eps, args.size,
+             static_cast<T*>(args.normed) + row * args.size);
+  });
+}
+
+// to = silu(gate) * up.
+template <class T>
+void gate_row(const T* gate, const T* up, int size, T* to) {
+  for_each_vector(size, [&](int i, int n) {
+    const f32x16 x = load(gate + i, n);
+    store(to + i, rounded<T>(x / (1.0f + exp(-x))) * load(up + i, n), n);
   });
 }
 
@@ -174,12 +190,7 @@ template <class T>
 void silu_and_mul(Team& team, const T* gate_up, T* output, std::int64_t stride, int rows, int size) {
   for_each_row(team, rows, 2 * size, [&](std::int64_t row) {
     const T* gate = gate_up + row * stride;
-    const T* up = gate + size;
-    T* to = output + row * size;
-    for_each_vector(size, [&](int i, int n) {
-      const f32x16 x = load(gate + i, n);
-      store(to + i, rounded<T>(x / (1.0f + exp(-x))) * load(up + i, n), n);
-    });
+    gate_row(gate, gate + size, size, output + row * size);
   });
 }
 
