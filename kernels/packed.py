@@ -126,6 +126,21 @@ def unpack(packed: PackedWeight) -> GroupedWeight:
     )
 
 
+def rows_of(packed: PackedWeight, outputs: torch.Tensor) -> torch.Tensor:
+    """The weights of some outputs, int64 [T], as float32 [T, in]: an embedding's rows."""
+    layout = packed.layout
+    tiles, lanes = outputs // TILE, outputs % TILE
+    codes, scales, offsets = (
+        None if section is None else section[tiles, :, lanes] for section in _sections(layout, packed.buffer)
+    )
+    assert codes is not None
+    assert scales is not None
+    groups = codes.view(torch.uint8).view(len(outputs), layout.groups, -1)
+    groups = torch.cat((groups & 15, groups >> 4), dim=2) if layout.bits == 4 else groups.view(torch.int8)
+    weights = scales.float()[..., None] * groups.float()
+    return (weights if offsets is None else weights + offsets.float()[..., None]).flatten(1)
+
+
 def _sections(
     layout: PackedLayout, buffer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

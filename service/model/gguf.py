@@ -1,8 +1,7 @@
-"""GGUF files: header fields and tensors, read through one mmap and dequantised by torch.
+"""GGUF files: header fields and tensors, read through one mmap, dequantised or group by group.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The quantisations below are exact
-copies in arithmetic of the `gguf` package's (same operations, same order, float32), which reads the
-rarer ones in their place.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The block formats of `gguf_blocks` are read
+here; the rarer ones by the `gguf` package, as float32.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from pageturner.service.errors import ModelError
+from pageturner.service.model.gguf_blocks import BLOCK_KINDS, Groups
 
 _MAGIC = b"GGUF"
 _SCALARS: Mapping[int, str] = {
@@ -34,16 +34,6 @@ _SCALARS: Mapping[int, str] = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
-
-
-@dataclass(frozen=True, slots=True)
-class Quantisation:
-    """Values come in blocks of `values` in `size` bytes. dequantise: uint8 [blocks, size] -> float32."""
-
-    name: str
-    values: int
-    size: int
-    dequantise: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +89,20 @@ class GgufFile:
         """The tensor in float32, freshly allocated."""
         tensor = self.tensors[name]
         count = math.prod(tensor.shape)
-        kind = QUANTISATIONS.get(tensor.type_id)
-        if kind is None or kind.dequantise is None:
+        kind = BLOCK_KINDS.get(tensor.type_id)
+        if kind is None:
             return self._read_rare(tensor, count)
         raw = self._bytes(tensor, count, kind.values, kind.size)
         return kind.dequantise(raw.view(-1, kind.size)).reshape(tensor.shape)
+
+    def read_groups(self, name: str) -> tuple[Groups, int] | None:
+        """The tensor's groups in order, and the bits of a code; None for a kind that has none here."""
+        tensor = self.tensors[name]
+        kind = BLOCK_KINDS.get(tensor.type_id)
+        if kind is None or kind.split is None:
+            return None
+        raw = self._bytes(tensor, math.prod(tensor.shape), kind.values, kind.size)
+        return kind.split(raw.view(-1, kind.size)), kind.bits
 
     def _bytes(self, tensor: GgufTensor, count: int, values: int, size: int) -> torch.Tensor:
         """The raw bytes of a tensor of `count` values, in blocks of `values` in `size` bytes."""
@@ -163,91 +162,3 @@ class _Cursor:
         if type_id not in _SCALARS:
             raise struct.error(f"unknown value type {type_id}")
         return self.scalar(_SCALARS[type_id])
-
-
-def _half(raw: torch.Tensor) -> torch.Tensor:
-    """Two bytes a block -> float32 [blocks, 1]."""
-    return raw.contiguous().view(torch.float16).to(torch.float32)
-
-
-def _nibbles(raw: torch.Tensor, group: int) -> torch.Tensor:
-    """Each group of bytes holds its low halves first, then its high halves: uint8 [blocks, 2 * bytes]."""
-    grouped = raw.reshape(raw.shape[0], -1, 1, group)
-    return torch.cat((grouped & 15, grouped >> 4), dim=2).reshape(raw.shape[0], -1)
-
-
-def _fifth_bits(raw: torch.Tensor) -> torch.Tensor:
-    """Four bytes -> their 32 bits, lowest first, each worth 16."""
-    bits = torch.arange(8, dtype=torch.uint8)
-    return ((raw[:, :, None] >> bits) & 1).reshape(raw.shape[0], -1) << 4
-
-
-def _q4_0(raw: torch.Tensor) -> torch.Tensor:
-    return _half(raw[:, :2]) * (_nibbles(raw[:, 2:], 16).to(torch.float32) - 8)
-
-
-def _q4_1(raw: torch.Tensor) -> torch.Tensor:
-    return _half(raw[:, :2]) * _nibbles(raw[:, 4:], 16).to(torch.float32) + _half(raw[:, 2:4])
-
-
-def _q5_0(raw: torch.Tensor) -> torch.Tensor:
-    values = _nibbles(raw[:, 6:], 16) | _fifth_bits(raw[:, 2:6])
-    return _half(raw[:, :2]) * (values.to(torch.float32) - 16)
-
-
-def _q5_1(raw: torch.Tensor) -> torch.Tensor:
-    values = _nibbles(raw[:, 8:], 16) | _fifth_bits(raw[:, 4:8])
-    return _half(raw[:, :2]) * values.to(torch.float32) + _half(raw[:, 2:4])
-
-
-def _q8_0(raw: torch.Tensor) -> torch.Tensor:
-    return _half(raw[:, :2]) * raw[:, 2:].contiguous().view(torch.int8).to(torch.float32)
-
-
-def _scales_and_minima(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Twelve bytes -> eight 6-bit scales and eight 6-bit minima."""
-    first, second, third = raw[:, 0:4], raw[:, 4:8], raw[:, 8:12]
-    scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), dim=1)
-    minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), dim=1)
-    return scales.to(torch.float32), minima.to(torch.float32)
-
-
-def _k_blocks(raw: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    scales, minima = _scales_and_minima(raw[:, 4:16])
-    factor = (_half(raw[:, :2]) * scales)[:, :, None]
-    offset = (_half(raw[:, 2:4]) * minima)[:, :, None]
-    return factor * values.reshape(raw.shape[0], 8, 32).to(torch.float32) - offset
-
-
-def _q4_k(raw: torch.Tensor) -> torch.Tensor:
-    return _k_blocks(raw, _nibbles(raw[:, 16:], 32))
-
-
-def _q5_k(raw: torch.Tensor) -> torch.Tensor:
-    bits = torch.arange(8, dtype=torch.uint8)[None, :, None]
-    fifth = ((raw[:, None, 16:48] >> bits) & 1).reshape(raw.shape[0], -1) << 4
-    return _k_blocks(raw, _nibbles(raw[:, 48:], 32) | fifth)
-
-
-def _q6_k(raw: torch.Tensor) -> torch.Tensor:
-    low = _nibbles(raw[:, :128], 64)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[None, None, :, None]
-    high = ((raw[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(raw.shape[0], -1) << 4
-    values = ((low | high).to(torch.float32) - 32).reshape(raw.shape[0], 16, 16)
-    scales = raw[:, 192:208].contiguous().view(torch.int8).to(torch.float32)
-    return (_half(raw[:, 208:210]) * scales)[:, :, None] * values
-
-
-QUANTISATIONS: Mapping[int, Quantisation] = {
-    0: Quantisation("F32", 1, 4, lambda raw: raw.view(torch.float32).clone()),
-    1: Quantisation("F16", 1, 2, _half),
-    2: Quantisation("Q4_0", 32, 18, _q4_0),
-    3: Quantisation("Q4_1", 32, 20, _q4_1),
-    6: Quantisation("Q5_0", 32, 22, _q5_0),
-    7: Quantisation("Q5_1", 32, 24, _q5_1),
-    8: Quantisation("Q8_0", 32, 34, _q8_0),
-    12: Quantisation("Q4_K", 256, 144, _q4_k),
-    13: Quantisation("Q5_K", 256, 176, _q5_k),
-    14: Quantisation("Q6_K", 256, 210, _q6_k),
-    30: Quantisation("BF16", 1, 2, lambda raw: raw.view(torch.bfloat16).to(torch.float32)),
-}

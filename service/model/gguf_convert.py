@@ -19,43 +19,24 @@ from safetensors.torch import save_file
 from pageturner.service.errors import ModelError
 from pageturner.service.model.gguf import GgufFile
 from pageturner.service.model.gguf_tokenizer import adds_bos, build_tokenizer, end_ids, special_ids
+from pageturner.service.model.gguf_weights import ROPE_FACTORS, GgufWeights
 from pageturner.service.model.rope import parse_rope
 
 SHARD_BYTES = 2 << 30
-ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """How a GGUF architecture maps to ours. interleaved: rows of q and k lie in llama.cpp's RoPE order."""
+    """How a GGUF architecture maps to ours."""
 
     model_type: str
     class_name: str
-    interleaved: bool
 
 
 _ARCHITECTURES: Mapping[str, _Architecture] = {
-    "llama": _Architecture("llama", "LlamaForCausalLM", interleaved=True),
-    "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM", interleaved=False),
-    "qwen3": _Architecture("qwen3", "Qwen3ForCausalLM", interleaved=False),
-}
-_TOP_NAMES: Mapping[str, str] = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    "llama": _Architecture("llama", "LlamaForCausalLM"),
+    "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": _Architecture("qwen3", "Qwen3ForCausalLM"),
 }
 
 
@@ -195,40 +176,16 @@ def _write_weights(file: GgufFile, config: Mapping[str, Any], folder: Path, dtyp
         index.update(dict.fromkeys(shard, shard_name))
         shard, size = {}, 0
 
-    for name in file.tensors:
-        if name == ROPE_FACTORS:
-            continue
-        tensor = _restored(file, config, name).to(dtype).contiguous()
-        shard[target_name(name)] = tensor
+    weights = GgufWeights(file, config)
+    for name in weights.names:
+        tensor = weights.take(name).to(dtype).contiguous()
+        shard[name] = tensor
         size += tensor.nbytes
         if size >= SHARD_BYTES:
             flush()
     if shard:
         flush()
     _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
-
-
-def target_name(name: str) -> str:
-    """The name `transformers` gives a GGUF tensor. Raises ModelError for one that is not known."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP_NAMES and kind == "weight":
-        return f"{_TOP_NAMES[stem]}.weight"
-    parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[2] in _LAYER_NAMES and kind in ("weight", "bias"):
-        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{kind}"
-    raise ModelError(f"GGUF tensor {name!r} has no place in this architecture")
-
-
-def _restored(file: GgufFile, config: Mapping[str, Any], name: str) -> torch.Tensor:
-    """The tensor with the rows of q and k back in the order of halves that `transformers` rotates."""
-    tensor = file.read(name)
-    if not _ARCHITECTURES[str(config["model_type"])].interleaved:
-        return tensor
-    part = name.split(".")[-2]
-    if part not in ("attn_q", "attn_k"):
-        return tensor
-    num_heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-    return tensor.reshape(num_heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 def _required(value: Any, key: str) -> int:

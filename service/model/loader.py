@@ -183,7 +183,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 class WeightFiles:
-    """The tensors of a model's safetensors files, mapped into memory, each taken by name.
+    """A `WeightSource`: the tensors of a model's safetensors files, mapped into memory, each taken by name.
 
     Remembers what was taken, so that a weight that was not asked for is noticed.
     """
@@ -201,6 +201,9 @@ class WeightFiles:
             raise ModelError(f"{name} has shape {tuple(tensor.shape)}, the config asks for {tuple(shape)}")
         self._left.discard(name)
         return tensor
+
+    def take_groups(self, name: str, shape: Sequence[int]) -> None:
+        """No tensor here has groups."""
 
     def left(self) -> Iterator[str]:
         """Names that were never taken, in order."""

@@ -8,7 +8,7 @@ from support.grouped import KINDS, Kind, grouped_weight
 
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.grouped import GroupedWeight, concatenate
-from pageturner.kernels.packed import ALIGNMENT, TILE, PackedWeight, check_mlp, pack, unpack
+from pageturner.kernels.packed import ALIGNMENT, TILE, PackedWeight, check_mlp, pack, rows_of, unpack
 
 
 def assert_equal(found: GroupedWeight, wanted: GroupedWeight) -> None:
@@ -127,3 +127,10 @@ def test_a_buffer_of_another_size_and_a_bias_of_another_shape_are_refused() -> N
         PackedWeight(packed.layout, packed.buffer, torch.zeros(19))
     with pytest.raises(KernelArgumentError, match="gate_up"):
         check_mlp(packed.layout, packed.layout)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_rows_of_an_embedding_are_those_of_the_whole(kind: Kind) -> None:
+    weight = grouped_weight(kind, 37, 96)
+    outputs = torch.tensor([36, 0, 15, 16, 16, 31])
+    assert torch.equal(rows_of(pack(weight), outputs), weight.dequantised()[outputs])

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from pageturner.service.errors import ModelError
-from pageturner.service.model.gguf import QUANTISATIONS, GgufFile
+from pageturner.service.model.gguf import GgufFile
+from pageturner.service.model.gguf_blocks import BLOCK_KINDS
 
 QUANTISED = [
-    kind for kind in gguf.GGMLQuantizationType if kind.name in {q.name for q in QUANTISATIONS.values()}
+    kind for kind in gguf.GGMLQuantizationType if kind.name in {q.name for q in BLOCK_KINDS.values()}
 ]
 RARE = [gguf.GGMLQuantizationType.Q2_K, gguf.GGMLQuantizationType.IQ4_XS, gguf.GGMLQuantizationType.TQ1_0]
 
@@ -45,8 +46,8 @@ def random_bytes(kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np
 
 
 def test_every_kind_of_our_own_is_known_to_the_package() -> None:
-    assert {kind.name for kind in QUANTISED} == {q.name for q in QUANTISATIONS.values()}
-    for type_id, quantisation in QUANTISATIONS.items():
+    assert {kind.name for kind in QUANTISED} == {q.name for q in BLOCK_KINDS.values()}
+    for type_id, quantisation in BLOCK_KINDS.items():
         kind = gguf.GGMLQuantizationType(type_id)
         assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (
             quantisation.name,

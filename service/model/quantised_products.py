@@ -1,0 +1,128 @@
+"""A decoder's products from weights in groups of integers, times activations quantised as they come.
+
+Activations between products are float32; a row's bits depend on its own tokens alone (see
+`kernels.interface.QuantisedOps`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pageturner.kernels.interface import QuantisedOps
+from pageturner.kernels.packed import PackedWeight, rows_of
+from pageturner.service.model.decoder_config import DecoderConfig
+from pageturner.service.model.packed_file import PackedFile
+from pageturner.service.model.packing import EMBEDDING, HEAD
+from pageturner.service.model.products import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLayer:
+    """A layer's packed weights, and what multiplies them."""
+
+    ops: QuantisedOps
+    eps: float
+    attention_norm: torch.Tensor
+    merged: PackedWeight
+    output: PackedWeight
+    mlp_norm: torch.Tensor
+    gate_up: PackedWeight
+    down: PackedWeight
+
+    def qkv(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.ops.norm_linear(hidden, self.attention_norm, self.eps, self.merged, residual)
+
+    def out(self, attended: torch.Tensor) -> torch.Tensor:
+        return self.ops.linear(attended, self.output)
+
+    def mlp(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.ops.norm_mlp(hidden, self.mlp_norm, self.eps, self.gate_up, self.down, residual)
+
+
+class QuantisedProducts:
+    """`Products` on the CPU. name: as the scheme is called."""
+
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        name: str,
+        config: DecoderConfig,
+        ops: QuantisedOps,
+        embedding: PackedWeight,
+        layers: tuple[Layer, ...],
+        norm: torch.Tensor,
+        head: PackedWeight,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        self.name, self.kv_dtype, self.layers = name, kv_dtype, layers
+        self.num_parameters, self.weight_bytes = _count(config, embedding, layers, head)
+        self._ops, self._eps = ops, config.rms_norm_eps
+        self._embedding, self._norm, self._head = embedding, norm, head
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return rows_of(self._embedding, token_ids)
+
+    def head(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        logits, _ = self._ops.norm_linear(hidden, self._norm, self._eps, self._head, residual)
+        return logits
+
+
+def load_quantised_products(
+    name: str, config: DecoderConfig, weights: PackedFile, ops: QuantisedOps, kv_dtype: torch.dtype
+) -> QuantisedProducts:
+    """Map what `packing.write_packed` wrote. Raises ModelError if it is another model's."""
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = weights.take_packed(EMBEDDING, *shape)
+    head = embedding if config.tied_head else weights.take_packed(HEAD, *shape)
+    layers = tuple(_load_layer(config, index, weights, ops) for index in range(config.num_layers))
+    norm = weights.take("model.norm.weight", (config.hidden_size,))
+    return QuantisedProducts(name, config, ops, embedding, layers, norm, head, kv_dtype)
+
+
+def _load_layer(config: DecoderConfig, index: int, weights: PackedFile, ops: QuantisedOps) -> Layer:
+    layer = f"model.layers.{index}"
+    hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.qkv_sizes[0]
+
+    def norm(name: str, size: int) -> torch.Tensor:
+        return weights.take(f"{layer}.{name}.weight", (size,))
+
+    def product(name: str, out_features: int, in_features: int, *, bias: bool) -> PackedWeight:
+        return weights.take_packed(f"{layer}.{name}", out_features, in_features, bias=bias)
+
+    products = QuantisedLayer(
+        ops,
+        config.rms_norm_eps,
+        attention_norm=norm("input_layernorm", hidden),
+        merged=product("qkv", sum(config.qkv_sizes), hidden, bias=config.qkv_bias),
+        output=product("out", hidden, q_size, bias=config.out_bias),
+        mlp_norm=norm("post_attention_layernorm", hidden),
+        gate_up=product("gate_up", 2 * inner, hidden, bias=config.mlp_bias),
+        down=product("down", hidden, inner, bias=config.mlp_bias),
+    )
+    return Layer(
+        products,
+        q_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+    )
+
+
+def _count(
+    config: DecoderConfig, embedding: PackedWeight, layers: tuple[Layer, ...], head: PackedWeight
+) -> tuple[int, int]:
+    """Parameters, and the bytes that hold them."""
+    packed = [embedding] if head is embedding else [embedding, head]
+    plain = [config.hidden_size]
+    for layer in layers:
+        products = layer.products
+        assert isinstance(products, QuantisedLayer)
+        packed += [products.merged, products.output, products.gate_up, products.down]
+        norms = (products.attention_norm, products.mlp_norm, layer.q_norm, layer.k_norm)
+        plain += [norm.numel() for norm in norms if norm is not None]
+    plain += [weight.bias.numel() for weight in packed if weight.bias is not None]
+    parameters = sum(weight.layout.out_features * weight.layout.in_features for weight in packed)
+    num_bytes = sum(weight.buffer.numel() for weight in packed)
+    return parameters + sum(plain), num_bytes + 4 * sum(plain)
