@@ -42,6 +42,7 @@ COMMANDS: dict[str, str] = {
     "replay": "pageturner.service.commands.replay",
     "explain": "pageturner.service.commands.explain",
     "loadtest": "pageturner.loadtest.cli",
+    "peers": "pageturner.loadtest.peers.cli",
 }
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
