@@ -13,9 +13,7 @@ same words.
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,6 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, Unpack
 
-import structlog
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies.spec import PolicySpec
@@ -45,6 +42,7 @@ from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine_thread import EngineThread, Progress
 from pageturner.service.errors import InvalidArgument
+from pageturner.service.logs.structured import warnings_on_standard_error
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc import from_wire
 from pageturner.service.startup.wiring import build_service
@@ -89,7 +87,7 @@ class LLM:
         }
         loaded = load_config(config, given=given)
         self._max_at_once = loaded.config.scheduler.max_waiting
-        self._thread = EngineThread(_build(loaded, logger or _warnings_on_standard_error()))
+        self._thread = EngineThread(_build(loaded, logger or warnings_on_standard_error()))
         self._finalizer = weakref.finalize(self, self._thread.close)
 
     def __enter__(self) -> Self:
@@ -215,11 +213,3 @@ def _to_request(engine: AsyncEngine, prompt: generation_pb2.Prompt, options: Opt
     return from_wire.to_generation_request(
         message, message.request_id, timeout_seconds, engine.limits.generation
     )
-
-
-def _warnings_on_standard_error() -> FilteringBoundLogger:
-    logger: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-    )
-    return logger

@@ -7,14 +7,14 @@ import dataclasses
 import json
 import math
 
-from pageturner.service.commands import bench_kernels
+from pageturner.service.commands import bench_kernels, bench_memory
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError
 
-HELP = "measure start-up, throughput, preemption, kernels, the scheduler or the simulator"
+HELP = "measure start-up, throughput, preemption, memory, kernels, the scheduler or the simulator"
 EXAMPLE = "pageturner bench throughput --concurrency 16 --json"
 
 
@@ -94,6 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "kernels",
             help="attention beside torch's and what the GPU can do; without a GPU, on paper and on the CPU",
             epilog=f"example: {bench_kernels.EXAMPLE}",
+        )
+    )
+    bench_memory.add_arguments(
+        benches.add_parser(
+            "memory",
+            help="paging beside contiguous reservations; sharing, block sizes, copies",
+            epilog=f"example: {bench_memory.EXAMPLE}",
         )
     )
     for bench in (startup, throughput, preemption, fidelity):

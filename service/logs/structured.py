@@ -84,6 +84,15 @@ def configure(options: LogOptions, stream: TextIO | None = None) -> None:
     )
 
 
+def warnings_on_standard_error() -> structlog.typing.FilteringBoundLogger:
+    """A logger for a model within a caller's own process: its warnings, and nothing below."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+    )
+    return logger
+
+
 def _level_filter(options: LogOptions) -> type[structlog.typing.FilteringBoundLogger]:
     return structlog.make_filtering_bound_logger(getattr(logging, options.level.upper()))
 
