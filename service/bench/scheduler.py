@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -36,7 +36,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Microseconds of one step with `num_running` decodes, and what each of its halves takes."""
+    """Microseconds of one step with `num_running` decodes, and what each of its halves takes: medians, but
+    mean_step_microseconds is the mean over whole blocks of steps, the rare ones that end a block included."""
 
     num_running: int
     num_waiting: int
@@ -45,6 +46,7 @@ class StepCost:
     update_microseconds: float
     step_microseconds: float
     policy_microseconds: float
+    mean_step_microseconds: float
 
 
 class NullText:
@@ -110,7 +112,26 @@ def measure_step(
     schedule, update, policy = (
         statistics.median(seconds) * 1e6 for seconds in (schedule_seconds, update_seconds, policy_seconds)
     )
-    return StepCost(num_running, num_waiting, caches_prefixes, schedule, update, schedule + update, policy)
+    num_whole = len(schedule_seconds) // BLOCK_SIZE * BLOCK_SIZE
+    mean = (sum(schedule_seconds[:num_whole]) + sum(update_seconds[:num_whole])) / num_whole * 1e6
+    return StepCost(
+        num_running, num_waiting, caches_prefixes, schedule, update, schedule + update, policy, mean
+    )
+
+
+def cache_microseconds(costs: Iterable[StepCost]) -> dict[int, float]:
+    """What a prefix cache that nothing hits adds to a step, on average, by running requests: it names each
+    block that fills. Of the costs without waiting requests."""
+    means = {
+        (cost.num_running, cost.caches_prefixes): cost.mean_step_microseconds
+        for cost in costs
+        if not cost.num_waiting
+    }
+    return {
+        num_running: mean - means[num_running, False]
+        for (num_running, caches_prefixes), mean in means.items()
+        if caches_prefixes and (num_running, False) in means
+    }
 
 
 class _PolicyClock:

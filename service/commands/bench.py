@@ -249,7 +249,12 @@ def _simulator(arguments: argparse.Namespace) -> int:
 
 def _scheduler(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.block_operations import measure_block_operations, measure_long_queue
-    from pageturner.service.bench.scheduler import BATCH_SIZES, measure_scheduler, num_measurements
+    from pageturner.service.bench.scheduler import (
+        BATCH_SIZES,
+        cache_microseconds,
+        measure_scheduler,
+        num_measurements,
+    )
 
     sizes = tuple(size for size in BATCH_SIZES if size <= arguments.most)
     if not sizes:
@@ -262,10 +267,12 @@ def _scheduler(arguments: argparse.Namespace) -> int:
             costs.append(cost)
             what = f"{cost.num_running} running, {cost.num_waiting} waiting"
             advance(f"{what}: {cost.step_microseconds:.0f} us a step", 1)
+    cache = cache_microseconds(costs)
     operations = measure_block_operations() + measure_long_queue()
     if arguments.json:
         figures = {
             "steps": [dataclasses.asdict(cost) for cost in costs],
+            "cache_microseconds": cache,
             "operations": [dataclasses.asdict(operation) for operation in operations],
         }
         write(json.dumps(figures, indent=2))
@@ -277,6 +284,8 @@ def _scheduler(arguments: argparse.Namespace) -> int:
             f"{cost.schedule_microseconds:11.1f}  {cost.update_microseconds:9.1f}  "
             f"{cost.step_microseconds:7.1f}  {cost.policy_microseconds:11.1f}"
         )
+    added = ", ".join(f"{microseconds:.1f} at {count} running" for count, microseconds in cache.items())
+    write(f"a prefix cache that nothing hits adds, in microseconds a step: {added}")
     for operation in operations:
         write(f"{operation.name}: {operation.nanoseconds:.0f} ns")
     return 0
