@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -33,6 +33,8 @@ from pageturner.service.sizes import Bytes
 
 ENV_PREFIX = "PAGETURNER_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+OPENMP_SPINS = 2000
+"""Some 40 us: longer than the gaps between a step's operations, a fraction of a busy neighbour's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +349,17 @@ def _did_you_mean(name: str, last: str) -> str:
     same = [str(key) for key in KEYS.values() if key.name == last]
     near = same or difflib.get_close_matches(name, (*KEYS, *SECTIONS), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def calm_openmp(environ: MutableMapping[str, str] | None = None) -> None:
+    """Have waiting threads of OpenMP sleep after OPENMP_SPINS turns, unless the environment says when.
+
+    By default they spin for milliseconds on a core that another program wants. Of use before torch is
+    imported: GNU's OpenMP reads its variables when it is loaded.
+    """
+    environ = os.environ if environ is None else environ
+    if not any(name in environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
+        environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:

@@ -64,15 +64,16 @@ def measure_throughput(
     generated: list[float] = []
     num_tokens = workload.concurrency * workload.output_tokens
     with running_server(arguments) as server, _baseline(workload, model, cache_dir) as run_batch:
-        _serve_round(server.target, workload, seed=0)  # warm, as the baseline is
+        serve_round(server.target, workload, seed=0)  # warm, as the baseline is
         for number in range(1, rounds + 1):
-            served.append(_serve_round(server.target, workload, seed=number))
+            served.append(serve_round(server.target, workload, seed=number))
             generated.append(num_tokens / run_batch())
             say(f"round {number}: {served[-1]:.1f} output tokens/s, generate() {generated[-1]:.1f}")
     return ThroughputResult(workload, model.dtype, model.num_threads, tuple(served), tuple(generated))
 
 
-def _serve_round(target: str, workload: ThroughputLoad, seed: int) -> float:
+def serve_round(target: str, workload: ThroughputLoad, seed: int) -> float:
+    """Output tokens/s of a closed loop. Raises PageturnerError if a request fails."""
     command = [
         *PROGRAM,
         "loadtest",

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 
-from pageturner.service.commands import bench_kernels, bench_memory
+from pageturner.service.commands import bench_kernels, bench_memory, bench_neighbours
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.commands.progress import progress
@@ -44,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
         )
     throughput.set_defaults(measure=_throughput)
+    bench_neighbours.add_arguments(
+        benches.add_parser(
+            "neighbours",
+            help="output tokens/s alone and beside busy programs on the same cores; what idling costs",
+            epilog=f"example: {bench_neighbours.EXAMPLE}",
+        )
+    )
     preemption = benches.add_parser(
         "preemption",
         help="a pool far too small beside an ample one, for each reclaim policy: are the tokens the same?",

@@ -17,7 +17,7 @@ from pageturner.service.client.server_process import ready_line
 from pageturner.service.commands import signals
 from pageturner.service.commands.flags import add_config_flags, load_from
 from pageturner.service.commands.output import OutputLost, discard_output, note, write
-from pageturner.service.config import LoadedConfig, cache_directory
+from pageturner.service.config import LoadedConfig, cache_directory, calm_openmp
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import ConfigError, EngineDead
 
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     clock = MonotonicClock()
     started_at = clock.now()
+    calm_openmp()  # before torch is imported
     with _recording(arguments.record) as recording:
         return asyncio.run(_serve(partial(load_from, arguments), clock, started_at, recording))
 

@@ -38,6 +38,13 @@ def processor_limit(root: Path = _ROOT) -> float | None:
     return min((quota for folder in _groups(root, "cpu") for quota in _quotas(folder)), default=None)
 
 
+def own_processors() -> int:
+    """Processors that the system may run this process on: taskset, or a container's set of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def usable_processors(num_processors: int, limit: float | None) -> int:
     """Threads that run at once without being throttled: the whole processors of a quota, at least one."""
     return num_processors if limit is None else max(1, min(num_processors, int(limit)))

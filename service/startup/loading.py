@@ -37,6 +37,7 @@ from pageturner.service.startup.calibration import CPU_WORK, GPU_WORK, Calibrati
 from pageturner.service.startup.container import (
     anonymous_memory,
     machine_memory,
+    own_processors,
     processor_limit,
     usable_processors,
 )
@@ -121,13 +122,14 @@ def load_model(
 
 
 def _choose_threads(options: ModelOptions, logger: FilteringBoundLogger) -> None:
-    """As many as configured, or torch's choice within the processors that a container's quota leaves."""
-    default = torch.get_num_threads()
-    limit = processor_limit()
-    num_threads = options.num_threads or usable_processors(default, limit)
+    """As many as configured, or torch's choice within the processors that are this process's to run on."""
+    default, own, limit = torch.get_num_threads(), own_processors(), processor_limit()
+    num_threads = options.num_threads or usable_processors(min(default, own), limit)
     if num_threads != default:
         torch.set_num_threads(num_threads)
-    logger.info("threads", num_threads=num_threads, torch_default=default, processor_quota=limit)
+    logger.info(
+        "threads", num_threads=num_threads, torch_default=default, processors=own, processor_quota=limit
+    )
 
 
 def _host_memory(before_loading: int, model: CausalModel, backend: Backend) -> HostMemory:

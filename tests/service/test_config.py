@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +19,11 @@ from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import (
     KEYS,
+    OPENMP_SPINS,
     SECTIONS,
     LoadedConfig,
     cache_directory,
+    calm_openmp,
     load_config,
 )
 from pageturner.service.errors import ConfigError
@@ -288,6 +293,29 @@ def test_a_user_without_a_home_folder_has_a_cache_directory(monkeypatch: pytest.
     monkeypatch.setattr(Path, "home", no_home)
     assert cache_directory({}) == Path("/.cache/pageturner")
     assert cache_directory({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/pageturner")
+
+
+@pytest.mark.parametrize("chosen", [{"GOMP_SPINCOUNT": "0"}, {"OMP_WAIT_POLICY": "active"}])
+def test_how_openmp_waits_is_set_unless_the_environment_says_it(chosen: dict[str, str]) -> None:
+    environ = {"OMP_NUM_THREADS": "2"}
+    calm_openmp(environ)
+    assert environ == {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": str(OPENMP_SPINS)}
+    kept = dict(chosen)
+    calm_openmp(kept)
+    assert kept == chosen
+
+
+def test_serving_sets_it_before_torch_reads_it() -> None:
+    program = (
+        "import argparse, os, pathlib, sys\n"
+        "from pageturner.service.commands import serve\n"
+        "from pageturner.service.errors import ConfigError\n"
+        "try: serve.run(argparse.Namespace(record=pathlib.Path('/')))\n"
+        "except ConfigError: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    )
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
+    done = subprocess.run([sys.executable, "-P", "-c", program], env=environ, capture_output=True, text=True)
+    assert done.stdout.split() == [str(OPENMP_SPINS), "False"], done.stderr
 
 
 AMBIENT = {"environ", "environb", "getenv", "expanduser", "expandvars", "putenv", "home"}

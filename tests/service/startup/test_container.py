@@ -11,6 +11,7 @@ from pageturner.service.startup.container import (
     anonymous_memory,
     machine_memory,
     memory_limit,
+    own_processors,
     processor_limit,
     usable_processors,
 )
@@ -108,6 +109,17 @@ def test_threads_are_the_whole_processors_of_the_quota(
     processors: int, limit: float | None, threads: int
 ) -> None:
     assert usable_processors(processors, limit) == threads
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no sets of processors on this system")
+def test_processors_that_the_process_may_not_run_on_are_not_counted() -> None:
+    before = os.sched_getaffinity(0)
+    assert own_processors() == len(before)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert own_processors() == 1
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_memory_that_no_file_backs_is_counted(tmp_path: Path) -> None:
