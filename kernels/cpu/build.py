@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 # Not used here: it brings its OpenMP, which the library below then shares instead of a second one.
@@ -16,7 +17,6 @@ SOURCES = Path(__file__).parent
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-fopenmp",
     "-ffp-contract=off",  # a row's bits must not depend on what the optimizer fused where
     "-fno-math-errno",
@@ -24,11 +24,16 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
+NATIVE = ("-march=native",)
+"""The compiler's flags for the machine at hand."""
 
 
-def load_library(cache_dir: Path, compiler: str = "g++", sources: Path = SOURCES) -> ctypes.CDLL:
+def load_library(
+    cache_dir: Path, compiler: str = "g++", sources: Path = SOURCES, machine: Sequence[str] = NATIVE
+) -> ctypes.CDLL:
     """The operations in `sources/*.cpp`, from the cache or compiled into it.
 
+    machine: flags that name another kind of machine, for tests and benchmarks of its code.
     Processes that start together compile once. Raises CompilerUnavailable, with the reason, if there is
     no such compiler, it fails, the folder cannot be written, or the result cannot be loaded.
     """
@@ -37,19 +42,19 @@ def load_library(cache_dir: Path, compiler: str = "g++", sources: Path = SOURCES
     try:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         library = gxx.once(
-            cache_dir / f"pageturner-cpu-{_key(executable, sources)}.so",
+            cache_dir / f"pageturner-cpu-{_key(executable, sources, machine)}.so",
             cache_dir / "lock",
-            lambda unfinished: gxx.run([executable, *FLAGS, *texts, "-o", str(unfinished)]),
+            lambda unfinished: gxx.run([executable, *FLAGS, *machine, *texts, "-o", str(unfinished)]),
         )
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise CompilerUnavailable(f"{cache_dir}: {error}") from error
 
 
-def _key(executable: str, sources: Path) -> str:
+def _key(executable: str, sources: Path, machine: Sequence[str]) -> str:
     """Changes with anything that changes the machine code."""
     digest = hashlib.sha256()
     for path in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update("\0".join((*FLAGS, gxx.described(executable))).encode())
+    digest.update("\0".join((*FLAGS, *machine, gxx.described(executable))).encode())
     return digest.hexdigest()[:20]

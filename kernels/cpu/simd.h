@@ -13,12 +13,17 @@
 namespace pageturner {
 
 constexpr int LANES = 16;
+using f32x8 = float __attribute__((vector_size(32)));
 using f32x16 = float __attribute__((vector_size(64)));
 using i32x16 = std::int32_t __attribute__((vector_size(64)));
 using u32x16 = std::uint32_t __attribute__((vector_size(64)));
 using u16x16 = std::uint16_t __attribute__((vector_size(32)));
+using i8x16 = std::int8_t __attribute__((vector_size(16)));
 
 struct bf16 {
+  std::uint16_t bits;
+};
+struct f16 {
   std::uint16_t bits;
 };
 
@@ -44,6 +49,16 @@ inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
+// Fused on every machine.
+inline f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
+#if defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  for (int lane = 0; lane < 8; lane++) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return c;
+#endif
+}
+
 inline f32x16 load(const float* from) {
   f32x16 x;
   std::memcpy(&x, from, sizeof x);
@@ -54,6 +69,15 @@ inline f32x16 load(const bf16* from) {
   u16x16 half;
   std::memcpy(&half, from, sizeof half);
   return reinterpret_cast<f32x16>(__builtin_convertvector(half, u32x16) << 16);
+}
+
+// A finite one. Moved to float32's place, its exponent lacks 112, for subnormal numbers too.
+inline f32x16 load(const f16* from) {
+  u16x16 half;
+  std::memcpy(&half, from, sizeof half);
+  const u32x16 bits = __builtin_convertvector(half, u32x16);
+  const f32x16 magnitude = reinterpret_cast<f32x16>((bits & 0x7fff) << 13) * 0x1p112f;
+  return reinterpret_cast<f32x16>(reinterpret_cast<u32x16>(magnitude) | (bits & 0x8000) << 16);
 }
 
 inline void store(float* to, f32x16 x) { std::memcpy(to, &x, sizeof x); }
@@ -96,6 +120,14 @@ void store(T* to, f32x16 x, int count) {
 }
 
 inline float sum_lanes(f32x16 x) {
+  x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  return x[0];
+}
+
+inline std::int32_t sum_lanes(i32x16 x) {
   x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
   x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
   x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);

@@ -15,7 +15,6 @@ from support.kernel_checks import check_attention, layout_for
 from support.ops import cpu_cache_dir, cpu_library
 from support.paged import assert_same, make_case
 
-from pageturner.kernels.cpu import build
 from pageturner.kernels.cpu.build import SOURCES, load_library
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM, STRUCTURES, CpuOps
 from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError
@@ -179,11 +178,10 @@ def test_threads_change_no_bit(sequences: list[tuple[int, int]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["-march=x86-64-v3", "-march=x86-64"], ids=["avx2", "sse2"])
-def test_machines_without_avx512_compute_as_defined(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_without_avx512_compute_as_defined(machine: str) -> None:
     """The paths for machines without AVX-512. Those that fuse give the very bits of AVX-512."""
-    flags = tuple(machine if flag == "-march=native" else flag for flag in build.FLAGS)
-    monkeypatch.setattr(build, "FLAGS", flags)
-    narrow, native = CpuOps(load_library(cpu_cache_dir())), CpuOps(cpu_library())
+    narrow = CpuOps(load_library(cpu_cache_dir(), machine=(machine,)))
+    native = CpuOps(cpu_library())
     spec = AttentionSpec(scale=0.2, sliding_window=90)
     for dtype in (torch.float32, torch.bfloat16):
         layout = layout_for(narrow, 2, 80, 16, dtype)

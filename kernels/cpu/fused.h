@@ -1,0 +1,67 @@
+// What lies between two products of a decoder, joined to the one before or behind it: its values go from one
+// to the other as int8 in cache, and never as float32 through memory.
+#pragma once
+
+#include "products.h"
+#include "quantise.h"
+#include "rows.h"
+#include "team.h"
+
+namespace pageturner {
+
+// Mirrored by ctypes in quantised_ops.py.
+struct NormRows {
+  const float* hidden;    // [num_rows, size], rows hidden_stride apart
+  const float* residual;  // [num_rows, size] contiguous, or null
+  const float* norm;      // [size]
+  float* summed;          // [num_rows, size] contiguous (unused without residual); it may be residual
+  std::int64_t hidden_stride;
+  std::int32_t num_rows, size;
+  float eps;
+};
+
+// summed = residual + hidden; codes = the norm of it (or of hidden), quantised in groups.
+inline void norm_and_quantise(Team& team, const NormRows& args, int group, void* codes) {
+  const std::int64_t bytes = code_row_bytes(args.size, group);
+  for_each_row(team, args.num_rows, args.size, [&](std::int64_t row) {
+    const float* hidden = args.hidden + row * args.hidden_stride;
+    if (args.residual) {
+      float* summed = args.summed + row * args.size;
+      add_row(args.residual + row * args.size, hidden, args.size, summed);
+      hidden = summed;
+    }
+    float* normed = scratch(args.size);
+    norm_row(hidden, args.norm, args.eps, args.size, normed);
+    quantise_row(normed, args.size, group, static_cast<char*>(codes) + row * bytes);
+  });
+}
+
+// gated = silu(gate) * up, quantised in groups, of the product with gate_up: gate's outputs, then up's. `group`
+// divides the number of either. A piece of work computes whole groups, so that nothing waits for the rows.
+inline void gated_product(Team& team, const PackedWeight& gate_up, const void* codes, int rows, int group,
+                          void* gated) {
+  const std::int64_t inner = gate_up.out_features / 2, up_tiles = inner / LANES;
+  const std::int64_t gated_bytes = code_row_bytes(inner, group);
+  const int tiles = group / LANES;
+  for_each_piece(team, gate_up, rows, 2 * group, [&](std::int64_t begin, int count, std::int64_t slice, std::int64_t end) {
+    float* memory = scratch(tile_scratch(gate_up) + 2 * std::size_t(count) * group);
+    float* gate = memory + tile_scratch(gate_up);
+    float* up = gate + std::int64_t{count} * group;
+    const char* first = static_cast<const char*>(codes) + begin * gate_up.code_row_bytes();
+    for (; slice < end; slice++) {
+      for (int i = 0; i < tiles; i++) {
+        const std::int64_t tile = slice * tiles + i;
+        multiply_tile(gate_up, open_tile(gate_up, tile, memory), first, count, gate + i * LANES, group);
+        multiply_tile(gate_up, open_tile(gate_up, up_tiles + tile, memory), first, count, up + i * LANES, group);
+      }
+      for (int row = 0; row < count; row++) {
+        float* values = gate + row * group;
+        gate_row(values, up + row * group, group, values);
+        quantise_row(values, group, group,
+                     static_cast<char*>(gated) + (begin + row) * gated_bytes + slice * code_row_bytes(group, group));
+      }
+    }
+  });
+}
+
+}  // namespace pageturner

@@ -1,0 +1,86 @@
+// Rows of float32 as int8 in groups: what products read of an activation. reference.quantise_rows defines it.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "rows.h"
+#include "simd.h"
+#include "team.h"
+
+namespace pageturner {
+
+// A group of one row. A row is in / GROUP of them, one after another.
+template <int GROUP>
+struct CodeGroup {
+  float scale;             // 0 for zeros, NaN where a value is not finite
+  float shift;             // scale * sum: what an offset of the weight is multiplied by
+  std::int32_t sum;        // of the codes
+  std::int32_t unsigned_start;  // -128 * sum: what to start from where a weight's codes are raised by 128
+  std::int8_t codes[GROUP];
+};
+static_assert(sizeof(CodeGroup<32>) == 48 && sizeof(CodeGroup<16>) == 32);
+
+inline std::int64_t code_row_bytes(std::int64_t in_features, int group) {
+  return in_features / group * (group + 16);
+}
+
+template <int GROUP>
+void quantise_group(const f32x16 (&x)[GROUP / LANES], CodeGroup<GROUP>& to) {
+  constexpr std::int32_t INFINITE = 0x7f800000;  // magnitudes from here on are infinities and NaN
+  i32x16 top = {};
+  for (const f32x16& part : x) {
+    const i32x16 magnitude = reinterpret_cast<i32x16>(part) & 0x7fffffff;  // ordered as the floats are
+    top = magnitude > top ? magnitude : top;
+  }
+  const float largest = max_lanes(reinterpret_cast<f32x16>(top >= INFINITE ? i32x16{} : top));
+  const float scale = largest / 127.0f;
+  to = {};
+  if (max_lanes(top >= INFINITE ? broadcast(1.0f) : f32x16{}) != 0) {
+    to.scale = to.shift = NAN;
+  } else if (scale >= FLT_MIN) {
+    const float inverse = 1.0f / scale;
+    i32x16 sum = {};
+    for (int part = 0; part < GROUP / LANES; part++) {
+      f32x16 code = x[part] * inverse;
+      code = code > 127.0f ? broadcast(127.0f) : code < -127.0f ? broadcast(-127.0f) : code;
+      // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
+      const i32x16 rounded = reinterpret_cast<i32x16>(code + 12582912.0f) - 0x4b400000;
+      const auto narrow = __builtin_convertvector(rounded, i8x16);
+      std::memcpy(to.codes + part * LANES, &narrow, sizeof narrow);
+      sum += rounded;
+    }
+    to.scale = scale;
+    to.sum = sum_lanes(sum);
+    to.shift = scale * float(to.sum);
+    to.unsigned_start = -128 * to.sum;
+  }
+}
+
+template <int GROUP>
+void quantise_row(const float* row, int in_features, CodeGroup<GROUP>* to) {
+  for (int i = 0; i < in_features; i += GROUP) {
+    f32x16 x[GROUP / LANES];
+    for (int part = 0; part < GROUP / LANES; part++) x[part] = load(row + i + part * LANES);
+    quantise_group(x, *to++);
+  }
+}
+
+// to: code_row_bytes for each row.
+inline void quantise_row(const float* row, int in_features, int group, void* to) {
+  if (group == 32)
+    quantise_row(row, in_features, static_cast<CodeGroup<32>*>(to));
+  else
+    quantise_row(row, in_features, static_cast<CodeGroup<16>*>(to));
+}
+
+inline void quantise_rows(Team& team, const float* rows, std::int64_t row_stride, int num_rows,
+                          int in_features, int group, void* codes) {
+  const std::int64_t bytes = code_row_bytes(in_features, group);
+  for_each_row(team, num_rows, in_features, [&](std::int64_t row) {
+    quantise_row(rows + row * row_stride, in_features, group, static_cast<char*>(codes) + row * bytes);
+  });
+}
+
+}  // namespace pageturner
