@@ -12,7 +12,8 @@ from pageturner.kernels import checks
 from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.service.model.fences import Fences
-from pageturner.service.model.pinned import Pinned, own_pages
+from pageturner.service.model.pages import own_pages
+from pageturner.service.model.pinned import Pinned
 from pageturner.service.model.streams import Streams, streams_of
 from pageturner.service.model.upload import upload
 
@@ -51,11 +52,13 @@ class KvCache:
             raise ValueError(f"{layout.key_order} keys given, the {ops.name} operations want {ops.key_order}")
         self.layout = layout
         self.device = device
-        self.pool = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype, device=device)
-        host_shape = layout.pool_shape(num_host_blocks)
+        shape, host_shape = layout.pool_shape(num_blocks), layout.pool_shape(num_host_blocks)
         if device.type != "cuda":
+            # Attention reads pieces of few KiB, a block's stride apart, hence each from another page.
+            self.pool = own_pages(shape, layout.dtype, huge=True)
             self.host_pool = torch.empty(host_shape, dtype=layout.dtype)
         else:
+            self.pool = torch.empty(shape, dtype=layout.dtype, device=device)
             self.host_pool = own_pages(host_shape, layout.dtype)
             # Unpin before the pages go back to the system, which would hand them out pinned. Not at the end
             # of the process: the driver may be gone by then.

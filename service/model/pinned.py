@@ -2,26 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Sequence
-
 import torch
-
-
-def own_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor of the host that shares no page of memory with anything else.
-
-    Pages are what is pinned, and none may be twice: neighbours on a heap meet in the middle of one. Raises
-    MemoryError if the machine refuses.
-    """
-    size = torch.Size(shape).numel() * dtype.itemsize
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    try:
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{size} bytes of the host cannot be had: {error}") from error
-    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)  # which keeps the pages
 
 
 class Pinned:

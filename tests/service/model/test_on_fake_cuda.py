@@ -36,7 +36,7 @@ from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.invariance import check_batch_invariance
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import WeightFiles
-from pageturner.service.model.pinned import own_pages
+from pageturner.service.model.pages import own_pages
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.model.streams import Streams
 from pageturner.service.model.transformers_model import checked_model
