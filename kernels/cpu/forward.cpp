@@ -1,0 +1,30 @@
+// The decoder's forward as one call.
+#include "forward.h"
+
+using namespace pageturner;
+
+extern "C" {
+
+void* decoder_create(const DecoderModel* model, int num_threads) {
+  return new DecoderForward(*model, num_threads);
+}
+void decoder_destroy(void* decoder) { delete static_cast<DecoderForward*>(decoder); }
+
+// Named by the dtype of the pool.
+void decoder_forward_float32(void* decoder, const DecoderStep* step) {
+  static_cast<DecoderForward*>(decoder)->forward<float>(*step);
+}
+void decoder_forward_bfloat16(void* decoder, const DecoderStep* step) {
+  static_cast<DecoderForward*>(decoder)->forward<bf16>(*step);
+}
+
+// seconds: one for each Phase.
+void decoder_profile(void* decoder, double* seconds) {
+  const auto found = static_cast<DecoderForward*>(decoder)->profile();
+  std::copy(found.begin(), found.end(), seconds);
+}
+
+std::int64_t sizeof_decoder_layer_args() { return sizeof(DecoderLayer); }
+std::int64_t sizeof_decoder_model_args() { return sizeof(DecoderModel); }
+std::int64_t sizeof_decoder_step_args() { return sizeof(DecoderStep); }
+}
