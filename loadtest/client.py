@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from pageturner.loadtest.workload import PlannedRequest
+from pageturner.loadtest.workload.plan import PlannedRequest
 from pageturner.v1 import generation_pb2 as pb
 
 if TYPE_CHECKING:
@@ -19,10 +20,12 @@ Now = Callable[[], float]
 
 
 class Outcome(Enum):
-    """SHED: refused because the queue was full. CANCELLED: aborted, or out of time."""
+    """SHED: refused because the queue was full. ABANDONED: cancelled by the client, as the workload says.
+    CANCELLED: aborted by another, or out of time."""
 
     OK = "ok"
     SHED = "shed"
+    ABANDONED = "abandoned"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
@@ -48,7 +51,8 @@ class RequestRecord:
     """What became of one request; times are seconds on one clock.
 
     scheduled_at: when it was due, from which latencies count, so that a client that falls behind cannot
-    flatter the server. num_swaps, num_recomputes, num_tail_reclaims: its preemptions, by kind.
+    flatter the server. turn: place in its conversation, from 0. is_slow_reader: pauses between its messages
+    are the client's own. num_swaps, num_recomputes, num_tail_reclaims: its preemptions, by kind.
     policies: those in force when it ended, by axis.
     """
 
@@ -59,6 +63,8 @@ class RequestRecord:
     sent_at: float
     ended_at: float
     num_prompt_tokens: int
+    turn: int = 0
+    is_slow_reader: bool = False
     arrivals: tuple[Arrival, ...] = ()
     num_cached_prompt_tokens: int = 0
     queue_seconds: float = 0.0
@@ -83,6 +89,11 @@ class RequestRecord:
         return self.ended_at - self.scheduled_at
 
     @property
+    def last_token(self) -> float | None:
+        """Seconds from being due to the last message with tokens; None where no token came."""
+        return self.arrivals[-1].at - self.scheduled_at if self.arrivals else None
+
+    @property
     def time_to_first_token(self) -> float | None:
         """Seconds from being due; None where no token came."""
         return self.arrivals[0].at - self.scheduled_at if self.arrivals else None
@@ -100,6 +111,14 @@ class RequestRecord:
         return [
             later.at - earlier.at for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request and its answer. answer: the tokens that came, for the next turn."""
+
+    record: RequestRecord
+    answer: tuple[int, ...]
 
 
 def to_message(request: PlannedRequest, model: str) -> pb.GenerateStreamRequest:
@@ -121,10 +140,13 @@ async def send(
     scheduled_at: float,
     timeout_seconds: float,
     now: Now,
-) -> RequestRecord:
-    """Send it and read its stream to the end. What goes wrong is in the record, never raised."""
+) -> Exchange:
+    """Send it and read its stream as the request's reader would. What goes wrong is in the record, never
+    raised."""
     sent_at = now()
+    conduct = request.conduct
     arrivals: list[Arrival] = []
+    answer: list[int] = []
     finished: pb.Finished | None = None
     outcome, error = Outcome.OK, ""
     try:
@@ -133,18 +155,26 @@ async def send(
             kind = message.WhichOneof("event")
             if kind == "delta" and message.delta.token_ids:
                 arrivals.append(Arrival(now(), len(message.delta.token_ids)))
+                answer += message.delta.token_ids
             elif kind == "finished":
                 finished = message.finished
+            if conduct.cancel_after is not None and len(answer) >= conduct.cancel_after:
+                call.cancel()
+                outcome = Outcome.ABANDONED
+                break
+            if conduct.pause_seconds:
+                await asyncio.sleep(conduct.pause_seconds)
     except grpc.aio.AioRpcError as status:
         outcome = _OUTCOMES.get(status.code(), Outcome.FAILED)
         error = f"{status.code().name}: {status.details()}"
     else:
-        error = _fault(finished, arrivals, request)
-        outcome = Outcome.FAILED if error else Outcome.OK
+        if outcome is not Outcome.ABANDONED:
+            error = _fault(finished, arrivals, request)
+            outcome = Outcome.FAILED if error else Outcome.OK
     ended_at = now()
     finished = finished or pb.Finished()
     preemptions = finished.timings.preemptions
-    return RequestRecord(
+    record = RequestRecord(
         index=request.index,
         outcome=outcome,
         error=error,
@@ -152,6 +182,8 @@ async def send(
         sent_at=sent_at,
         ended_at=ended_at,
         num_prompt_tokens=len(request.prompt_token_ids),
+        turn=request.turn,
+        is_slow_reader=conduct.pause_seconds > 0,
         arrivals=tuple(arrivals),
         num_cached_prompt_tokens=finished.usage.cached_prompt_tokens,
         queue_seconds=finished.timings.queue_seconds,
@@ -160,6 +192,7 @@ async def send(
         num_tail_reclaims=preemptions.tail_reclaims,
         policies=tuple(sorted(finished.policies.items())),
     )
+    return Exchange(record, tuple(answer))
 
 
 def _fault(finished: pb.Finished | None, arrivals: list[Arrival], request: PlannedRequest) -> str:

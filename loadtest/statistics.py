@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pageturner.loadtest.client import Outcome, RequestRecord
+from pageturner.loadtest.goodput import Goodput, Objectives, count_good
+
+NO_OBJECTIVES = Objectives()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in figures. Latencies and tokens are those of requests that ended well.
+    """A run in figures. Latencies and tokens are those of requests that ended well; time per output token,
+    inter-token latency and end to end leave out slow readers, who make their own.
 
     num_planned: requests that the run was to send; more than num_requests if it was ended early, and then
     those that had not ended are counted nowhere else.
@@ -36,8 +40,10 @@ class RunSummary:
     num_requests: int
     num_ok: int
     num_shed: int
+    num_abandoned: int
     num_cancelled: int
     num_failed: int
+    num_slow_readers: int
     duration_seconds: float
     num_prompt_tokens: int
     num_cached_prompt_tokens: int
@@ -54,6 +60,12 @@ class RunSummary:
     send_lag: Summary | None
     errors: tuple[tuple[str, int], ...]
     policies: tuple[tuple[str, str], ...]
+    goodput: Goodput
+
+    @property
+    def good_requests_per_second(self) -> float:
+        """Those that met the objectives; where there are none, those that ended well."""
+        return self._per_second(self.goodput.num_good)
 
     @property
     def is_complete(self) -> bool:
@@ -110,20 +122,25 @@ def summarize(samples: Sequence[float]) -> Summary | None:
     )
 
 
-def summarize_run(records: Sequence[RequestRecord], num_planned: int | None = None) -> RunSummary:
+def summarize_run(
+    records: Sequence[RequestRecord], num_planned: int | None = None, objectives: Objectives = NO_OBJECTIVES
+) -> RunSummary:
     """The figures of a run. num_planned: requests that it was to send; None for as many as have records."""
     outcomes = Counter(record.outcome for record in records)
     ok = [record for record in records if record.outcome is Outcome.OK]
     errors = Counter(record.error for record in records if record.error)
+    at_once = [record for record in ok if not record.is_slow_reader]
     first_tokens = [record.time_to_first_token for record in ok]
-    per_tokens = [record.time_per_output_token for record in ok]
+    per_tokens = [record.time_per_output_token for record in at_once]
     return RunSummary(
         num_planned=len(records) if num_planned is None else num_planned,
         num_requests=len(records),
         num_ok=outcomes[Outcome.OK],
         num_shed=outcomes[Outcome.SHED],
+        num_abandoned=outcomes[Outcome.ABANDONED],
         num_cancelled=outcomes[Outcome.CANCELLED],
         num_failed=outcomes[Outcome.FAILED],
+        num_slow_readers=sum(record.is_slow_reader for record in records),
         duration_seconds=(
             max(r.ended_at for r in records) - min(r.scheduled_at for r in records) if records else 0.0
         ),
@@ -136,10 +153,11 @@ def summarize_run(records: Sequence[RequestRecord], num_planned: int | None = No
         num_tail_reclaims=sum(record.num_tail_reclaims for record in records),
         time_to_first_token=summarize([seconds for seconds in first_tokens if seconds is not None]),
         time_per_output_token=summarize([seconds for seconds in per_tokens if seconds is not None]),
-        inter_token_latency=summarize([gap for record in ok for gap in record.inter_token_latencies]),
-        end_to_end=summarize([record.end_to_end for record in ok]),
+        inter_token_latency=summarize([gap for record in at_once for gap in record.inter_token_latencies]),
+        end_to_end=summarize([record.end_to_end for record in at_once]),
         queue_seconds=summarize([record.queue_seconds for record in ok]),
         send_lag=summarize([record.send_lag for record in records]),
         errors=tuple(errors.most_common()),
         policies=max(ok, key=lambda record: record.ended_at).policies if ok else (),
+        goodput=count_good(records, objectives),
     )

@@ -44,7 +44,7 @@ async def _connected(target: Target) -> AsyncIterator[Send]:
         stub = GenerationServiceStub(channel)
 
         async def send_one(request: PlannedRequest, scheduled_at: float) -> RequestRecord:
-            return await send(
+            exchange = await send(
                 stub,
                 request,
                 model=target.model,
@@ -52,5 +52,6 @@ async def _connected(target: Target) -> AsyncIterator[Send]:
                 timeout_seconds=target.timeout_seconds,
                 now=time.monotonic,
             )
+            return exchange.record
 
         yield send_one

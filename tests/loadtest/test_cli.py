@@ -71,6 +71,76 @@ def test_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) ->
     assert results["output_tokens_per_second"] == pytest.approx(18 / results["duration_seconds"])
 
 
+def test_json_has_the_fields_of_bench_serve_at_its_top(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--json", "--goodput", "ttft:60000", "e2el:0.001")
+    with serve() as server:
+        assert run("--address", server.address, *words) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        for figure in ("mean", "median", "std", "p50", "p90", "p95", "p99"):
+            assert document[f"{figure}_{name}_ms"] >= 0
+    assert document["completed"] == 6
+    assert document["output_throughput"] == document["results"]["output_tokens_per_second"]
+    assert document["request_goodput"] == 0
+    assert document["results"]["goodput"] | {"requests_per_second": 0} == {
+        "objectives": "ttft:60000 e2el:0.001",
+        "num_good": 0,
+        "num_judged": 6,
+        "share": 0,
+        "requests_per_second": 0,
+    }
+    assert "goodput (ttft:60000 e2el:0.001)" in captured.err
+    assert document["client"]["cpu_seconds"] > 0
+    assert "client: share of a core" in captured.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--workload=chat", "--think-seconds=0.001"),
+        ("--workload=summarise",),
+        ("--workload=code", "--rate=500", "--burstiness=0.3"),
+        ("--workload=agents", "--think-seconds=0", "--concurrency=3"),
+        ("--workload=shared-prefix", "--rate=500", "--burstiness=inf"),
+        ("--workload=long-context", "--rate=100", "--ramp-to=1000", "--processes=2"),
+        ("--prompt-tokens=4", "--output-tokens=2-5", "--turns=1-3", "--system-prompts=2:16"),
+        ("--prompt-tokens=4", "--output-tokens=5", "--cancel-rate=0.5", "--slow-reader-rate=0.3"),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_every_kind_of_load_is_sent(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with serve() as server:
+        target = f"--target={server.address}"
+        assert run(target, "--requests=24", "--slow-reader-seconds=0.001", *words, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    results = document["results"]
+    assert results["num_requests"] == 24
+    assert results["num_ok"] + results["num_abandoned"] == 24
+    if document["settings"]["workload"] in ("summarise", "shared-prefix", "long-context"):
+        assert results["cut_to_context"]["prompts"] > 0  # the fake has room for 512 tokens
+
+
+TRACE = "Timestamp,Request tokens,Response tokens\n"
+TRACE += "".join(f"{n},{n + 5},{n % 3 + 1}\n" for n in range(40))
+
+
+def test_a_trace_is_a_workload_or_gives_the_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "day.csv").write_text(TRACE)
+    path = tmp_path / "day.csv"
+    with serve() as server:
+        words = (f"--target={server.address}", "--requests=12", "--speed=500", "--warmup=0")
+        assert run(*words, f"--workload={path}", "--json") == 0
+        lengths = sorted(len(request.prompt.token_ids.ids) for request in server.requests)
+        assert run(*words, f"--arrivals={path}", "--prompt-tokens=7", "--output-tokens=2") == 0
+    assert lengths == list(range(lengths[0], lengths[0] + 12))
+    captured = capsys.readouterr().out
+    document, _ = json.JSONDecoder().raw_decode(captured)
+    assert document["settings"]["arrivals"] == "of day.csv, 500 x as fast"
+    assert document["settings"]["workload"] == "day.csv"
+    assert "open, of day.csv, 500 x as fast" in captured
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
 def test_a_full_disk_is_one_line(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -158,6 +228,17 @@ def test_what_the_server_cannot_run_is_said_in_one_line(
         (("--priorities=4294967296",), "--priorities: '4294967296': each value must fit 32 bits"),
         (("--tenants=a:b",), "--tenants: 'a:b': the weight is not a number"),
         (("--tenants=a,,b",), "--tenants: 'a,,b': a value is empty"),
+        (("--workload=nothing",), "--workload: 'nothing' is none of random, chat"),
+        (("--burstiness=2",), "--burstiness: needs --rate"),
+        (("--ramp-to=2",), "--ramp-to: needs --rate"),
+        (("--rate=1", "--burstiness=0"), "--burstiness: must be positive"),
+        (("--arrivals=nothing",), "nothing: No such file"),
+        (("--turns=0",), "--turns: '0': needs 1 <= LOW <= HIGH"),
+        (("--think-seconds=-1",), "--think-seconds: must not be negative"),
+        (("--system-prompts=4",), "--system-prompts: '4' is not COUNT:TOKENS"),
+        (("--cancel-rate=2",), "--cancel-rate: must be from 0 to 1"),
+        (("--slow-reader-rate=2",), "--slow-reader-rate: must be from 0 to 1"),
+        (("--goodput", "speed:1"), "--goodput: 'speed' is none of ttft, tpot, itl, e2el"),
         (("--timeout=0",), "--timeout: must be above 0"),
         (("--timeout=inf",), "--timeout: must be above 0 and at most 1e+08 seconds"),
     ],

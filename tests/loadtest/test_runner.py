@@ -28,12 +28,13 @@ from support.fake_server import (
     serve,
 )
 
-from pageturner.loadtest import runner
+from pageturner.loadtest import processes
 from pageturner.loadtest.client import Outcome, RequestRecord
 from pageturner.loadtest.errors import OptionError, ServerError, WorkerDied
 from pageturner.loadtest.runner import Run, execute, run_part
 from pageturner.loadtest.server import Target, discover
 from pageturner.loadtest.workload import Lengths, LoadtestWorkload, Mix, arrivals
+from pageturner.loadtest.workload.arrivals import RandomArrivals
 
 WORKLOAD = LoadtestWorkload(
     num_requests=12, prompt_lengths=Lengths(8, 8), output_lengths=Lengths(3, 3), token_ids=tuple(range(3, 40))
@@ -45,7 +46,8 @@ def ignore(record: RequestRecord) -> None:
 
 
 async def run_here(run: Run) -> list[RequestRecord]:
-    records = await run_part(run, 0, time.monotonic, ignore)
+    records: list[RequestRecord] = []
+    await run_part(run, 0, time.monotonic, records.append)
     return sorted(records, key=lambda record: record.index)
 
 
@@ -101,7 +103,7 @@ async def test_a_closed_loop_is_due_again_when_a_place_is_free() -> None:
 
 
 async def test_an_open_loop_sends_when_due_with_requests_still_open() -> None:
-    workload = replace(WORKLOAD, rate=1000.0)
+    workload = replace(WORKLOAD, arrivals=RandomArrivals(1000.0))
     gate = threading.Barrier(12)
 
     def play_when_all_are_open(request: Any, context: Any) -> Iterator[Any]:
@@ -236,7 +238,12 @@ async def test_no_server_is_an_error_that_says_where() -> None:
 def test_several_processes_share_the_work_and_begin_together() -> None:
     heard: list[RequestRecord] = []
     with serve() as server:
-        run = Run(Target(server.address), replace(WORKLOAD, rate=500.0), num_processes=2, warmup=2)
+        run = Run(
+            Target(server.address),
+            replace(WORKLOAD, arrivals=RandomArrivals(500.0)),
+            num_processes=2,
+            warmup=2,
+        )
         records = execute(run, heard.append)
     assert [record.index for record in records] == list(range(12))
     assert [record.outcome for record in records] == [Outcome.OK] * 12
@@ -282,7 +289,7 @@ def test_a_process_that_dies_between_ready_and_start_ends_the_run(
     killed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is killed when it has said that it is ready, before it is told when to begin."""
-    begin = runner._begin
+    begin = processes._begin
     is_done = False
 
     def kill_first(connection: Connection, start: float) -> None:
@@ -295,7 +302,7 @@ def test_a_process_that_dies_between_ready_and_start_ends_the_run(
                 children[index].join(timeout=30)
         begin(connection, start)
 
-    monkeypatch.setattr(runner, "_begin", kill_first)
+    monkeypatch.setattr(processes, "_begin", kill_first)
     with serve() as server:
         run = Run(Target(server.address), WORKLOAD, concurrency=2, num_processes=2)
         with pytest.raises(WorkerDied, match="ended before its work was done"):

@@ -125,6 +125,7 @@ class RealService:
     metrics: Metrics
     client: Client
     channel: grpc.aio.Channel
+    target: str
 
     def hold_steps(self) -> None:
         """From now on each step waits for a permit."""
@@ -225,7 +226,13 @@ async def real_service(
     try:
         async with serving(async_engine, **(server_options or {})) as served:
             service = RealService(
-                async_engine, model, served.server, served.metrics, served.client, served.channel
+                async_engine,
+                model,
+                served.server,
+                served.metrics,
+                served.client,
+                served.channel,
+                f"127.0.0.1:{served.port}",
             )
             try:
                 yield service
