@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
-from contextlib import aclosing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from pageturner.service.client.values import Completion, CompletionBuilder
 from pageturner.service.engine.api import GenerationRequest, StreamEvent
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.errors import Draining, QueueFull
-from pageturner.service.rpc.events import events_of
+from pageturner.service.rpc.events import opened
 
 Progress = Callable[[int, int], object]
 """Called with the number of prompts that are done and of all, in the thread that asked for the answers."""
@@ -151,7 +150,7 @@ class _Room:
 
 async def _answer(engine: AsyncEngine, request: GenerationRequest) -> Completion:
     builder = CompletionBuilder()
-    async with aclosing(events_of(engine, request)) as events:
+    async with opened(engine, request) as events:
         async for event in events:
             builder.add(event)
     return builder.build()
@@ -162,7 +161,7 @@ async def _put_all(
 ) -> None:
     """The events, the error if there is one, and None."""
     try:
-        async with aclosing(events_of(engine, request)) as events:
+        async with opened(engine, request) as events:
             async for event in events:
                 put(event)
     except asyncio.CancelledError:

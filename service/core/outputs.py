@@ -217,7 +217,7 @@ class FinishedEvent:
 Event = TokenEvent | ChoiceFinishedEvent | FinishedEvent
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TextDelta:
     """Text that may be shown now, and the stop string that was completed, if one was."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -27,6 +28,7 @@ from pageturner.service.engine.health import Health
 from pageturner.service.engine.input_processor import InputProcessor
 from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.outbox import Outbox
 from pageturner.service.engine.pending_changes import PendingChanges
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
@@ -43,6 +45,8 @@ from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.policy_host.reports import PoliciesInfo
+
+_POLICIES_ANSWERS = (PoliciesChanged, PolicyChangeRefused)
 
 
 class AsyncEngine:
@@ -96,11 +100,12 @@ class AsyncEngine:
         """Start the engine thread and serve."""
         assert self._thread is None, "an engine starts once"
         loop = asyncio.get_running_loop()
+        outbox = Outbox(loop, self._deliver)
         self._thread = StepThread(
             self._engine,
             self._clock,
-            on_outputs=lambda outputs, stats: _call_soon(loop, partial(self._deliver, outputs, stats)),
-            on_end=lambda fault: _call_soon(loop, partial(self._on_thread_end, fault)),
+            on_outputs=outbox.put,
+            on_end=lambda fault: _call_soon(loop, partial(self._on_thread_end, outbox, fault)),
         )
         self._thread.start()
         self._watchdog = asyncio.create_task(self._watch())
@@ -248,16 +253,18 @@ class AsyncEngine:
         assert self._thread is not None
         self._thread.send(command)
 
-    def _deliver(self, outputs: tuple[EngineOutput, ...], stats: SchedulerStats) -> None:
+    def _deliver(self, outputs: Sequence[EngineOutput], stats: SchedulerStats) -> None:
         """What the thread put out, and the figures of that moment: both at once, so that they agree."""
         self._stats = stats
+        deliver = self._live.deliver
         for output in outputs:
-            if isinstance(output, PoliciesChanged | PolicyChangeRefused):
+            if isinstance(output, _POLICIES_ANSWERS):
                 self._changes.deliver(output)
             else:
-                self._live.deliver(output)
+                deliver(output)
 
-    def _on_thread_end(self, fault: BaseException | None) -> None:
+    def _on_thread_end(self, outbox: Outbox, fault: BaseException | None) -> None:
+        outbox.cross()
         if fault is not None:
             self._die(fault)
         self._has_ended.set()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
-from pageturner.service.core.outputs import Event, FinishedEvent
+from pageturner.service.core.outputs import Event, FinishedEvent, TokenEvent
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AbortOutcome, AcceptedEvent
 from pageturner.service.engine.options import EngineOptions
@@ -150,6 +150,9 @@ class LiveRequests:
         """To its stream. A request that is no longer known has had its terminal event."""
         live = self._live.get(output.request_id)
         if live is None:
+            return
+        if type(output) is TokenEvent:  # almost all of them
+            live.stream.push(output)
             return
         if isinstance(output, SubmitRefused | AcceptedEvent):
             self._num_pending -= 1

@@ -12,27 +12,29 @@ from pageturner.service.errors import PageturnerError
 
 
 class _Tokens:
-    """Token events of one choice that wait to be read as one."""
+    """Token events of one choice that wait to be read as one. Mostly there is only the first."""
 
-    __slots__ = ("_first", "_text", "_tokens")
+    __slots__ = ("_first", "_more")
 
     def __init__(self, first: TokenEvent) -> None:
         self._first = first
-        self._tokens: list[SampledToken] = list(first.tokens)
-        self._text: list[str] = [first.text]
+        self._more: list[TokenEvent] | None = None
 
     def add(self, event: TokenEvent) -> None:
-        self._tokens += event.tokens
-        self._text.append(event.text)
-
-    def __len__(self) -> int:
-        return len(self._tokens)
+        if self._more is None:
+            self._more = [event]
+        else:
+            self._more.append(event)
 
     def joined(self) -> TokenEvent:
-        if len(self._text) == 1:
-            return self._first
-        first = self._first
-        return TokenEvent(first.request_id, first.index, tuple(self._tokens), "".join(self._text))
+        first, more = self._first, self._more
+        if more is None:
+            return first
+        tokens: list[SampledToken] = list(first.tokens)
+        for event in more:
+            tokens += event.tokens
+        text = first.text + "".join([event.text for event in more])
+        return TokenEvent(first.request_id, first.index, tuple(tokens), text)
 
 
 class BufferedStream:
@@ -67,7 +69,7 @@ class BufferedStream:
         self._is_left = False
         self._is_closed = False
         self._error: PageturnerError | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def request_id(self) -> str:
@@ -83,20 +85,20 @@ class BufferedStream:
         """Take an event for the reader; after the end, or after the reader left, it is dropped."""
         if self._is_ended or self._is_left:
             return
-        if isinstance(event, TokenEvent):
+        if type(event) is TokenEvent:
             self._push_tokens(event)
         elif isinstance(event, FinishedEvent) and event.error is not None:
             self.fail(event.error)
         else:
             self._buffer.append(event)
             self._is_ended = isinstance(event, FinishedEvent)
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: PageturnerError) -> None:
         """End the stream with an error, after what waits already."""
         if not self._is_ended:
             self._is_ended, self._error = True, error
-            self._ready.set()
+            self._wake()
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]:
         return self
@@ -110,10 +112,10 @@ class BufferedStream:
             if self._is_ended or self._is_left:
                 self._close()
                 raise StopAsyncIteration
-            self._ready.clear()
-            await self._ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         event = self._buffer.popleft()
-        return self._take(event) if isinstance(event, _Tokens) else event
+        return self._take(event) if type(event) is _Tokens else event  # type: ignore[return-value] # no _Tokens
 
     async def aclose(self) -> None:
         """The reader leaves: what waits is dropped, and a request that still runs is aborted."""
@@ -122,10 +124,17 @@ class BufferedStream:
         self._is_left = True
         self._buffer.clear()
         self._waiting.clear()
-        self._ready.set()
+        self._wake()
         if not self._is_ended:
             self._on_leave()
         self._close()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():  # its reader was cancelled
+                waiter.set_result(None)
 
     def _close(self) -> None:
         if not self._is_closed:
@@ -147,7 +156,7 @@ class BufferedStream:
     def _take(self, tokens: _Tokens) -> TokenEvent:
         event = tokens.joined()
         del self._waiting[event.index]
-        self._num_tokens -= len(tokens)
+        self._num_tokens -= len(event.tokens)
         if self._is_full and self._num_tokens <= self._max_tokens // 2:
             self._is_full = False
             if not self._is_ended:

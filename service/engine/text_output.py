@@ -39,11 +39,14 @@ class TextOutput:
             decoder = self._tokenizer.incremental_decoder(request.prompt_token_ids)
             special = SpecialStops.of(params.stop, self._tokenizer.controls)
         matcher = special.matcher(params.stop, include_stop=params.include_stop)
-        self._sequences[seq_id] = _Sequence(decoder, matcher, special, params.include_stop)
+        is_plain = not params.stop
+        self._sequences[seq_id] = _Sequence(decoder, matcher, special, params.include_stop, is_plain)
 
     def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
         """The text that this token adds, and the stop string that it completes, if any."""
         sequence = self._sequences[seq_id]
+        if sequence.is_plain and not is_stop_token:
+            return TextDelta(sequence.decoder.append(token_id))
         if is_stop_token and not sequence.include_stop:
             return TextDelta("")
         text = sequence.decoder.append(token_id) + sequence.special.stand_ins.get(token_id, "")
@@ -65,3 +68,5 @@ class _Sequence:
     matcher: StopMatcher
     special: SpecialStops
     include_stop: bool
+    is_plain: bool
+    """Without stop strings: text is shown as it comes."""

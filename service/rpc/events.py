@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from pageturner.service.engine.api import EngineClient, GenerationRequest, StreamEvent
+from pageturner.service.engine.api import EngineClient, GenerationRequest, RequestStream
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc.from_wire import to_wire_path
 
 
-async def events_of(engine: EngineClient, request: GenerationRequest) -> AsyncGenerator[StreamEvent, None]:
-    """The engine's events. However this is left, what still runs is aborted before it is gone.
+@asynccontextmanager
+async def opened(engine: EngineClient, request: GenerationRequest) -> AsyncIterator[RequestStream]:
+    """The engine's stream of a request. However this is left, what still runs is aborted before it is gone.
 
     The abort is shielded: a second cancellation (a stopping server's, after the client's) must not cut it
     short. Raises what `EngineClient.submit` and the stream raise; InvalidArgument names the field's path.
@@ -19,8 +21,7 @@ async def events_of(engine: EngineClient, request: GenerationRequest) -> AsyncGe
     try:
         stream = await engine.submit(request)
         try:
-            async for event in stream:
-                yield event
+            yield stream
         finally:
             await asyncio.shield(stream.aclose())
     except InvalidArgument as error:

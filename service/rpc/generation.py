@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 
 import grpc
 import structlog
@@ -16,10 +15,11 @@ from pageturner.service.engine.api import (
 )
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc import convert, from_wire
-from pageturner.service.rpc.events import events_of
+from pageturner.service.rpc.events import opened
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.models import find_model
 from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.rpc.stream_messages import StreamMessages
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceServicer
 
@@ -50,13 +50,10 @@ class GenerationServicer(GenerationServiceServicer):
         context: Context[pb.GenerateStreamRequest, pb.GenerateStreamResponse],
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         generation = self._generation(request, context.time_remaining())
-        sequence_number = 0
-        async with aclosing(events_of(self._lifecycle.engine, generation)) as events:
-            async for event in events:
-                message = convert.from_event(event)
-                message.sequence_number = sequence_number
-                sequence_number += 1
-                yield message
+        messages = StreamMessages(generation.request_id)
+        async with opened(self._lifecycle.engine, generation) as stream:
+            async for event in stream:
+                yield messages.message(event)
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Context[pb.GenerateRequest, pb.GenerateResponse]
@@ -64,8 +61,8 @@ class GenerationServicer(GenerationServiceServicer):
         generation = self._generation(request, context.time_remaining())
         response = pb.GenerateResponse(request_id=generation.request_id)
         texts: list[list[str]] = []
-        async with aclosing(events_of(self._lifecycle.engine, generation)) as events:
-            async for event in events:
+        async with opened(self._lifecycle.engine, generation) as stream:
+            async for event in stream:
                 match event:
                     case AcceptedEvent():
                         response.seed = event.seed

@@ -18,11 +18,11 @@ from pageturner.service.errors import (
     EngineDead,
     InvalidArgument,
     PageturnerError,
-    SlowConsumer,
     StepFailed,
     TextFailed,
 )
 from pageturner.service.rpc.status import code_of, to_status
+from pageturner.service.rpc.write_watch import WriteWatch
 
 _BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)
 """Errors whose cause the log has to show: the client is not told it."""
@@ -38,6 +38,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     A streaming handler is an async generator to its author and a coroutine that writes to gRPC. So a
     cancellation, also one that comes while a write waits for a slow client, is raised inside of it, and
     its `finally` runs then and there, not when the garbage collector finds the generator.
+
+    write_timeout_seconds: a client that stopped reading would hold its handler, and its id, for ever.
     """
 
     def __init__(
@@ -75,12 +77,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return await behaviour(read(deserializer, request), context)
 
         async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            async with (
-                self._observe(method, context),
-                aclosing(behaviour(read(deserializer, request), context)) as responses,
-            ):
-                async for response in responses:
-                    await self._write(context, response)
+            async with self._observe(method, context):
+                with WriteWatch(self._write_timeout_seconds) as watch:
+                    async with aclosing(behaviour(read(deserializer, request), context)) as responses:
+                        async for response in responses:
+                            watch.write_begins()
+                            await context.write(response)
+                            watch.write_ended()
 
         make_handler = getattr(grpc, f"{requests}_{answers}_rpc_method_handler")
         wrapped: grpc.RpcMethodHandler[Any, Any] = make_handler(
@@ -89,14 +92,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
         return wrapped
-
-    async def _write(self, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
-        """Raises SlowConsumer: a client that stopped reading would hold its handler, and its id, for ever."""
-        try:
-            async with asyncio.timeout(self._write_timeout_seconds):
-                await context.write(response)
-        except TimeoutError:
-            raise SlowConsumer(f"the stream was not read for {self._write_timeout_seconds:g} s") from None
 
     @asynccontextmanager
     async def _observe(

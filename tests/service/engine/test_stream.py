@@ -45,7 +45,7 @@ def make(
 
 
 def token(token_id: int, index: int = 0) -> TokenEvent:
-    return TokenEvent("r", index, (SampledToken(token_id),), f"{token_id},")
+    return TokenEvent("r", index, (SampledToken(token_id, -token_id / 8),), f"{token_id},")
 
 
 def finished(error: PageturnerError | None = None) -> FinishedEvent:
@@ -60,7 +60,7 @@ async def test_what_waits_is_read_as_one() -> None:
     stream, _ = make()
     for event in (ACCEPTED, token(1), token(2), token(3), finished()):
         stream.push(event)
-    joined = TokenEvent("r", 0, (SampledToken(1), SampledToken(2), SampledToken(3)), "1,2,3,")
+    joined = TokenEvent("r", 0, token(1).tokens + token(2).tokens + token(3).tokens, "1,2,3,")
     assert await read_all(stream) == [ACCEPTED, joined, finished()]
 
 
@@ -82,7 +82,7 @@ async def test_a_waiting_reader_gets_the_first_token_at_once() -> None:
     stream.push(token(1))
     stream.push(token(2))
     # Joined with what came before the reader's turn, not held for more.
-    assert await reading == TokenEvent("r", 0, (SampledToken(1), SampledToken(2)), "1,2,")
+    assert await reading == TokenEvent("r", 0, token(1).tokens + token(2).tokens, "1,2,")
     stream.push(token(3))
     assert await anext(stream) == token(3)
 
@@ -157,11 +157,14 @@ def play(script: list[int | str], stream: BufferedStream, calls: list[str], max_
     async def scenario() -> None:
         written: dict[int, str] = defaultdict(str)
         read: dict[int, str] = defaultdict(str)
+        written_tokens: dict[int, list[SampledToken]] = defaultdict(list)
+        read_tokens: dict[int, list[SampledToken]] = defaultdict(list)
         num_tokens = 0
         for count, operation in enumerate(script):
             if isinstance(operation, int):
                 event = token(count, operation)
                 written[operation] += event.text
+                written_tokens[operation] += event.tokens
                 stream.push(event)
                 num_tokens += 1
             elif stream.num_buffered_tokens:
@@ -169,6 +172,7 @@ def play(script: list[int | str], stream: BufferedStream, calls: list[str], max_
                 assert isinstance(delta, TokenEvent)
                 assert len(delta.tokens) == delta.text.count(",")
                 read[delta.index] += delta.text
+                read_tokens[delta.index] += delta.tokens
                 num_tokens -= len(delta.tokens)
             assert stream.num_buffered_tokens == num_tokens
             is_full = calls.count("full") - calls.count("drained")
@@ -179,7 +183,9 @@ def play(script: list[int | str], stream: BufferedStream, calls: list[str], max_
         async for rest in stream:
             if isinstance(rest, TokenEvent):
                 read[rest.index] += rest.text
+                read_tokens[rest.index] += rest.tokens
         assert read == written
+        assert read_tokens == written_tokens
 
     asyncio.run(scenario())
 
@@ -217,7 +223,15 @@ class NeverResumes(BufferedStream):
         return event
 
 
-@pytest.mark.parametrize("planted", [JoinsAcrossChoices, PausesTwice, ResumesTooEarly, NeverResumes])
+class JoinsInReverse(BufferedStream):
+    def _take(self, tokens: Any) -> TokenEvent:
+        event = super()._take(tokens)
+        return replace(event, tokens=event.tokens[::-1])
+
+
+@pytest.mark.parametrize(
+    "planted", [JoinsInReverse, JoinsAcrossChoices, PausesTwice, ResumesTooEarly, NeverResumes]
+)
 def test_planted_bugs_are_found(planted: type[BufferedStream]) -> None:
     def is_wrong(script: list[int | str]) -> bool:
         try:
