@@ -137,8 +137,10 @@ class Attention {
       const Item& item = items[i];
       load_query(item, query);
       sums.clear(packed(item), args.head_dim);
-      for (int split = begin_split(item); split < end_split(item); split++) {
-        compute(item, split, query, part);
+      const Item& later = items[std::min(std::size_t(i) + team.size(), items.size() - 1)];
+      for (int split = begin_split(item), end = end_split(item); split < end; split++) {
+        const Step after = split + 1 < end ? first_step(item, split + 1) : first_step(later, begin_split(later));
+        compute(item, split, after, query, part);
         sums.add(part, packed(item), args.head_dim);
       }
       finish(item, sums);
@@ -158,10 +160,12 @@ class Attention {
     const std::unique_ptr<float[]> parts(new float[units.size() * sums_floats()]);
     const auto part = [&](std::size_t unit) { return Sums(parts.get() + unit * sums_floats(), height * group); };
     team.for_each(units.size(), [&](std::int64_t unit) {
+      const auto [item, split] = units[unit];
+      const auto [later, later_split] = units[std::min(std::size_t(unit) + team.size(), units.size() - 1)];
       float* query = scratch(query_floats());
-      load_query(items[units[unit].first], query);
+      load_query(items[item], query);
       Sums into = part(unit);
-      compute(items[units[unit].first], units[unit].second, query, into);
+      compute(items[item], split, first_step(items[later], later_split), query, into);
     });
     team.for_each(items.size(), [&](std::int64_t i) {
       Sums sums(scratch(sums_floats()), height * group);
@@ -222,30 +226,27 @@ class Attention {
     return step;
   }
 
-  void prefetch(const Step& step) const {
-    for (int tile = 0; tile < STEP_TILES && step.begin + tile * LANES < step.end; tile++)
-      for (std::size_t byte = 0; byte < LANES * args.head_dim * sizeof(T); byte += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(step.keys[tile]) + byte);
-        __builtin_prefetch(reinterpret_cast<const char*>(step.values[tile]) + byte);
-      }
+  // A split's first step, of at least one key.
+  Step first_step(const Item& item, int split) const {
+    const int begin = std::max(split * SPLIT, first_key(item.position) / STEP * STEP);
+    return locate(item, begin, std::min(begin + STEP, end_key(item, split)));
+  }
+  int end_key(const Item& item, int split) const {
+    return std::min((split + 1) * SPLIT, item.position + item.query_rows);
   }
 
-  void compute(const Item& item, int split, const float* query, Sums& sums) const {
+  // The keys of one split. after: the step that this thread may take next, of another split.
+  void compute(const Item& item, int split, const Step& after, const float* query, Sums& sums) const {
     sums.clear(packed(item), args.head_dim);
-    const int last = item.position + item.query_rows - 1;
-    const int end = std::min((split + 1) * SPLIT, last + 1);
-    const int first = std::max(split * SPLIT, first_key(item.position) / STEP * STEP);
-    if (first >= end) return;
-    Step next = locate(item, first, std::min(first + STEP, end));
-    for (int begin = first; begin < end; begin += STEP) {
-      const Step step = next;
-      if (begin + STEP < end) {
-        next = locate(item, begin + STEP, std::min(begin + 2 * STEP, end));
-        prefetch(next);
-      }
+    const int end = end_key(item, split);
+    Step step = first_step(item, split);
+    for (int begin = step.begin; begin < end; begin += STEP) {
+      const bool is_last = begin + STEP >= end;
+      const Step next = is_last ? after : locate(item, begin + STEP, std::min(begin + 2 * STEP, end));
       for (int row = 0; row < packed(item); row += MICRO_ROWS)
         dispatch(std::min(MICRO_ROWS, packed(item) - row),
-                 [&](auto rows) { advance<rows>(item, step, row, query, sums); });
+                 [&](auto rows) { advance<rows>(item, step, row ? step : next, row, query, sums); });
+      step = next;
     }
   }
 
@@ -262,16 +263,21 @@ class Attention {
     }
   }
 
-  // Packed rows [row, row + ROWS) of the item take in one step of keys.
+  // Packed rows [row, row + ROWS) of the item take in one step of keys, while what the next one reads is
+  // fetched piece by piece: all at once it would hold up the loads behind it.
   template <int ROWS>
-  void advance(const Item& item, const Step& step, int row, const float* query, Sums& sums) const {
+  void advance(const Item& item, const Step& step, const Step& next, int row, const float* query,
+               Sums& sums) const {
     const int lowest = item.position + row / group, highest = item.position + (row + ROWS - 1) / group;
     const int begin = std::max(step.begin, first_key(lowest)), end = std::min(step.end, highest + 1);
     if (begin >= end) return;
     f32x16 scores[ROWS][STEP_TILES] = {};
     for (int d = 0; d < args.head_dim; d++) {
       f32x16 key[STEP_TILES];
-      for (int tile = 0; tile < STEP_TILES; tile++) key[tile] = load(step.keys[tile] + d * LANES);
+      for (int tile = 0; tile < STEP_TILES; tile++) {
+        key[tile] = load(step.keys[tile] + d * LANES);
+        __builtin_prefetch(next.keys[tile] + d * LANES);
+      }
       for (int r = 0; r < ROWS; r++) {
         const f32x16 q = broadcast(query[(row + r) * args.head_dim + d]);
         for (int tile = 0; tile < STEP_TILES; tile++) scores[r][tile] = fma(q, key[tile], scores[r][tile]);
@@ -284,8 +290,8 @@ class Attention {
     }
     int d = 0;
     for (; d + 4 * LANES <= args.head_dim; d += 4 * LANES)
-      add_values<ROWS, 4>(step, begin, end, row, d, weights, sums);
-    for (; d < args.head_dim; d += LANES) add_values<ROWS, 1>(step, begin, end, row, d, weights, sums);
+      add_values<ROWS, 4>(step, next, begin, end, row, d, weights, sums);
+    for (; d < args.head_dim; d += LANES) add_values<ROWS, 1>(step, next, begin, end, row, d, weights, sums);
   }
 
   // Scores -> weights, for the keys first .. last of the step; raises the row's maximum, and its total.
@@ -319,8 +325,8 @@ class Attention {
 
   // sums.value[row + r][d ..] += weights[r] @ values[..., d ..]
   template <int ROWS, int VECTORS>
-  void add_values(const Step& step, int begin, int end, int row, int d, const float (&weights)[ROWS][STEP],
-                  Sums& sums) const {
+  void add_values(const Step& step, const Step& next, int begin, int end, int row, int d,
+                  const float (&weights)[ROWS][STEP], Sums& sums) const {
     float* value = sums.value + row * args.head_dim + d;
     f32x16 sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
@@ -329,6 +335,8 @@ class Attention {
       const T* from = step.values[key / LANES] + key % LANES * args.head_dim + d;
       f32x16 x[VECTORS];
       for (int v = 0; v < VECTORS; v++) x[v] = load(from + v * LANES);
+      for (int v = 0; v < VECTORS; v += 64 / int(LANES * sizeof(T)))
+        __builtin_prefetch(next.values[key / LANES] + key % LANES * args.head_dim + d + v * LANES);
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(broadcast(weights[r][key]), x[v], sum[r][v]);
     }

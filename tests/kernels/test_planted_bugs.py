@@ -117,8 +117,8 @@ CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
         (
             "splits overlap",
             "attention.h",
-            "std::min((split + 1) * SPLIT, last + 1)",
-            "last + 1",
+            "std::min((split + 1) * SPLIT, item.position + item.query_rows)",
+            "item.position + item.query_rows",
             long_context,
         ),
         (
