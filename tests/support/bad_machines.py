@@ -47,7 +47,7 @@ class PlantedBug:
 
 def _skip_one_release(original: Any) -> Any:
     def free(self: BlockManager, sequence: Sequence, release: Release) -> None:
-        table = self.tables.pop(sequence.seq_id, [])
+        table = self.tables.pop(sequence.seq_id, ())
         for block_id in reversed(table[1:]):
             self.device.release(block_id, release)
 
@@ -231,9 +231,9 @@ def _sharing_lost_in_swap(original: Any) -> Any:
     def swap_out(self: BlockManager, request: Request, release: Release) -> Any:
         copies = original(self, request, release)
         for sequence in request.unfinished[1:]:
-            table = self._host_tables.get(sequence.seq_id, [])
+            table = self._host_tables.get(sequence.seq_id, ())
             if len(table) > 1:
-                table[0] = table[1]
+                self._host_tables[sequence.seq_id] = (table[1], *table[1:])
         return copies
 
     return swap_out

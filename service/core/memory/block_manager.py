@@ -29,16 +29,19 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-_EMPTY: list[int] = []
+def _with_block(table: tuple[int, ...], index: int, block_id: int) -> tuple[int, ...]:
+    """The table with another block at `index`."""
+    return (*table[:index], block_id, *table[index + 1 :])
 
 
 class BlockManager:
     """Tables over a device pool and a host pool of equal block size.
 
     hasher: names blocks for the prefix cache; None switches the cache off. reuse_partial_blocks: whether the
-    last block of an ended sequence is cached though it is not full. tables: device blocks by sequence, to be
-    read and not kept (`table` gives a copy). noted_hashes: for a recorder that takes them, the hashes of
-    partial blocks that were asked for, by sequence and number of its tokens; None without one.
+    last block of an ended sequence is cached though it is not full. tables: device blocks by sequence, in
+    order. A table is never changed, only replaced: steps in flight keep the one that they were given.
+    noted_hashes: for a recorder that takes them, the hashes of partial blocks that were asked for, by sequence
+    and number of its tokens; None without one.
     """
 
     def __init__(
@@ -55,18 +58,14 @@ class BlockManager:
         self.noted_hashes: dict[tuple[int, int], bytes] | None = None
         self._hasher = hasher
         self._reuses_partial_blocks = reuse_partial_blocks and hasher is not None
-        self.tables: dict[int, list[int]] = {}
-        self._host_tables: dict[int, list[int]] = {}
+        self.tables: dict[int, tuple[int, ...]] = {}
+        self._host_tables: dict[int, tuple[int, ...]] = {}
 
     # --- what a sequence holds -------------------------------------------------------------
 
     def table(self, sequence: Sequence) -> tuple[int, ...]:
-        """The sequence's device blocks, in order."""
-        return tuple(self.tables.get(sequence.seq_id, ()))
-
-    def peek(self, sequence: Sequence) -> list[int]:
-        """The table itself, empty if there is none, to be read and not kept."""
-        return self.tables.get(sequence.seq_id, _EMPTY)
+        """The sequence's device blocks, in order; none if it has no table."""
+        return self.tables.get(sequence.seq_id, ())
 
     def num_blocks(self, sequence: Sequence) -> int:
         """How many device blocks the sequence's table has."""
@@ -83,7 +82,7 @@ class BlockManager:
         return counter
 
     def host_table(self, sequence: Sequence) -> tuple[int, ...]:
-        return tuple(self._host_tables.get(sequence.seq_id, ()))
+        return self._host_tables.get(sequence.seq_id, ())
 
     def num_tail_blocks(self, sequence: Sequence) -> int:
         """Exclusive blocks at the end of the table, the ones a tail reclaim can free."""
@@ -150,7 +149,7 @@ class BlockManager:
         """Tokens of the prefix, not in its table, for which a waiting request would find KV in the cache."""
         return len(self.hits(request.computing[0])) * self.block_size
 
-    def partial_hit(self, sequence: Sequence, table: list[int]) -> tuple[int, int] | None:
+    def partial_hit(self, sequence: Sequence, table: tuple[int, ...]) -> tuple[int, int] | None:
         """The cached partial block that continues `table`, and how many tokens of the sequence it holds.
 
         table: what the sequence has and its hits, all of it full. A block that an unfinished step may still
@@ -200,8 +199,8 @@ class BlockManager:
         """
         if self._hasher is None:
             return
-        table = self.tables.get(sequence.seq_id, [])
         for index in range(sequence.num_cached_blocks, sequence.num_accepted_tokens // self.block_size):
+            table = self.tables.get(sequence.seq_id, ())  # replaced where a twin was found before
             own, parent = table[index], table[index - 1] if index else None
             block_hash = self.block_hash(sequence, index)
             cached = self.device.cache_block(own, block_hash, depth=index, parent=parent)
@@ -215,22 +214,22 @@ class BlockManager:
         """Let all tables of the request that name its own block at `index` name its cached twin."""
         release = Release(fence=request.last_step)
         for sequence in request.unfinished:
-            table = self.tables.get(sequence.seq_id, [])
+            table = self.tables.get(sequence.seq_id, ())
             if index < len(table) and table[index] == own:
                 self.device.share(cached)
-                table[index] = cached
+                self.tables[sequence.seq_id] = _with_block(table, index, cached)
                 self.device.release(own, release)
 
     # --- growing ---------------------------------------------------------------------------
 
     def claim(self, sequence: Sequence, block_ids: list[int], num_full: int) -> None:
         """Append pinned cached blocks to the table, one reference each; the first `num_full` are full."""
-        table = self.tables.setdefault(sequence.seq_id, [])
+        table = self.tables.get(sequence.seq_id, ())
         if sequence.num_cached_blocks == len(table):
             sequence.num_cached_blocks += num_full
         for block_id in block_ids:
             self.device.share(block_id)
-            table.append(block_id)
+        self.tables[sequence.seq_id] = (*table, *block_ids)
 
     def pin(self, block_ids: Iterable[int]) -> None:
         """Hold cached blocks until their claims are carried out, so that no allocation evicts them."""
@@ -248,7 +247,7 @@ class BlockManager:
         missing = blocks_for(num_tokens, self.block_size) - self.num_blocks(sequence)
         if missing > 0:
             new = self.device.allocate(missing)
-            self.tables.setdefault(sequence.seq_id, []).extend(new)
+            self.tables[sequence.seq_id] = (*self.tables.get(sequence.seq_id, ()), *new)
 
     def prepare_write(self, sequence: Sequence, position: int, release: Release) -> BlockCopy | None:
         """Make the block of `position` safe to write for this sequence alone.
@@ -256,7 +255,7 @@ class BlockManager:
         A shared block is replaced by a fresh one and the copy to be made is returned. A cached block
         held once is uncached. Raises OutOfBlocks and changes nothing.
         """
-        table = self.tables.get(sequence.seq_id, [])
+        table = self.tables.get(sequence.seq_id, ())
         index = position // self.block_size
         if index >= len(table):
             return None
@@ -265,7 +264,7 @@ class BlockManager:
             self.device.uncache_block(block_id)
             return None
         (fresh,) = self.device.allocate(1)
-        table[index] = fresh
+        self.tables[sequence.seq_id] = _with_block(table, index, fresh)
         self.device.release(block_id, release)
         return BlockCopy(block_id, fresh)
 
@@ -275,7 +274,7 @@ class BlockManager:
         shared = self.tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
         for block_id in shared:
             self.device.share(block_id)
-        self.tables[child.seq_id] = list(shared)
+        self.tables[child.seq_id] = shared
         child.num_cached_blocks = min(parent.num_cached_blocks, num_tokens // self.block_size)
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
@@ -289,11 +288,13 @@ class BlockManager:
 
     def truncate(self, sequence: Sequence, num_blocks: int, release: Release) -> None:
         """Keep the first `num_blocks` blocks of the table."""
-        table = self.tables.get(sequence.seq_id, [])
+        table = self.tables.get(sequence.seq_id, ())
         release = replace(release, num_chain_blocks=sequence.num_cached_blocks)
-        while len(table) > num_blocks:
-            self.device.release(table.pop(), release)
-        if not table:
+        for block_id in reversed(table[num_blocks:]):
+            self.device.release(block_id, release)
+        if num_blocks and table:
+            self.tables[sequence.seq_id] = table[:num_blocks]
+        else:
             self.tables.pop(sequence.seq_id, None)
 
     def tail_cuts(self, request: Request, num_blocks: int) -> list[tuple[Sequence, int]]:
@@ -330,7 +331,7 @@ class BlockManager:
 
         Raises OutOfBlocks, and changes nothing, if the host lacks room for its distinct blocks.
         """
-        held: dict[int, list[int]] = {}
+        held: dict[int, tuple[int, ...]] = {}
         for sequence in request.sequences:
             table = self.tables.get(sequence.seq_id)
             if table:
@@ -339,7 +340,7 @@ class BlockManager:
         host_of = dict(zip(distinct, self.host.allocate(len(distinct)), strict=True))
         seen: set[int] = set()
         for seq_id, table in held.items():
-            host_table = [host_of[block_id] for block_id in table]
+            host_table = tuple(host_of[block_id] for block_id in table)
             for host_block in host_table:
                 if host_block in seen:
                     self.host.share(host_block)
@@ -376,7 +377,7 @@ class BlockManager:
                 else:
                     self.device.share(block_id)
                 table.append(block_id)
-            self.tables[sequence.seq_id] = table
+            self.tables[sequence.seq_id] = tuple(table)
             sequence.num_cached_blocks = len(list(itertools.takewhile(hits.__contains__, host_table)))
         self.drop_host(request, release)
         return tuple(BlockCopy(host_block, device_of[host_block]) for host_block in missing)
@@ -392,9 +393,9 @@ class BlockManager:
 
         The pools are restored beside it: references are not counted anew."""
         if table:
-            self.tables[sequence.seq_id] = list(table)
+            self.tables[sequence.seq_id] = table
         if host_table:
-            self._host_tables[sequence.seq_id] = list(host_table)
+            self._host_tables[sequence.seq_id] = host_table
 
     # --- proof -----------------------------------------------------------------------------
 

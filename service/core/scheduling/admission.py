@@ -182,14 +182,14 @@ class AdmissionPlanner:
         places: dict[int, Place] = {}
         claims: dict[int, list[int]] = {}
         for sequence in request.computing:
-            table = list(self._manager.peek(sequence))
+            table = self._manager.table(sequence)
             hits = self._manager.hits(sequence)
             for block_id in hits:
                 self._ledger.claim(block_id)
             claims[sequence.seq_id] = hits
             num_kv = sequence.num_kv_tokens + len(hits) * self._block_size
             num_computed = min(num_kv, sequence.num_known_tokens - 1)
-            places[sequence.seq_id] = Place(table + hits, num_computed, num_kv)
+            places[sequence.seq_id] = Place((*table, *hits), num_computed, num_kv)
         return places, PlannedAdmission(request, claims, {})
 
     def _claim_partial_blocks(
@@ -213,7 +213,7 @@ class AdmissionPlanner:
             num_without_copy += self._ledger.references(block_id) == 1
             start.claims[sequence.seq_id].append(block_id)
             start.partial_tokens[sequence.seq_id] = num_tokens
-            place.table.append(block_id)
+            place.table = (*place.table, block_id)
             place.num_kv += num_tokens
             place.num_computed = min(place.num_kv, sequence.num_known_tokens - 1)
         return num_without_copy
@@ -227,7 +227,7 @@ class AdmissionPlanner:
                 hits.setdefault(host_block, block_id)
         places: dict[int, Place] = {}
         for sequence in request.sequences:
-            table = [hits.get(host, virtual(host)) for host in self._manager.host_table(sequence)]
+            table = tuple(hits.get(host, virtual(host)) for host in self._manager.host_table(sequence))
             for block_id in table:
                 self._ledger.claim(block_id)
             places[sequence.seq_id] = Place(table, sequence.num_computed_tokens, sequence.num_kv_tokens)

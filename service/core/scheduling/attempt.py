@@ -92,7 +92,7 @@ class Attempt:
     def _continue(self, sequence: Sequence) -> Shortage | None:
         request, ledger = sequence.request, self.budget.ledger
         before = ledger.available
-        place = Place(self._manager.peek(sequence), sequence.num_computed_tokens, sequence.num_kv_tokens)
+        place = Place(self._manager.table(sequence), sequence.num_computed_tokens, sequence.num_kv_tokens)
         missing = self.budget.book_chunk(sequence, place)
         self.num_booked[request.order] = self.num_booked.get(request.order, 0) + before - ledger.available
         if missing and request.order not in self._constraints.stalled:
@@ -157,7 +157,7 @@ def book_preemption(
     in_flight = request.last_step > last_ended_step
     if preemption.how is Reclaim.TAIL:
         for sequence, num_kept in preemption.cuts:
-            ledger.drop(reversed(manager.peek(sequence)[num_kept:]), in_flight=in_flight)
+            ledger.drop(reversed(manager.table(sequence)[num_kept:]), in_flight=in_flight)
         return
     for sequence in request.sequences:
-        ledger.drop(reversed(manager.peek(sequence)), in_flight=in_flight)
+        ledger.drop(reversed(manager.table(sequence)), in_flight=in_flight)

@@ -88,7 +88,7 @@ class Committer:
             tuple(token_ids),
             start,
             write_start,
-            tuple(self._manager.tables[sequence.seq_id]),
+            self._manager.tables[sequence.seq_id],
             samples,
         )
 

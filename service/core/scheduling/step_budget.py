@@ -21,7 +21,7 @@ from pageturner.service.core.scheduling.step_plan import Chunk, PlannedAdmission
 class Place:
     """Where a sequence stands when its chunk starts: its table, next position, positions with KV."""
 
-    table: list[int]
+    table: tuple[int, ...]
     num_computed: int
     num_kv: int
 
