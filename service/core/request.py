@@ -145,8 +145,8 @@ class Request:
     computes, and no further than the prompt; the others wait for its table.
     queue_entry: its place in the order of the queue policy, as last computed; None before the first time.
     policies: names of those in force when it was accepted.
-    max_total_tokens: of one sequence, prompt and output. needs_history, stop_ids: as NewRequest says, kept
-        since every step asks.
+    max_total_tokens, min_total_tokens: of one sequence, prompt and output. needs_history, stop_ids: as
+        NewRequest says, kept since every step asks.
     """
 
     new: NewRequest
@@ -155,6 +155,7 @@ class Request:
     root_hash: bytes
     num_prompt_tokens: int = field(init=False)
     max_total_tokens: int = field(init=False)
+    min_total_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
     stop_ids: tuple[int, ...] = field(init=False)
     status: RequestStatus = RequestStatus.WAITING
@@ -178,6 +179,7 @@ class Request:
         new = self.new
         self.num_prompt_tokens = len(new.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + self.max_tokens
+        self.min_total_tokens = self.num_prompt_tokens + new.params.min_tokens
         self.needs_history = new.params.needs_history
         self.stop_ids = new.stop_ids
         self.is_forked = new.params.n == 1

@@ -29,6 +29,7 @@ _SEQUENCE_FIELDS = tuple(
 )
 _DERIVED = (
     "max_total_tokens",
+    "min_total_tokens",
     "needs_history",
     "new",
     "num_prompt_tokens",

@@ -21,6 +21,9 @@ from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
 from pageturner.service.core.scheduling.transitions import Transitions
 
 
+_UNKNOWN = (UNKNOWN_TOKEN,)
+
+
 class Committer:
     """transitions: carry out preemptions and admissions."""
 
@@ -36,7 +39,7 @@ class Committer:
             swap_outs += self._transitions.preempt(preemption, step_id)
         swap_ins = self._transitions.admit_all(plan.admissions, step_id) if plan.admissions else []
         copies: list[BlockCopy] = []
-        scheduled = []
+        scheduled = self._decode(plan.decodes, step_id)
         for chunk in plan.chunks:
             if not chunk.is_in_place:
                 copy = self._make_room(chunk, step_id)
@@ -51,10 +54,28 @@ class Committer:
         counters["swapped_out_blocks"] += len(swap_outs)
         counters["swapped_in_blocks"] += len(swap_ins)
         counters["copied_blocks"] += len(copies)
-        counters["scheduled_tokens"] += sum(chunk.num_tokens for chunk in plan.chunks)
+        counters["scheduled_tokens"] += len(plan.decodes) + sum(c.num_tokens for c in plan.chunks)
         clears, self._state.pending_clears = tuple(self._state.pending_clears), []
         block_copies = BlockCopies(clears, tuple(swap_outs), tuple(swap_ins), tuple(copies))
         return SchedulerOutput(step_id, tuple(scheduled), block_copies)
+
+    def _decode(self, sequences: tuple[Sequence, ...], step_id: int) -> list[ScheduledSequence]:
+        """The last token of each: `_make_room` and `_schedule` for what `plan_decodes` looked at."""
+        tables, block_size, sample = self._manager.tables, self._manager.block_size, self._sample
+        scheduled = []
+        for sequence in sequences:
+            seq_id, start = sequence.seq_id, sequence.num_computed_tokens
+            if start == len(tables[seq_id]) * block_size:
+                self._manager.grow(sequence, start + 1)
+            sequence.num_computed_tokens = sequence.num_kv_tokens = start + 1
+            sequence.last_step = step_id
+            samples, tokens = (sample(sequence),), sequence.tokens
+            token_ids = (tokens[start],) if start < len(tokens) else _UNKNOWN
+            request_id, epoch, table = sequence.request.new.request_id, sequence.epoch, tables[seq_id]
+            scheduled.append(
+                ScheduledSequence(seq_id, request_id, epoch, token_ids, start, start, table, samples)
+            )
+        return scheduled
 
     def _make_room(self, chunk: Chunk, step_id: int) -> BlockCopy | None:
         """Blocks for the chunk's slots; a copy if the first of them lies in a shared block."""
@@ -108,7 +129,7 @@ class Committer:
     @staticmethod
     def _sample(sequence: Sequence) -> SampleRow:
         request = sequence.request
-        new, num_prompt = request.new, request.num_prompt_tokens
+        new = request.new
         position = len(sequence.tokens) + sequence.num_in_flight
         sequence.num_in_flight += 1
         return SampleRow(
@@ -120,5 +141,5 @@ class Committer:
             new.params,
             new.prompt_token_ids if request.needs_history else (),
             sequence.output_view() if request.needs_history else (),
-            request.stop_ids if position - num_prompt < new.params.min_tokens else (),
+            request.stop_ids if position < request.min_total_tokens else (),
         )

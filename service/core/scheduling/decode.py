@@ -12,36 +12,53 @@ from pageturner.policies.views import BatchView
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
+from pageturner.service.core.scheduling.step_plan import StepPlan
 
 Work = list[tuple[Sequence, int]]
 """Running sequences and the tokens that each lacks."""
 
 
 def plan_decodes(state: SchedulerState, guarded: Request | None) -> StepPlan | None:
-    """The whole step, if it is an ordinary one; None leaves it to the planner, and nothing is changed."""
+    """The whole step, if it is an ordinary one; None leaves it to the planner, and nothing is changed.
+
+    It runs through every sequence in every step, so it asks `has_slot_of_its_own` and its like in place.
+    """
     if len(state.running) < len(state.requests) or state.suspects is not None:
         return None
     if guarded is None or guarded.is_paused or guarded.status is not RequestStatus.RUNNING:
         return None  # another guarded request is to be chosen
-    work = [item for item in lacking_tokens(state.running.values(), guarded, None) if item[1]]
-    budget = state.options.max_num_batched_tokens
-    if len(work) > budget or any(remaining > 1 for _, remaining in work):
-        return None
-    chunks, num_new = [], 0
-    for sequence, _ in work:
-        is_in_place = has_slot_of_its_own(state.manager, sequence)
-        if not is_in_place:
-            if not needs_new_block(state.manager, sequence):
+    manager = state.manager
+    tables, block_size, is_private = manager.tables, manager.block_size, manager.device.is_private
+    decodes: list[Sequence] = []
+    num_new = 0
+    for request in state.running.values():
+        if request.is_paused:
+            continue
+        if not request.is_forked:
+            return None
+        max_tokens, needs_history = request.max_total_tokens, request.needs_history
+        for sequence in request.computing if len(request.sequences) > 1 else request.sequences:
+            num_in_flight, position = sequence.num_in_flight, sequence.num_computed_tokens
+            num_tokens = len(sequence.tokens) + num_in_flight
+            if num_tokens == position or num_tokens >= max_tokens or (num_in_flight and needs_history):
+                continue  # it lacks nothing
+            if num_tokens > position + 1 or position != sequence.num_kv_tokens:
                 return None
-            num_new += 1
-        chunks.append(Chunk(sequence, 1, is_last=True, is_in_place=is_in_place))
-    if num_new and num_new > state.manager.device.num_available:
+            table, index = tables[sequence.seq_id], position // block_size
+            if index == len(table):
+                num_new += 1
+            elif not is_private(table[index]):
+                return None
+            decodes.append(sequence)
+    budget = state.options.max_num_batched_tokens
+    if len(decodes) > budget or (num_new and num_new > manager.device.num_available):
         return None
-    split = state.policy_host.batch_split(BatchView(budget, len(work), (), 0))
-    if split.decode_tokens < len(work):
+    if decodes and decodes[0].request is not guarded:
+        decodes.sort(key=lambda sequence: sequence.request is not guarded)
+    split = state.policy_host.batch_split(BatchView(budget, len(decodes), (), 0))
+    if split.decode_tokens < len(decodes):
         return None
-    return StepPlan((), (), tuple(chunks), (), {}, guarded)
+    return StepPlan((), (), (), (), {}, guarded, decodes=tuple(decodes))
 
 
 def lacking_tokens(
@@ -71,9 +88,3 @@ def has_slot_of_its_own(manager: BlockManager, sequence: Sequence) -> bool:
     if position != sequence.num_computed_tokens or position >= len(table) * manager.block_size:
         return False
     return manager.device.is_private(table[position // manager.block_size])
-
-
-def needs_new_block(manager: BlockManager, sequence: Sequence) -> bool:
-    """Whether the next token's slot is the first of a block that the sequence does not have yet."""
-    table = manager.tables.get(sequence.seq_id, ())
-    return sequence.num_kv_tokens == sequence.num_computed_tokens == len(table) * manager.block_size

@@ -29,54 +29,52 @@ class OutputProcessor:
         """In this order: what is poisoned is never cached, and what is cached is there before any
         token of this step ends its sequence."""
         events: list[Event] = []
+        sequences = self._state.sequences
         for result in sampled:
             if result.error is not None:
-                sequence = self._current(result.seq_id, result.epoch)
-                if sequence is not None:
+                sequence = sequences.get(result.seq_id)
+                if sequence is not None and sequence.epoch == result.epoch:
                     events.append(self._finisher.abort_poisoned(sequence.request, result.error))
         self._publish(output)
         for result in sampled:
-            sequence = self._current(result.seq_id, result.epoch)
-            if sequence is not None:
+            sequence = sequences.get(result.seq_id)
+            if sequence is not None and sequence.epoch == result.epoch:
                 self._accept(sequence, result.tokens, events)
         return events
 
-    def _current(self, seq_id: int, epoch: int) -> Sequence | None:
-        """The sequence a result is meant for, if that work is still wanted."""
-        sequence = self._state.sequences.get(seq_id)
-        return sequence if sequence is not None and sequence.epoch == epoch else None
-
     def _publish(self, output: SchedulerOutput) -> None:
-        manager = self._state.manager
+        """The KV of the step is made; blocks that are full with it are cached."""
+        sequences, manager = self._state.sequences, self._state.manager
         block_size = manager.block_size
         for part in output.scheduled:
-            sequence = self._current(part.seq_id, part.epoch)
-            if sequence is None:
+            sequence = sequences.get(part.seq_id)
+            if sequence is None or sequence.epoch != part.epoch:
                 continue
             end = part.start + len(part.token_ids)
             if end > sequence.num_accepted_tokens:
                 sequence.num_accepted_tokens = end
-            if sequence.num_accepted_tokens // block_size > sequence.num_cached_blocks:
+            else:
+                end = sequence.num_accepted_tokens
+            if end >= (sequence.num_cached_blocks + 1) * block_size:
                 manager.cache_full_blocks(sequence)
 
-    def _accept(self, sequence: Sequence, tokens: tuple[SampledToken, ...], events: list[Event]) -> None:
+    def _accept(self, sequence: Sequence, sampled: tuple[SampledToken, ...], events: list[Event]) -> None:
         """Append tokens until one ends the sequence. One function, as it runs for each sequence of a step."""
-        request, stop_condition = sequence.request, self._stop_condition
+        request, tokens = sequence.request, sequence.tokens
         if request.first_token_at is None:
             request.first_token_at = self._state.now
         sequence.num_in_flight -= 1
-        min_total = request.num_prompt_tokens + request.new.params.min_tokens
         text, num_accepted = "", 0
         reason = FinishReason.UNSPECIFIED
         matched: str | int | None = None
         try:
-            for token in tokens:
+            for token in sampled:
                 token_id = token.token_id
-                sequence.tokens.append(token_id)
+                tokens.append(token_id)
                 num_accepted += 1
-                may_stop = len(sequence.tokens) >= min_total
-                is_stop = token_id in request.stop_ids
-                delta = stop_condition.append(
+                num_tokens = len(tokens)
+                may_stop, is_stop = num_tokens >= request.min_total_tokens, token_id in request.stop_ids
+                delta = self._stop_condition.append(
                     sequence.seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop
                 )
                 text += delta.text
@@ -84,16 +82,16 @@ class OutputProcessor:
                     reason, matched = FinishReason.STOP, delta.matched_stop
                 elif is_stop and may_stop:
                     reason, matched = FinishReason.STOP, token_id
-                elif len(sequence.tokens) >= request.max_total_tokens:
+                elif num_tokens >= request.max_total_tokens:
                     reason = FinishReason.LENGTH
                 else:
                     continue
-                text += stop_condition.finish(sequence.seq_id)
+                text += self._stop_condition.finish(sequence.seq_id)
                 break
         except Exception as error:  # a tokenizer's fault is of this request alone
             events.append(self._finisher.abort(request, text_failed(error)))
             return
-        events.append(TokenEvent(request.request_id, sequence.index, tokens[:num_accepted], text))
+        events.append(TokenEvent(request.new.request_id, sequence.index, sampled[:num_accepted], text))
         if reason is not FinishReason.UNSPECIFIED:
             events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
             self._state.manager.cache_partial_block(sequence)

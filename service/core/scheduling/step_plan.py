@@ -72,6 +72,8 @@ class Shortage:
 class StepPlan:
     """preemptions happen first, then admissions, then chunks.
 
+    decodes: of an ordinary step, in place of chunks: each computes its last token, whose slot is its own or
+    the first of a block that it does not have yet.
     bypassed: requests that were looked past. producing: hashes that the chunks of this step, and of
     the last, are making; waiting requests may wait for them. notes: what was decided, if that is noted.
     guarded: the request that no policy could hold back.
@@ -84,6 +86,7 @@ class StepPlan:
     producing: dict[bytes, Request]
     guarded: Request | None
     notes: tuple[Decision, ...] = ()
+    decodes: tuple[Sequence, ...] = ()
 
 
 @dataclass(slots=True)

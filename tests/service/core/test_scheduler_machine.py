@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -13,7 +15,7 @@ from pageturner.service.core.scheduling.decode import plan_decodes
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.core.scheduling.step_plan import StepPlan
+from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 MOST_ROUNDS = 10
@@ -48,6 +50,13 @@ def test_tokens_and_books_while_policies_are_swapped_at_length() -> None:
     )
 
 
+def spelt_out(plan: StepPlan) -> StepPlan:
+    """Each decode as the chunk that it is; where a chunk's slot lies is the committer's to see."""
+    decodes = tuple(Chunk(sequence, 1, is_last=True) for sequence in plan.decodes)
+    chunks = tuple(replace(chunk, is_in_place=False) for chunk in plan.chunks)
+    return replace(plan, chunks=decodes + chunks, decodes=())
+
+
 def test_an_ordinary_step_is_planned_as_the_planner_would(monkeypatch: pytest.MonkeyPatch) -> None:
     num_compared = 0
 
@@ -56,7 +65,9 @@ def test_an_ordinary_step_is_planned_as_the_planner_would(monkeypatch: pytest.Mo
         plan = plan_decodes(state, guarded)
         if plan is not None:
             num_compared += 1
-            assert plan == Planner(state).plan(choose_guarded(state, guarded)), "plan: not the planner's"
+            assert spelt_out(plan) == spelt_out(Planner(state).plan(choose_guarded(state, guarded))), (
+                "plan: not the planner's"
+            )
         return plan
 
     monkeypatch.setattr(scheduler_module, "plan_decodes", compared)
