@@ -40,8 +40,8 @@ class BlockManager:
     hasher: names blocks for the prefix cache; None switches the cache off. reuse_partial_blocks: whether the
     last block of an ended sequence is cached though it is not full. tables: device blocks by sequence, in
     order. A table is never changed, only replaced: steps in flight keep the one that they were given.
-    noted_hashes: for a recorder that takes them, the hashes of partial blocks that were asked for, by sequence
-    and number of its tokens; None without one.
+    noted_hashes: for a recorder that takes them, the hashes of partial blocks that were asked for, by
+    sequence and number of its tokens; None without one.
     """
 
     def __init__(

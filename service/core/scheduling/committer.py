@@ -20,7 +20,6 @@ from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
 from pageturner.service.core.scheduling.transitions import Transitions
 
-
 _UNKNOWN = (UNKNOWN_TOKEN,)
 
 
