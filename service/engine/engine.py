@@ -1,17 +1,21 @@
-"""The step loop: plan, move blocks, compute, sample, account. Synchronous, and bound to no thread."""
+"""The step loop: plan, compute, account. Bound to no thread.
+
+At depth 0 a step is planned, computed and accounted for before the next is planned. At depth 1 the next one
+is planned while the model computes, and started as soon as the tokens are there; only then are they accounted
+for and put out. What the host does for a step is hidden behind the model's work on another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import (
-    BlockCopies,
     Event,
     FinishedEvent,
     SampledSequence,
@@ -22,6 +26,7 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.step_computation import StepComputation
 from pageturner.service.engine.thread_messages import (
     Abort,
     ChangePolicies,
@@ -39,16 +44,17 @@ from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer,
 from pageturner.service.policy_host.host import PolicyHost
 from pageturner.service.policy_host.reports import Asking
 
-Logits = TypeVar("Logits")
-LogitsOut = TypeVar("LogitsOut", covariant=True)
-LogitsIn = TypeVar("LogitsIn", contravariant=True)
-
 EMPTY_SCHEDULE_PAUSE = 0.002
 """Seconds between two schedules of which the first planned nothing though there was work: no spinning."""
 
 STATS_INTERVAL = 0.25
 """Seconds between two readings of the scheduler's figures while no request comes, starts or ends: they cost
 time in proportion to the requests."""
+
+
+REST_STEPS = 256
+"""At depth 1, so many steps are started one behind the other before none is in flight for a moment. The
+flight recorder takes its checkpoints then; the model waits for one plan."""
 
 
 class StepScheduler(Protocol):
@@ -75,24 +81,6 @@ class StepScheduler(Protocol):
     def policy_host(self) -> PolicyHost: ...
 
 
-class BlockStore(Protocol):
-    """Where KV lives: carries out the block traffic of a step."""
-
-    def apply(self, copies: BlockCopies) -> None: ...
-
-
-class Runner(Protocol[LogitsOut]):
-    """The model: computes every scheduled token, returns logits of the rows to be sampled."""
-
-    def forward(self, output: SchedulerOutput) -> LogitsOut: ...
-
-
-class Sampler(Protocol[LogitsIn]):
-    """Logits to tokens, one result for each row."""
-
-    def sample(self, logits: LogitsIn, output: SchedulerOutput) -> tuple[SampledSequence, ...]: ...
-
-
 class Device(Protocol):
     """What the model computes on."""
 
@@ -106,38 +94,37 @@ class Device(Protocol):
 
 
 class Engine:
-    """One scheduler, one KV cache, one model. Call `adopt_thread`, `apply` and `step` from one thread.
+    """One scheduler, one KV cache, one model. Call everything but the properties from one thread.
 
     A step that fails costs only the requests that the scheduler finds guilty. What cannot be survived
     is raised from `apply` or `step`: a fault of the scheduler itself, as it comes, or EngineDead
     after max_consecutive_failures failed steps without a success, or after one that the device did not
     survive. (A GPU's kernel that faults fails every call from then on, and no request is to blame.)
 
-    device: None for the machine's own processor. on_fault: told, without a word of any user's, of the
-    first step of a row that fails.
+    depth: the scheduler's, 0 or 1: how many steps are in flight while one is planned. device: None for the
+    machine's own processor. on_fault: told, without a word of any user's, of the first step of a row that
+    fails.
     """
 
     def __init__(
         self,
         scheduler: StepScheduler,
-        kv_cache: BlockStore,
-        runner: Runner[Logits],
-        sampler: Sampler[Logits],
+        steps: StepComputation,
         *,
         clock: Clock,
         options: EngineOptions,
         metrics: Metrics,
         logger: FilteringBoundLogger,
+        depth: int = 0,
         device: Device | None = None,
         on_fault: Callable[[str], object] | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._kv_cache = kv_cache
-        self._runner = runner
-        self._sampler = sampler
+        self._steps = steps
         self._clock = clock
         self._options = options
         self._logger = logger
+        self._depth = depth
         self._device = device
         self._on_fault = on_fault
         self.metrics = metrics
@@ -151,6 +138,8 @@ class Engine:
         self._next_stats = 0.0
         self._num_requests = scheduler.num_requests()
         self._planned: SchedulerOutput | None = None
+        self._in_flight: SchedulerOutput | None = None
+        self._num_since_rest = 0
 
     @property
     def asking(self) -> Asking | None:
@@ -161,6 +150,10 @@ class Engine:
         """The caller's thread is the one that will compute."""
         if self._device is not None:
             self._device.adopt_thread()
+
+    def close(self) -> None:
+        """The last call: no step follows."""
+        self._steps.close()
 
     def apply(self, command: Command) -> tuple[EngineOutput, ...]:
         """Carry out one command between two steps."""
@@ -181,7 +174,8 @@ class Engine:
         return ()
 
     def step(self) -> tuple[Event, ...]:
-        """Advance everything that can advance by one forward of the model."""
+        """Advance everything that can advance by one forward of the model; at depth 1 its tokens come with
+        the next step."""
         return self.begin_step() + self.finish_step()
 
     def begin_step(self) -> tuple[Event, ...]:
@@ -189,38 +183,81 @@ class Engine:
         what runs until `finish_step`."""
         self._end_policies_step()
         events = self._expire()
-        self._planned = self._scheduler.schedule(self._clock.now())
-        if not self._planned:
-            events += self._notice_standstill()
+        if self._in_flight is None or self._num_since_rest < REST_STEPS:
+            self._planned = self._scheduler.schedule(self._clock.now()) or None
+            if self._planned is None and self._in_flight is None:
+                events += self._notice_standstill()
         self._settle(events)
         self._refresh()
         return events
 
     def finish_step(self) -> tuple[Event, ...]:
-        """Compute what was planned, if anything was."""
-        output, self._planned = self._planned, None
-        if not output:
+        """Compute what was planned, if anything was; at depth 1 start it, and take the results of the step
+        that was started before."""
+        planned, before = self._planned, self._in_flight
+        self._planned = self._in_flight = None
+        if self._depth and (planned or before):
+            events = self._overlap(before, planned)
+        elif planned:
+            events = self._compute(planned)
+        else:
             return ()
-        events = self._compute(output)
         self._settle(events)
         self._refresh()
         return events
 
-    def _compute(self, output: SchedulerOutput) -> tuple[Event, ...]:
+    def _compute(self, planned: SchedulerOutput) -> tuple[Event, ...]:
+        """Depth 0: the whole step."""
+        self._steps.start(planned)
+        return self._account(planned, self._finish())
+
+    def _overlap(self, before: SchedulerOutput | None, planned: SchedulerOutput | None) -> tuple[Event, ...]:
+        """Depth 1: `planned` is started before the results of the step before it are accounted for.
+
+        Where that one failed, every request of `planned` starts over: it is not computed.
+        """
+        outcome = () if before is None else self._finish()
+        events: tuple[Event, ...] = ()
+        if planned is not None and not isinstance(outcome, Exception):
+            self._steps.start(planned)
+            self._in_flight = planned
+        if before is not None:
+            events = self._account(before, outcome)
+        if planned is not None and self._in_flight is None:
+            events += self._void(planned)
+        is_behind = before is not None and self._in_flight is not None
+        self._num_since_rest = self._num_since_rest + 1 if is_behind else 0
+        return events
+
+    def _finish(self) -> tuple[SampledSequence, ...] | Exception:
         try:
-            sampled: tuple[SampledSequence, ...] = ()
-            self._kv_cache.apply(output.block_copies)
-            if output.scheduled:
-                logits = self._runner.forward(output)
-                sampled = self._sampler.sample(logits, output)
+            return self._steps.finish()
         except Exception as error:
-            return self._recover(output, error)
-        events = self._scheduler.update(output, sampled, self._clock.now())
+            return error
+
+    def _account(
+        self, output: SchedulerOutput, outcome: tuple[SampledSequence, ...] | Exception
+    ) -> tuple[Event, ...]:
+        """Give the scheduler what came of a step."""
+        if isinstance(outcome, Exception):
+            return self._recover(output, outcome)
+        events = self._scheduler.update(output, outcome, self._clock.now())
         self._num_failures = self._num_empty_schedules = 0
         return events
 
+    def _void(self, output: SchedulerOutput) -> tuple[Event, ...]:
+        """End a step that was planned behind one that failed. Its block traffic is carried out all the same,
+        for the blocks that it clears."""
+        try:
+            self._steps.copy_blocks(output.block_copies)
+        except Exception as error:
+            return self._scheduler.fail_step(output, error, self._clock.now())
+        return self._scheduler.update(output, (), self._clock.now())
+
     def seconds_to_next_step(self) -> float | None:
         """How long the loop may wait for commands: 0 while there is work, None for as long as it takes."""
+        if self._in_flight is not None:
+            return 0.0
         if self._scheduler.has_work():
             return EMPTY_SCHEDULE_PAUSE if self._num_empty_schedules else 0.0
         moments = [moment for moment in self._deadlines.values() if moment is not None]
@@ -340,7 +377,7 @@ class Engine:
         if (
             num_requests != self._num_requests
             or now >= self._next_stats
-            or (not self._planned and not self._scheduler.has_work())
+            or not (self._planned or self._in_flight or self._scheduler.has_work())
         ):
             self.stats, self.policies = self._scheduler.stats(), self._scheduler.policy_host.report()
             self._num_requests = num_requests

@@ -37,6 +37,11 @@ class EngineOptions:
     """How many steps back the flight record reaches; 0 records nothing. It holds what the scheduler was
     told and decided, and no text; a file of it is written when a step or the engine fails."""
 
+    steps_ahead: int | None = None
+    """1 plans a step while the model computes the one before, 0 after it. Unset: 1 on a GPU, and 0 on a CPU,
+    whose cores the model needs itself. At 1, requests with penalties take part in every other step, since
+    they need every token before the next."""
+
     def __post_init__(self) -> None:
         for name in ("slow_consumer_timeout_seconds", "stall_seconds", "shutdown_seconds"):
             value = getattr(self, name)
@@ -46,6 +51,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"engine.{name}", f"{value} is below 1")
+        if self.steps_ahead not in (None, 0, 1):
+            raise ConfigError("engine.steps_ahead", f"{self.steps_ahead} is neither 0 nor 1")
         for name in ("inline_prompt_characters", "num_remembered_requests", "flight_recorder_steps"):
             value = getattr(self, name)
             if value < 0:

@@ -75,6 +75,7 @@ class StepThread:
             fault = error
         self._busy_since = None
         self._on_end(fault)
+        self._engine.close()
 
     def _iterate(self) -> bool:
         commands = self._receive(self._engine.seconds_to_next_step())

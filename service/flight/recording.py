@@ -152,7 +152,7 @@ class WorkloadRecorder:
 
     def before(self, call: Call) -> None:
         """Note when a step is scheduled."""
-        if isinstance(call, Schedule):
+        if isinstance(call, Schedule) and not self._scheduler.state.unfinished_steps:
             self._scheduled_at = call.now
 
     def after(self, call: Call, outcome: CallOutcome) -> None:

@@ -27,7 +27,8 @@ class Runner:
         self.model = model
         self._forward = model.forward if graphs is None else graphs.forward
         self._kv_cache = kv_cache
-        self._sampled: dict[tuple[int, int], int] = {}
+        self._sampled: Iterable[SampledSequence] = ()
+        self._tokens: dict[tuple[int, int], int] | None = None
 
     @torch.inference_mode()
     def forward(self, output: SchedulerOutput) -> torch.Tensor:
@@ -40,10 +41,14 @@ class Runner:
 
     def note_sampled(self, sampled: Iterable[SampledSequence]) -> None:
         """The tokens of the step that ran last; those of the step before it are forgotten."""
-        self._sampled = {
-            (result.seq_id, result.epoch): result.tokens[-1].token_id for result in sampled if result.tokens
-        }
+        self._sampled, self._tokens = sampled, None
 
     def _resolve(self, sequence: ScheduledSequence) -> int:
         # A sequence that sampled nothing (non-finite logits) is computed once more in vain: any token.
-        return self._sampled.get((sequence.seq_id, sequence.epoch), 0)
+        if self._tokens is None:
+            self._tokens = {
+                (result.seq_id, result.epoch): result.tokens[-1].token_id
+                for result in self._sampled
+                if result.tokens
+            }
+        return self._tokens.get((sequence.seq_id, sequence.epoch), 0)

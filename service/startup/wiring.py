@@ -22,6 +22,7 @@ from pageturner.service.engine.api import ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
+from pageturner.service.engine.step_computation import DirectSteps, ThreadedSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.flight.recorder import FlightRecorder
@@ -63,17 +64,18 @@ def build_engine(
     recording: LineFile | None = None,
 ) -> AsyncEngine:
     """The engine of a loaded model, not started. The arguments are those of `build_service`."""
-    scheduler, flight = build_scheduler(config, model, cache_dir, clock, logger, recording)
+    depth = _depth(config, model)
+    scheduler, flight = build_scheduler(config, model, cache_dir, clock, logger, recording, depth=depth)
+    steps = DirectSteps(model.kv_cache, model.runner, model.sampler)
     engine = AsyncEngine(
         Engine(
             scheduler,
-            model.kv_cache,
-            model.runner,
-            model.sampler,
+            steps if not depth or model.backend.device.type != "cpu" else ThreadedSteps(steps),
             clock=clock,
             options=config.engine,
             metrics=metrics,
             logger=logger,
+            depth=depth,
             device=model.backend,
             on_fault=None if flight is None else flight.on_fault,
         ),
@@ -108,6 +110,8 @@ def build_scheduler(
     clock: Clock,
     logger: FilteringBoundLogger,
     recording: LineFile | None = None,
+    *,
+    depth: int = 0,
 ) -> tuple[Scheduler, FlightDumps | None]:
     """The scheduler, recorded as configured, and the dumps of the flight recorder if it is on."""
     scheduler = Scheduler(
@@ -116,6 +120,7 @@ def build_scheduler(
         config.policies.create(),
         TextOutput(model.tokenizer),
         model.rates,
+        depth=depth,
         # A secret of this process: no client can craft a prompt whose hash equals another prompt's, and no
         # reader of a record can find out what a block says.
         hash_key=secrets.token_bytes(16),
@@ -131,11 +136,19 @@ def build_scheduler(
         return scheduler, None
     recorder = FlightRecorder(
         scheduler,
-        Setting(__version__, model.limits, model.cache, model.rates, depth=0),
+        Setting(__version__, model.limits, model.cache, model.rates, depth),
         config.engine.flight_recorder_steps,
     )
     prefix = f"flight-{os.getpid()}-{secrets.token_hex(4)}"
     return scheduler, FlightDumps(recorder.record, cache_dir / "flight", prefix, clock, logger)
+
+
+def _depth(config: ServiceConfig, model: LoadedModel) -> int:
+    """Steps in flight while one is planned: as configured, else one on a GPU and none on a CPU."""
+    configured = config.engine.steps_ahead
+    if configured is not None:
+        return configured
+    return 0 if model.backend.device.type == "cpu" else 1
 
 
 def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: float) -> ServerInfo:

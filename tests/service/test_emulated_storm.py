@@ -41,6 +41,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.metrics import Metrics
+from pageturner.service.engine.step_computation import DirectSteps
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, StepFailed
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.batch import build_batch
@@ -202,7 +203,9 @@ async def test_statuses_that_clients_get_under_overload(
         await asyncio.gather(*(storm.ask(engine, number) for number in range(30)))
     finally:
         await engine.aclose()
-    scheduler, cache = engine._engine._scheduler, engine._engine._kv_cache
+    steps = engine._engine._steps
+    assert isinstance(steps, DirectSteps)
+    scheduler, cache = engine._engine._scheduler, steps._kv_cache
     assert isinstance(scheduler, Scheduler)
     assert isinstance(cache, KvCache)
     scheduler.check_integrity()

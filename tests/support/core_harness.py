@@ -208,6 +208,22 @@ class CoreHarness:
         self.poison_free_blocks()
 
     @_move
+    def fail_behind(self) -> None:
+        """Let the step in flight fail when the next one is planned already, as the engine does."""
+        self.now += 1.0
+        if not self.in_flight:
+            return
+        failed, _ = self.in_flight.popleft()
+        later = self.scheduler.schedule(self.now)
+        self.take(self.scheduler.fail_step(failed, RuntimeError("planted"), self.now))
+        self.check()
+        if later:
+            self.model.kv_cache.apply(later.block_copies)
+            self.take(self.scheduler.update(later, (), self.now))
+        self.check()
+        self.poison_free_blocks()
+
+    @_move
     def abort(self, request_id: str) -> None:
         self.take(self.scheduler.abort_request(request_id, RequestAborted("aborted")))
         self.check()

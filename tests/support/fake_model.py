@@ -96,6 +96,10 @@ class FakeModel:
 
     def run(self, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         self.kv_cache.apply(output.block_copies)
+        return self.compute(output)
+
+    def compute(self, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+        """The rest of `run`, once the step's block traffic is carried out."""
         if not output.scheduled:
             return ()
         batch = build_batch(output, self.block_size, torch.device("cpu"), self._resolve)

@@ -19,6 +19,7 @@ from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.step_computation import DirectSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.policy_host.calls import CallWatch
@@ -39,13 +40,16 @@ class _Model:
         self._model = FakeModel(NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE)
 
     def apply(self, copies: BlockCopies) -> None:
-        """Nothing: `sample` carries the traffic out with the computation it belongs to."""
+        self._model.kv_cache.apply(copies)
 
     def forward(self, output: SchedulerOutput) -> SchedulerOutput:
         return output
 
+    def note_sampled(self, sampled: tuple[SampledSequence, ...]) -> None:
+        """Nothing: the fake model knows what it sampled."""
+
     def sample(self, logits: SchedulerOutput, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
-        return self._model.run(output)
+        return self._model.compute(output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,7 @@ async def policy_bench(max_policy_faults: int = 100) -> AsyncIterator[PolicyBenc
     engine = AsyncEngine(
         Engine(
             scheduler,
-            model,
-            model,
-            model,
+            DirectSteps(model, model, model),
             clock=clock,
             options=OPTIONS,
             metrics=Metrics(),

@@ -24,6 +24,7 @@ from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.step_computation import DirectSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.rpc.server import Server
@@ -53,10 +54,10 @@ class PagedModel:
         self.script: tuple[int, ...] = ()
 
     def apply(self, copies: BlockCopies) -> None:
-        """Mostly nothing: `sample` carries the traffic out with the computation it belongs to."""
         if self.fail_apply:
             self.fail_apply -= 1
             raise RuntimeError("planted: the plan could not be carried out")
+        self._model.kv_cache.apply(copies)
 
     def forward(self, output: SchedulerOutput) -> SchedulerOutput:
         gate = self.gate
@@ -65,9 +66,12 @@ class PagedModel:
         self.num_forwards += 1
         return output
 
+    def note_sampled(self, sampled: tuple[SampledSequence, ...]) -> None:
+        """Nothing: the fake model knows what it sampled."""
+
     def sample(self, logits: SchedulerOutput, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         if not self.script:
-            return self._model.run(output)
+            return self._model.compute(output)
         return tuple(
             SampledSequence(row.seq_id, row.epoch, (SampledToken(self.script[row.position - 1]),))
             for part in output.scheduled
@@ -99,9 +103,7 @@ def make_engine(
     )
     return Engine(
         scheduler,
-        model,
-        model,
-        model,
+        DirectSteps(model, model, model),
         clock=clock or MonotonicClock(),
         options=engine_options,
         metrics=Metrics(),

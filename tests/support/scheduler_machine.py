@@ -220,10 +220,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 class SwappingMachine(SchedulerMachine):
-    """The same, and other policies come into force at any moment, one axis or more, with shadows or not.
+    """The same, and other policies come into force at any moment, one axis or more, with shadows or not; and
+    a step may fail behind which the next is planned.
 
     A machine of its own, since the planted bugs were searched for with the moves of the other.
     """
+
+    @precondition(lambda self: self.live.depth == 1 and self.live.num_steps > 8)
+    @rule()
+    def fail_a_step_with_one_behind(self) -> None:
+        self.live.fail_behind()
 
     @rule(
         policies=policy_sets(),

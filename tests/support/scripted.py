@@ -243,6 +243,9 @@ class ScriptedModel:
             raise RuntimeError("poison")
         return output
 
+    def note_sampled(self, sampled: tuple[SampledSequence, ...]) -> None:
+        """Nothing: the fake model knows what it sampled."""
+
     def sample(self, logits: SchedulerOutput, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         self._call("sample")
         assert logits is output

@@ -39,6 +39,7 @@ from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Device, Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.step_computation import DirectSteps
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import (
     DeadlineExceeded,
@@ -126,9 +127,7 @@ async def serving(
     logger, log = recording_logger()
     engine = Engine(
         scheduler,
-        model,
-        model,
-        model,
+        DirectSteps(model, model, model),
         clock=clock,
         options=options,
         metrics=Metrics(),

@@ -28,6 +28,7 @@ from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.engine import STATS_INTERVAL, Device, Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.step_computation import DirectSteps
 from pageturner.service.engine.thread_messages import (
     Abort,
     EngineOutput,
@@ -82,9 +83,7 @@ def make_bench(
     clock, scheduler, model = ManualClock(100.0), scheduler_class(max_requests), ScriptedModel()
     engine = engine_class(
         scheduler,
-        model,
-        model,
-        model,
+        DirectSteps(model, model, model),
         clock=clock,
         options=OPTIONS,
         metrics=Metrics(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -33,6 +34,7 @@ from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.step_computation import DirectSteps, StepComputation, ThreadedSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.thread_messages import (
     Abort,
@@ -61,17 +63,27 @@ class PagedModel:
         self.fails_once = False
 
     def apply(self, copies: BlockCopies) -> None:
-        """Nothing: `sample` carries the traffic out with the computation it belongs to."""
+        self._model.kv_cache.apply(copies)
 
     def forward(self, output: SchedulerOutput) -> SchedulerOutput:
         fails_once, self.fails_once = self.fails_once, False
         if fails_once or any(part.request_id in self.poison for part in output.scheduled):
-            self._model.kv_cache.apply(output.block_copies)
             raise RuntimeError("poison")
         return output
 
+    def note_sampled(self, sampled: tuple[SampledSequence, ...]) -> None:
+        """Nothing: the fake model knows what it sampled."""
+
     def sample(self, logits: SchedulerOutput, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
-        return self._model.run(output)
+        return self._model.compute(output)
+
+
+WAYS: dict[str, tuple[int, Callable[[StepComputation], StepComputation]]] = {
+    "depth 0": (0, lambda steps: steps),
+    "depth 1": (1, lambda steps: steps),
+    "depth 1 in a thread": (1, ThreadedSteps),
+}
+"""How deep the engine goes, and how its steps are computed."""
 
 
 @dataclass
@@ -81,25 +93,27 @@ class Bench:
     clock: ManualClock = field(default_factory=lambda: ManualClock(100.0))
     text: TextOutput = field(default_factory=lambda: TextOutput(TOKENIZER))
     model: PagedModel = field(default_factory=PagedModel)
+    way: str = "depth 0"
 
     def __post_init__(self) -> None:
+        depth, steps = WAYS[self.way]
         self.scheduler = Scheduler(
             SchedulerOptions(max_model_len=40, max_num_seqs=6, max_num_batched_tokens=16, max_waiting=64),
             CacheOptions(NUM_BLOCKS, BLOCK_SIZE, NUM_HOST_BLOCKS),
             registry.default_policies(),
             self.text,
             Rates(),
+            depth=depth,
             hash_key=b"test",
         )
         self.engine = Engine(
             self.scheduler,
-            self.model,
-            self.model,
-            self.model,
+            steps(DirectSteps(self.model, self.model, self.model)),
             clock=self.clock,
             options=OPTIONS,
             metrics=Metrics(),
             logger=recording_logger()[0],
+            depth=depth,
         )
 
     def check_empty(self) -> None:
@@ -120,11 +134,11 @@ operations = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(operations, max_size=50))
+@given(st.sampled_from(sorted(WAYS)), st.lists(operations, max_size=50))
 def test_every_accepted_request_ends_once_with_the_tokens_of_unlimited_memory(
-    script: list[tuple[str, int]],
+    way: str, script: list[tuple[str, int]]
 ) -> None:
-    bench = Bench()
+    bench = Bench(way=way)
     outputs: list[EngineOutput] = []
     requests: dict[str, NewRequest] = {}
     for operation, argument in script:
@@ -158,6 +172,7 @@ def test_every_accepted_request_ends_once_with_the_tokens_of_unlimited_memory(
         bench.clock.advance(0.01 if bench.scheduler.has_work() else 1.0)
         outputs += bench.engine.step()
     assert bench.engine.seconds_to_next_step() is None
+    bench.engine.close()
     bench.check_empty()
     check_outputs(outputs, requests)
 
@@ -190,8 +205,9 @@ def check_outputs(outputs: list[EngineOutput], requests: dict[str, NewRequest]) 
                 assert "".join(event.text for event in events) == TOKENIZER.decode(expected)
 
 
-def test_only_the_request_that_fails_every_forward_ends_with_an_error() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("way", WAYS)
+def test_only_the_request_that_fails_every_forward_ends_with_an_error(way: str) -> None:
+    bench = Bench(way=way)
     for argument in range(6):
         params = SamplingParams(max_tokens=8)
         request = NewRequest(str(argument), (argument % 3,) * 5, params, argument, bench.clock.now())
@@ -200,6 +216,7 @@ def test_only_the_request_that_fails_every_forward_ends_with_an_error() -> None:
     outputs = [event for _ in range(200) for event in bench.engine.step()]
     errors = {e.request_id: type(e.error) for e in outputs if isinstance(e, FinishedEvent)}
     assert errors == {str(i): StepFailed if i == 3 else type(None) for i in range(6)}
+    bench.engine.close()
     bench.check_empty()
 
 
@@ -207,10 +224,10 @@ MODEL = ModelInfo("tiny", "here", "Fake", "fake", "float32", True, 500, 40, 2, 1
 SERVER = ServerInfo("1", 0.5, 0.0, BLOCK_SIZE, NUM_BLOCKS, 0, 1, 6, 16, "torch", Rates(), {})
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_64_streams_with_cancellations_get_their_own_tokens(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "way"), list(enumerate(WAYS)))
+async def test_64_streams_with_cancellations_get_their_own_tokens(seed: int, way: str) -> None:
     random = Random(seed)
-    bench = Bench()
+    bench = Bench(way=way)
     engine = AsyncEngine(
         bench.engine,
         TOKENIZER,

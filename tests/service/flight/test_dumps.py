@@ -22,6 +22,7 @@ from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.step_computation import DirectSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.thread_messages import Submit
 from pageturner.service.errors import EngineDead, NotRecorded
@@ -56,9 +57,7 @@ class Bench:
         self.model = ScriptedModel()
         self.engine = Engine(
             self.scheduler,
-            self.model,
-            self.model,
-            self.model,
+            DirectSteps(self.model, self.model, self.model),
             clock=self.clock,
             options=options or EngineOptions(),
             metrics=Metrics(),

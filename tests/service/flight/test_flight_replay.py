@@ -147,6 +147,8 @@ def disturb(harness: CoreHarness, choice: random.Random, request_id: str) -> Non
             )
         case 5:
             harness.scheduler.quarantine(choice.choice(AXES), "took too long", harness.now)
+        case 6:
+            harness.fail_behind()
 
 
 def pressed(num_steps: int = AMPLE, num_requests: int = 6) -> FlightRecord:
