@@ -319,7 +319,7 @@ class _Run:
         filled: dict[int, int] = {}
         ever: dict[int, int] = {}
         for sequence in request.unfinished:
-            table, final = self.scheduler.manager.peek(sequence), self._final_tokens(sequence)
+            table, final = self.scheduler.manager.table(sequence), self._final_tokens(sequence)
             held.sequences += bool(table)
             held.entries += len(table)
             for first, block_id in zip(range(0, len(table) * size, size), table, strict=True):
