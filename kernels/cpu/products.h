@@ -67,6 +67,10 @@ inline Tile open_tile(const PackedWeight& weight, std::int64_t index, float* scr
           int(std::min<std::int64_t>(LANES, weight.out_features - index * LANES))};
 }
 
+// Tiles lie one behind the other and are read in this order, so that what is AHEAD bytes further on is fetched
+// into the second cache meanwhile. The processor's own prefetching starts anew at every tile, a third as fast.
+constexpr std::int64_t AHEAD = 24 << 10;
+
 constexpr int MAX_ROWS = Dot::WIDTH == 16 ? 8 : 4;  // as many as registers hold
 
 // output[row][0 .. tile.outputs) for ROWS rows from `codes` on.
@@ -75,11 +79,16 @@ void multiply_tile(const Tile& tile, int groups, const CodeGroup<GROUP>* codes, 
                    std::int64_t output_stride) {
   constexpr int WIDTH = Dot::WIDTH;
   constexpr int GROUP_BYTES = LANES * GROUP * BITS / 8;
+  constexpr int SCALE_BYTES = (OFFSETS ? 2 : 1) * LANES * 2;
+  constexpr int FETCHED = (GROUP_BYTES + SCALE_BYTES) * WIDTH / LANES;
+  const std::uint8_t* ahead = tile.codes + AHEAD;
   for (int part = 0; part < LANES; part += WIDTH) {
     const std::uint8_t* weight = tile.codes + part * CHUNK;
     f32xW totals[ROWS] = {};
     for (int group = 0; group < groups; group++) {
       const RowGroups<GROUP> rows{codes + group, groups};
+      for (int byte = 0; byte < FETCHED; byte += 64) __builtin_prefetch(ahead + byte, 0, 2);
+      ahead += FETCHED;
       Dot::Ints sums[ROWS];
       Dot::sums<ROWS, BITS, GROUP>(weight + std::int64_t{group} * GROUP_BYTES, rows, sums);
       const f32xW scale = load_as<f32xW>(tile.scales + group * LANES + part);
