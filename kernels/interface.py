@@ -60,6 +60,16 @@ class PagedOps(Protocol):
         """The key order this backend wants; the pool must be made with it."""
         ...
 
+    @property
+    def narrow_pool(self) -> bool:
+        """Whether float32 rows may be kept in a bfloat16 pool; else a pool has the rows' dtype."""
+        ...
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a row's bits depend on its own tokens alone, by construction."""
+        ...
+
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
     ) -> None:

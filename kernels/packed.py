@@ -24,6 +24,8 @@ from pageturner.kernels.grouped import GroupedWeight
 TILE = 16
 """Outputs side by side: one vector register of float32."""
 ALIGNMENT = 64
+LAYOUT_VERSION = 1
+"""Raised whenever the same weight would be packed into other bytes: files of them are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class ReferenceOps:
     """`PagedOps` by definition, on any device and for either key order."""
 
     name = "reference"
+    narrow_pool = True
+    row_invariant = True
 
     def __init__(self, key_order: KeyOrder = KeyOrder.PLAIN) -> None:
         self.key_order = key_order

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pageturner.kernels.checks import DTYPES, either
 from pageturner.kernels.cpu.build import load_library
+from pageturner.kernels.cpu.forward import CpuDecoder, DecoderWeights
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM, CpuOps
+from pageturner.kernels.cpu.quantised_ops import CpuQuantisedOps
 from pageturner.kernels.errors import CompilerUnavailable, KernelArgumentError, KernelsUnavailable
-from pageturner.kernels.interface import PagedOps
+from pageturner.kernels.interface import PagedOps, QuantisedOps
 from pageturner.kernels.layout import KEY_TILE
 from pageturner.kernels.torch_ops import TorchOps
 
@@ -68,6 +72,31 @@ def select_ops(
             reason = str(unavailable)
     logger.warning("attention runs in torch on %s, several times slower: %s", device, reason)
     return TorchOps(deterministic=deterministic, dtypes=dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedKernels:
+    """What computes with quantised weights. decoder: a whole forward as one call, where there is such."""
+
+    ops: QuantisedOps
+    decoder: Callable[[DecoderWeights], CpuDecoder] | None = None
+
+
+def select_quantised(device: torch.device, cache_dir: Path | None) -> QuantisedKernels | None:
+    """What computes with quantised weights on this machine, on as many threads as torch has now.
+
+    None where nothing does: off the CPU, and where no compiler makes it, of which `select_ops` warns.
+    """
+    if device.type != "cpu" or cache_dir is None:
+        return None
+    try:
+        library = load_library(cache_dir)
+    except CompilerUnavailable:
+        return None
+    num_threads = torch.get_num_threads()
+    return QuantisedKernels(
+        CpuQuantisedOps(library), lambda weights: CpuDecoder(library, weights, num_threads)
+    )
 
 
 def _select_cpu(

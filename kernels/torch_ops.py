@@ -42,6 +42,12 @@ class TorchOps:
         self._written: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
         self._plans: dict[tuple[int | None, int | None], list[RowGroup]] = {}
 
+    narrow_pool = False
+
+    @property
+    def row_invariant(self) -> bool:
+        return self.deterministic
+
     @property
     def name(self) -> str:
         return "torch-deterministic" if self.deterministic else "torch"

@@ -91,6 +91,8 @@ class CpuOps:
 
     name = "cpu"
     key_order = KeyOrder.TILED16
+    narrow_pool = True
+    row_invariant = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         def by_dtypes(name: str, keys: Sequence[_Dtypes], *argtypes: type) -> dict[_Dtypes, _Function]:

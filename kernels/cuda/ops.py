@@ -48,6 +48,8 @@ class CudaOps:
     """
 
     key_order = KeyOrder.PLAIN
+    narrow_pool = False
+    row_invariant = False
 
     def __init__(self, launcher: Launcher, *, split: int | None = None) -> None:
         self._launcher = launcher

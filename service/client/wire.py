@@ -28,7 +28,9 @@ from pageturner.service.core.outputs import (
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
+    MeasuredProducts,
     ModelInfo,
+    ProductsInfo,
     ServerInfo,
     StreamEvent,
 )
@@ -195,8 +197,17 @@ def from_server_info(info: admin_pb2.GetServerInfoResponse) -> ServerInfo:
     values = field_values(ServerInfo, info) | {
         "rates": Rates(**field_values(Rates, info.rates)),
         "config": dict(info.config),
+        "products": _products(info.products),
     }
     return ServerInfo(**values)
+
+
+def _products(products: admin_pb2.Products) -> ProductsInfo:
+    measured = tuple(
+        MeasuredProducts(each.name, tuple(each.seconds), each.mean_kl if each.HasField("mean_kl") else None)
+        for each in products.measured
+    )
+    return ProductsInfo(products.name, products.reason, measured, products.warning)
 
 
 def to_choices(path: str, specs: Mapping[str, PolicySpec | None]) -> dict[str, admin_pb2.PolicyChoice]:

@@ -51,7 +51,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, key: Key) -> None:
     if doc[1:2].islower() or doc[1:2] == " ":  # a sentence in the code, a phrase of the help
         doc = doc[0].lower() + doc[1:]
     shown = f"{doc}{_default_of(key)}".replace("%", "%%")
-    if key.annotation is not bool:
+    if _kind(key) is not bool:
         group.add_argument(
             flag, type=str, dest=destination, metavar=_metavar(key), default=None, help=shown
         )  # str: a path keeps its bytes

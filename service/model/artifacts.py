@@ -16,7 +16,9 @@ class ModelArtifacts:
     source: as the operator named it. name: short, for clients. folder: config.json, safetensors and
     tokenizer files, after any conversion; `transformers` can load it too.
     config: config.json as it stands. dtype: `float32` or `bfloat16`, what `auto` came to.
-    weight_files: safetensors shards. generation: generation_config.json, empty if there is none.
+    weight_files: safetensors shards, none of a GGUF file whose weights are packed. packed: the folder of
+    weights that are quantised and packed (see `packed_file`), None where they are plain numbers. gguf: the
+    file that they came from. generation: generation_config.json, empty if there is none.
     tokenizer: None for a model that only takes token ids. chat_template: Jinja source, with special_tokens
     as its variables.
     special_tokens: texts by name, and a tuple of them under `additional_special_tokens`.
@@ -38,6 +40,8 @@ class ModelArtifacts:
     eos_token_ids: tuple[int, ...]
     add_bos: bool
     notes: tuple[str, ...] = ()
+    packed: Path | None = None
+    gguf: Path | None = None
 
     @property
     def bos_token(self) -> str | None:

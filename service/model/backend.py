@@ -15,6 +15,7 @@ from pageturner.service.model.streams import Streams, streams_of
 
 if TYPE_CHECKING:
     from pageturner.kernels.interface import PagedOps
+    from pageturner.kernels.selection import QuantisedKernels
     from pageturner.service.model.graphs import GraphBackend
     from pageturner.service.model.options import ModelOptions
 
@@ -41,8 +42,9 @@ class Backend:
 
     choose_ops: the operations for a shape of heads in a dtype. streams: its queues. synchronize: returns
     when all that was enqueued on the device is done. adopt_thread: makes it the current device of the
-    calling thread. meter: of the device's own memory, None where that is the machine's. graphs: what
-    captures decode steps, if anything does.
+    calling thread. quantised: what computes with quantised weights, None where nothing does. meter: of the
+    device's own memory, None where that is the machine's. graphs: what captures decode steps, if anything
+    does.
     """
 
     device: torch.device
@@ -50,18 +52,21 @@ class Backend:
     streams: Streams
     synchronize: Callable[[], None] = field(default=_nothing)
     adopt_thread: Callable[[], None] = field(default=_nothing)
+    quantised: QuantisedKernels | None = None
     meter: MemoryMeter | None = None
     graphs: GraphBackend | None = None
 
 
-def backend_of(device: torch.device, choose_ops: ChooseOps) -> Backend:
+def backend_of(
+    device: torch.device, choose_ops: ChooseOps, quantised: QuantisedKernels | None = None
+) -> Backend:
     """The backend of a device as torch has it, which is the calling thread's current one from now on.
 
     (CUDA keeps a current device for each thread, the first by default, and makes a context on it, half a
     gigabyte, when a thread comes back to it: where that GPU is full, every launch on ours would fail.)
     """
     if device.type != "cuda":
-        return Backend(device, choose_ops, streams_of(device))
+        return Backend(device, choose_ops, streams_of(device), quantised=quantised)
     # Here, not above: serving on the CPU has no use for it.
     from pageturner.service.model.graphs import TorchGraphs
 

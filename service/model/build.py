@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.interface import PagedOps
-from pageturner.service.errors import ModelError
+from pageturner.kernels.selection import QuantisedKernels
+from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.causal_model import CausalModel
-from pageturner.service.model.decoder import load_decoder
+from pageturner.service.model.decoder import Decoder, QuantisedDecoder
 from pageturner.service.model.decoder_config import DecoderConfig, NotLean, parse_decoder_config
-from pageturner.service.model.invariance import check_batch_invariance
+from pageturner.service.model.dense_products import load_dense_products
+from pageturner.service.model.invariance import batch_variance
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.packed_file import PackedFile
+from pageturner.service.model.quantised_products import load_quantised_products
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """A model and the operations that it was built with.
+
+    deterministic: whether a row's bits are promised to depend on its own tokens alone. note: what an operator
+    should know of that, if anything.
+    """
+
+    model: CausalModel
+    ops: PagedOps
+    deterministic: bool
+    note: str | None = None
 
 
 def build_model(
@@ -24,35 +44,39 @@ def build_model(
     block_size: int,
     choose_ops: Callable[[HeadShape], PagedOps],
     device: torch.device | None = None,
-) -> tuple[CausalModel, PagedOps]:
+    quantised: QuantisedKernels | None = None,
+) -> BuiltModel:
     """The forward that runs this model right on the device (by default the CPU), and its operations.
 
-    choose_ops: operations for a shape of heads. Raises ModelError, with the reason, for a model that neither
-    forward runs, or that `options` bind to one that does not, or that is not deterministic here though
-    it was asked to be.
+    choose_ops: operations for a shape of heads. quantised: what computes with packed weights. Raises
+    ModelError, with the reason, for a model that neither forward runs, or that `options` bind to one that
+    does not, or that is not deterministic here though it was asked to be.
     """
-    config = None if options.forward == "transformers" else _lean_config(artifacts, options)
+    if artifacts.packed is not None:
+        return _build_quantised(artifacts, options, block_size, choose_ops, quantised)
+    config = None if options.forward == "transformers" else lean_config(artifacts, options)
     if config is not None:
         return _build_lean(config, artifacts, options, block_size, choose_ops, device)
     # Importing transformers takes two seconds, which a lean start does not spend.
     from pageturner.service.model.transformers_model import load_transformers_model
 
+    deterministic = bool(options.deterministic)
     model = load_transformers_model(
         artifacts,
         choose_ops,
         max_position=options.max_position,
-        deterministic=options.deterministic,
+        deterministic=deterministic,
         device=device,
     )
-    return model, model.ops
+    return BuiltModel(model, model.ops, deterministic)
 
 
-def _lean_config(artifacts: ModelArtifacts, options: ModelOptions) -> DecoderConfig | None:
-    """The decoder's config, None to hand over to transformers."""
+def lean_config(artifacts: ModelArtifacts, options: ModelOptions) -> DecoderConfig | None:
+    """The decoder's config, None to hand over to transformers. Raises ModelError if options forbid that."""
     try:
         return parse_decoder_config(artifacts.config)
     except NotLean as reason:
-        if options.forward == "lean":
+        if options.forward == "lean" or options.quantised:
             raise ModelError(f"{artifacts.name} does not run on the lean decoder: {reason}") from reason
         return None
 
@@ -64,17 +88,62 @@ def _build_lean(
     block_size: int,
     choose_ops: Callable[[HeadShape], PagedOps],
     device: torch.device | None,
-) -> tuple[CausalModel, PagedOps]:
+) -> BuiltModel:
+    deterministic = bool(options.deterministic)
     ops = choose_ops(HeadShape(config.num_heads, config.num_kv_heads, config.head_dim))
-    model = load_decoder(
+    dtype: torch.dtype = getattr(torch, artifacts.dtype)
+    products = load_dense_products(
         config,
         WeightFiles(artifacts.weight_files),
         ops,
-        getattr(torch, artifacts.dtype),
-        max_position=options.max_position,
-        deterministic=options.deterministic,
+        dtype,
+        kv_dtype=pool_dtype(options, ops, quantised=False, rows=dtype),
+        deterministic=deterministic,
         device=device,
     )
+    model = Decoder(config, products, ops, options.max_position)
+    if deterministic and (reason := batch_variance(model, ops, block_size)):
+        raise ModelError(f"deterministic: {reason}")
+    return BuiltModel(model, ops, deterministic)
+
+
+def _build_quantised(
+    artifacts: ModelArtifacts,
+    options: ModelOptions,
+    block_size: int,
+    choose_ops: Callable[[HeadShape], PagedOps],
+    quantised: QuantisedKernels | None,
+) -> BuiltModel:
+    if quantised is None:
+        raise ModelError(f"{artifacts.name}: products of quantised weights can't be computed here")
+    config = lean_config(artifacts, options)
+    assert config is not None, "quantised models are bound to the lean decoder"
+    assert artifacts.packed is not None
+    ops = choose_ops(HeadShape(config.num_heads, config.num_kv_heads, config.head_dim))
+    kv_dtype = pool_dtype(options, ops, quantised=True, rows=torch.float32)
+    products = load_quantised_products(
+        options.quantization, config, PackedFile(artifacts.packed), quantised.ops, kv_dtype
+    )
+    # The operations of another backend want another order of keys than the whole forward.
+    whole = quantised.decoder if isinstance(ops, CpuOps) else None
+    model = QuantisedDecoder(config, products, ops, options.max_position, whole)
+    if options.deterministic is False or not (options.deterministic or ops.row_invariant):
+        return BuiltModel(model, ops, deterministic=False)
+    if (reason := batch_variance(model, ops, block_size)) is None:
+        return BuiltModel(model, ops, deterministic=True)
     if options.deterministic:
-        check_batch_invariance(model, ops, block_size)
-    return model, ops
+        raise ModelError(f"deterministic: {reason}")
+    return BuiltModel(model, ops, deterministic=False, note=reason)
+
+
+def pool_dtype(options: ModelOptions, ops: PagedOps, *, quantised: bool, rows: torch.dtype) -> torch.dtype:
+    """Of the KV pool: as options want it, else that of the rows, or bfloat16 beside quantised weights.
+
+    What a step then reads is mostly the pool. Raises ConfigError where the operations don't read such a pool.
+    """
+    if options.kv_dtype == "auto":
+        return torch.bfloat16 if quantised and ops.narrow_pool else rows
+    dtype: torch.dtype = getattr(torch, options.kv_dtype)
+    if dtype is rows or (rows is torch.float32 and ops.narrow_pool):
+        return dtype
+    raise ConfigError("model.kv_dtype", f"{rows} rows can't be kept in {dtype} by the {ops.name} operations")

@@ -57,8 +57,18 @@ class CausalModel(Protocol):
         ...
 
     @property
+    def weight_bytes(self) -> int:
+        """Of all weights, as they lie in memory."""
+        ...
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and the KV pool."""
+        """Of activations and logits."""
+        ...
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the KV pool that it reads and writes."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Conversions of GGUF files, kept under the user's cache folder and made once.
+"""Conversions of a model's files, kept under the user's cache folder and made once.
 
 A conversion becomes visible by one rename, so that a reader meets all of it or none. Writers of the same
 one exclude each other by a file lock, which the kernel drops if its holder is killed; the next holder
@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,15 +27,22 @@ MANIFEST = "manifest.json"
 
 
 def converted_folder(
-    source: Path, variant: str, cache_dir: Path, convert: Callable[[Path, Path], None]
+    source: Path,
+    variant: str,
+    cache_dir: Path,
+    convert: Callable[[Path, Path], None],
+    *,
+    beside: Sequence[Path] = (),
+    name: str | None = None,
 ) -> Path:
     """The folder that `convert(source, folder)` fills, from the cache if it is there.
 
-    A source is known by its content; `variant` tells apart conversions of one source. Raises ModelError if
+    A source is known by its content, and by that of the files `beside` it; `variant` tells apart conversions
+    of one source. name: what the folder is named for, by default the source. Raises ModelError if
     the source cannot be read or the cache folder not be written, and whatever else `convert` raises.
     """
     try:
-        folder = cache_dir / "converted" / f"{source.stem}-{_key(source, variant)}"
+        folder = cache_dir / "converted" / f"{name or source.stem}-{content_key((source, *beside), variant)}"
     except OSError as error:
         raise ModelError(f"cannot read {source}: {error}") from error
     if _is_whole(folder):
@@ -63,8 +70,9 @@ def converted_folder(
     return folder
 
 
-def _key(source: Path, variant: str) -> str:
-    identity = f"{FORMAT_VERSION}|{fingerprint(source)}|{variant}"
+def content_key(sources: Sequence[Path], variant: str) -> str:
+    """Changes with the content of any of the files, and with what is made of them. Raises OSError."""
+    identity = f"{FORMAT_VERSION}|{'|'.join(map(fingerprint, sources))}|{variant}"
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

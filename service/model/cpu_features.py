@@ -28,6 +28,17 @@ def has_bfloat16(cpuinfo: str) -> bool:
     return flags is None or not _BFLOAT16.isdisjoint(flags)
 
 
+def cpu_identity(cpuinfo: str) -> str:
+    """The kind of processor: its name and flags, "" where nothing is known of it."""
+    names = (
+        value.strip()
+        for line in cpuinfo.splitlines()
+        for name, _, value in [line.partition(":")]
+        if name.strip() in ("model name", "CPU part")
+    )
+    return " ".join([*list(names)[:1], *sorted(next(_flags(cpuinfo), []))])
+
+
 def _flags(cpuinfo: str) -> Iterator[list[str]]:
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")

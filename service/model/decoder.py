@@ -6,16 +6,19 @@ Residual additions are fused into the norm that follows them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from pageturner.kernels.cpu.forward import CpuDecoder, DecoderWeights
 from pageturner.kernels.interface import AttentionSpec, PagedOps, QuantisedOps
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.dense_products import load_dense_products
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.packed_file import PackedFile
-from pageturner.service.model.products import Layer, Products
-from pageturner.service.model.quantised_products import load_quantised_products
+from pageturner.service.model.products import Layer, LayerProducts, Products
+from pageturner.service.model.quantised_products import QuantisedProducts, load_quantised_products
 from pageturner.service.model.weight_source import WeightSource
 
 
@@ -66,7 +69,7 @@ class Decoder:
     def _attend(
         self,
         index: int,
-        layer: Layer,
+        layer: Layer[LayerProducts],
         qkv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -85,6 +88,28 @@ class Decoder:
         else:
             ops.write_kv(key, value, kv_layer, batch.attention)
         return ops.attention(query, kv_layer, batch.attention, self._attention[index]).flatten(1)
+
+
+class QuantisedDecoder(Decoder):
+    """On quantised products: the whole forward in one call if `make_whole` makes one, with the same bits."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        products: QuantisedProducts,
+        ops: PagedOps,
+        max_position: int | None = None,
+        make_whole: Callable[[DecoderWeights], CpuDecoder] | None = None,
+    ) -> None:
+        super().__init__(config, products, ops, max_position)
+        self._whole = None
+        if make_whole is not None:
+            self._whole = make_whole(products.whole_weights(config, self._attention, self._cos, self._sin))
+
+    def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
+        if self._whole is None:
+            return super().forward(batch, kv_cache)
+        return self._whole.forward(batch.token_ids, batch.attention, batch.logit_rows, kv_cache.pool)
 
 
 def load_decoder(

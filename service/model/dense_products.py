@@ -12,7 +12,7 @@ from pageturner.kernels.interface import PagedOps
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.linear import HEAD_ROW_TILES, Linear, LinearFactory
 from pageturner.service.model.packing import check_left
-from pageturner.service.model.products import Layer
+from pageturner.service.model.products import Layer, LayerProducts
 from pageturner.service.model.weight_source import WeightSource
 
 Take = Callable[..., torch.Tensor]
@@ -54,12 +54,13 @@ class DenseProducts:
         config: DecoderConfig,
         ops: PagedOps,
         embedding: torch.Tensor,
-        layers: Sequence[Layer] | StreamedLayers,
+        layers: Sequence[Layer[LayerProducts]] | StreamedLayers,
         norm: torch.Tensor,
         head: Linear,
         num_parameters: int,
+        kv_dtype: torch.dtype,
     ) -> None:
-        self.dtype = self.kv_dtype = embedding.dtype
+        self.dtype, self.kv_dtype = embedding.dtype, kv_dtype
         self.name = str(self.dtype).removeprefix("torch.")
         self.device = embedding.device
         self.layers = layers
@@ -83,10 +84,10 @@ class StreamedLayers:
     """Layers that are read when their turn comes and forgotten after it: for one pass over a model that
     doesn't fit in memory in this dtype."""
 
-    def __init__(self, read: Callable[[int], Layer], num_layers: int) -> None:
+    def __init__(self, read: Callable[[int], Layer[LayerProducts]], num_layers: int) -> None:
         self._read, self._num_layers = read, num_layers
 
-    def __iter__(self) -> Iterator[Layer]:
+    def __iter__(self) -> Iterator[Layer[LayerProducts]]:
         return map(self._read, range(self._num_layers))
 
 
@@ -96,15 +97,16 @@ def load_dense_products(
     ops: PagedOps,
     dtype: torch.dtype,
     *,
+    kv_dtype: torch.dtype | None = None,
     deterministic: bool = False,
     device: torch.device | None = None,
     streamed: bool = False,
 ) -> DenseProducts:
     """Read, merge and pack the weights, on the device (by default the CPU).
 
-    streamed: layers are read anew in each forward, and no memory holds them between. Raises ModelError if a
-    weight is missing, has the wrong shape or is not one of this architecture, or if deterministic products
-    cannot be had on this machine.
+    kv_dtype: of the pool, by default `dtype`. streamed: layers are read anew in each forward, and no memory
+    holds them between. Raises ModelError if a weight is missing, has the wrong shape or is not one of this
+    architecture, or if deterministic products cannot be had on this machine.
     """
     num_parameters = 0
 
@@ -117,7 +119,7 @@ def load_dense_products(
     embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     make = LinearFactory(deterministic=deterministic)
 
-    def read(index: int) -> Layer:
+    def read(index: int) -> Layer[LayerProducts]:
         return _load_layer(config, index, take, make, ops)
 
     layers = StreamedLayers(read, config.num_layers) if streamed else [*map(read, range(config.num_layers))]
@@ -128,10 +130,12 @@ def load_dense_products(
     if not streamed:
         check_left(weights, config)
     head = make(head_weight, candidates=HEAD_ROW_TILES)
-    return DenseProducts(config, ops, embedding, layers, norm, head, num_parameters)
+    return DenseProducts(config, ops, embedding, layers, norm, head, num_parameters, kv_dtype or dtype)
 
 
-def _load_layer(config: DecoderConfig, index: int, take: Take, make: LinearFactory, ops: PagedOps) -> Layer:
+def _load_layer(
+    config: DecoderConfig, index: int, take: Take, make: LinearFactory, ops: PagedOps
+) -> Layer[LayerProducts]:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, k_size, v_size = config.qkv_sizes

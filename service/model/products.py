@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -31,11 +31,14 @@ class LayerProducts(Protocol):
         ...
 
 
+_Products = TypeVar("_Products", bound=LayerProducts, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Generic[_Products]):
     """What a layer computes with. q_norm, k_norm: weights of qwen3's norms of each head."""
 
-    products: LayerProducts
+    products: _Products
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
 
@@ -74,7 +77,7 @@ class Products(Protocol):
         ...
 
     @property
-    def layers(self) -> Iterable[Layer]:
+    def layers(self) -> Iterable[Layer[LayerProducts]]:
         """First to last; may be walked many times."""
         ...
 

@@ -6,11 +6,13 @@ Activations between products are float32; a row's bits depend on its own tokens 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from pageturner.kernels.interface import QuantisedOps
+from pageturner.kernels.cpu.forward import DecoderWeights, LayerWeights
+from pageturner.kernels.interface import AttentionSpec, QuantisedOps
 from pageturner.kernels.packed import PackedWeight, rows_of
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.packed_file import PackedFile
@@ -53,7 +55,7 @@ class QuantisedProducts:
         config: DecoderConfig,
         ops: QuantisedOps,
         embedding: PackedWeight,
-        layers: tuple[Layer, ...],
+        layers: tuple[Layer[QuantisedLayer], ...],
         norm: torch.Tensor,
         head: PackedWeight,
         kv_dtype: torch.dtype,
@@ -62,6 +64,44 @@ class QuantisedProducts:
         self.num_parameters, self.weight_bytes = _count(config, embedding, layers, head)
         self._ops, self._eps = ops, config.rms_norm_eps
         self._embedding, self._norm, self._head = embedding, norm, head
+
+    def whole_weights(
+        self,
+        config: DecoderConfig,
+        attention: Sequence[AttentionSpec],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> DecoderWeights:
+        """For a forward in one call. attention: of each layer. cos, sin: of each position."""
+        layers = []
+        for index, layer in enumerate(self.layers):
+            products = layer.products
+            layers.append(
+                LayerWeights(
+                    attention_norm=products.attention_norm,
+                    qkv=products.merged,
+                    q_norm=layer.q_norm,
+                    k_norm=layer.k_norm,
+                    rotated=config.rotated[index],
+                    attention=attention[index],
+                    out=products.output,
+                    mlp_norm=products.mlp_norm,
+                    gate_up=products.gate_up,
+                    down=products.down,
+                )
+            )
+        return DecoderWeights(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.rms_norm_eps,
+            self._embedding,
+            tuple(layers),
+            self._norm,
+            self._head,
+            cos,
+            sin,
+        )
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return rows_of(self._embedding, token_ids)
@@ -83,7 +123,9 @@ def load_quantised_products(
     return QuantisedProducts(name, config, ops, embedding, layers, norm, head, kv_dtype)
 
 
-def _load_layer(config: DecoderConfig, index: int, weights: PackedFile, ops: QuantisedOps) -> Layer:
+def _load_layer(
+    config: DecoderConfig, index: int, weights: PackedFile, ops: QuantisedOps
+) -> Layer[QuantisedLayer]:
     layer = f"model.layers.{index}"
     hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.qkv_sizes[0]
 
@@ -111,14 +153,16 @@ def _load_layer(config: DecoderConfig, index: int, weights: PackedFile, ops: Qua
 
 
 def _count(
-    config: DecoderConfig, embedding: PackedWeight, layers: tuple[Layer, ...], head: PackedWeight
+    config: DecoderConfig,
+    embedding: PackedWeight,
+    layers: tuple[Layer[QuantisedLayer], ...],
+    head: PackedWeight,
 ) -> tuple[int, int]:
     """Parameters, and the bytes that hold them."""
     packed = [embedding] if head is embedding else [embedding, head]
     plain = [config.hidden_size]
     for layer in layers:
         products = layer.products
-        assert isinstance(products, QuantisedLayer)
         packed += [products.merged, products.output, products.gate_up, products.down]
         norms = (products.attention_norm, products.mlp_norm, layer.q_norm, layer.k_norm)
         plain += [norm.numel() for norm in norms if norm is not None]

@@ -64,6 +64,8 @@ class TransformersModel:
         self.max_position = _longest_sequence(model, max_position)
         self.num_parameters: int = model.num_parameters()
         self.dtype: torch.dtype = model.dtype
+        self.kv_dtype = self.dtype
+        self.weight_bytes = self.num_parameters * self.dtype.itemsize
         self.device: torch.device = model.device
         self.ops = ops
         self._model = model

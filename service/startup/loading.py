@@ -24,12 +24,13 @@ from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend
-from pageturner.service.model.build import build_model
+from pageturner.service.model.build import BuiltModel, build_model
 from pageturner.service.model.causal_model import CausalModel
-from pageturner.service.model.cpu_features import fit_dtype, read_cpuinfo
+from pageturner.service.model.cpu_features import read_cpuinfo
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.sizes import format_size
@@ -42,6 +43,7 @@ from pageturner.service.startup.container import (
     usable_processors,
 )
 from pageturner.service.startup.placement import choose_backend, decode_graphs, make_cache
+from pageturner.service.startup.products import Machine, settle_products
 from pageturner.service.startup.profile import run_largest_steps
 from pageturner.service.startup.sizing import HostMemory, fit_model_len
 
@@ -53,7 +55,8 @@ class LoadedModel:
     """A model on its device with its KV cache: all that a step computes with.
 
     limits: as configured, with max_model_len as the model allows. rates: measured on this machine.
-    tokenizer: None for a model that has none.
+    tokenizer: None for a model that has none. products: what its matrix products are computed with, and why.
+    deterministic: whether a row's bits are promised not to depend on its batch.
     """
 
     artifacts: ModelArtifacts
@@ -67,6 +70,8 @@ class LoadedModel:
     sampler: Sampler
     rates: Rates
     tokenizer: Tokenizer | None
+    products: ProductChoice
+    deterministic: bool
 
     @property
     def block_bytes(self) -> int:
@@ -84,23 +89,25 @@ def load_model(
     """
     config = loaded.config
     _choose_threads(config.model, logger)
-    before_loading = anonymous_memory()
     if not make_folder(cache_dir):
         advice = "XDG_CACHE_HOME names another folder; without one nothing is converted or compiled"
         logger.warning("cache_not_writable", path=str(cache_dir), advice=advice)
     if backend is None:
         backend = choose_backend(config, cache_dir, logger)
-    options, note = fit_dtype(config.model, backend.device, read_cpuinfo())
-    if note is not None:
-        logger.warning("dtype", reason=note)
+    machine = Machine(read_cpuinfo(), machine_memory())
+    options, products = settle_products(config.model, backend, cache_dir, machine, logger)
+    before_loading = anonymous_memory()
     artifacts = load_artifacts(options, cache_dir)
-    model, ops = _place_weights(artifacts, options, config.cache.block_size, backend)
+    built = _place_weights(artifacts, options, config.cache.block_size, backend)
+    model, ops = built.model, built.ops
+    if built.note is not None:
+        logger.warning("not_deterministic", reason=built.note)
     layout = KvLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.cache.block_size,
-        dtype=model.dtype,
+        dtype=model.kv_dtype,
         key_order=ops.key_order,
     )
     limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
@@ -117,7 +124,19 @@ def load_model(
     tokenizer = load_tokenizer(artifacts)
     report_model_files(artifacts, model.vocab_size, tokenizer, logger)
     return LoadedModel(
-        artifacts, backend, model, ops, limits, cache, kv_cache, runner, sampler, rates, tokenizer
+        artifacts,
+        backend,
+        model,
+        ops,
+        limits,
+        cache,
+        kv_cache,
+        runner,
+        sampler,
+        rates,
+        tokenizer,
+        products,
+        built.deterministic,
     )
 
 
@@ -134,7 +153,7 @@ def _choose_threads(options: ModelOptions, logger: FilteringBoundLogger) -> None
 
 def _host_memory(before_loading: int, model: CausalModel, backend: Backend) -> HostMemory:
     """before_loading: bytes that the process had before it loaded the model."""
-    weights = 0 if backend.device.type == "cuda" else model.num_parameters * model.dtype.itemsize
+    weights = 0 if backend.device.type == "cuda" else model.weight_bytes
     # Weights that are mapped from a file take memory when they are first read.
     loaded = max(anonymous_memory() - before_loading, weights)
     return HostMemory(machine_memory(), before_loading + loaded)
@@ -151,11 +170,16 @@ def make_folder(folder: Path) -> bool:
 
 def _place_weights(
     artifacts: ModelArtifacts, options: ModelOptions, block_size: int, backend: Backend
-) -> tuple[CausalModel, PagedOps]:
+) -> BuiltModel:
     dtype: torch.dtype = getattr(torch, artifacts.dtype)
     try:
         return build_model(
-            artifacts, options, block_size, lambda heads: backend.choose_ops(heads, dtype), backend.device
+            artifacts,
+            options,
+            block_size,
+            lambda heads: backend.choose_ops(heads, dtype),
+            backend.device,
+            backend.quantised,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{artifacts.name} does not fit on {backend.device}: {error}") from error
@@ -221,7 +245,7 @@ def report_model_files(
         logger.warning("model_files", reason=reason)
 
 
-def describe_model(loaded: LoadedModel, options: ModelOptions) -> ModelInfo:
+def describe_model(loaded: LoadedModel) -> ModelInfo:
     """What clients are told about the model."""
     artifacts, model, tokenizer = loaded.artifacts, loaded.model, loaded.tokenizer
     return ModelInfo(
@@ -230,7 +254,7 @@ def describe_model(loaded: LoadedModel, options: ModelOptions) -> ModelInfo:
         architecture=artifacts.architecture,
         backend=model.backend,
         dtype=artifacts.dtype,
-        deterministic=options.deterministic,
+        deterministic=loaded.deterministic,
         vocab_size=model.vocab_size,
         max_model_len=loaded.limits.max_model_len,
         num_layers=model.num_layers,
@@ -239,4 +263,5 @@ def describe_model(loaded: LoadedModel, options: ModelOptions) -> ModelInfo:
         num_parameters=model.num_parameters,
         eos_token_ids=tuple(end for end in artifacts.eos_token_ids if end < model.vocab_size),
         has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        quantization=loaded.products.name if artifacts.packed is not None else "none",
     )

@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 from pageturner.kernels.errors import KernelsUnavailable
 from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.kernels.selection import select_ops
+from pageturner.kernels.selection import select_ops, select_quantised
 from pageturner.service.config import CacheConfig, ServiceConfig
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError
@@ -41,7 +41,7 @@ def choose_backend(config: ServiceConfig, cache_dir: Path, logger: FilteringBoun
                 dtype,
                 head_dim=heads.head_dim,
                 block_size=config.cache.block_size,
-                deterministic=config.model.deterministic,
+                deterministic=bool(config.model.deterministic),
                 cache_dir=cache_dir,
                 group=heads.num_heads // heads.num_kv_heads,
                 allow_fallback=config.model.allow_fallback,
@@ -51,7 +51,7 @@ def choose_backend(config: ServiceConfig, cache_dir: Path, logger: FilteringBoun
             advice = "model.allow_fallback = true serves without the CUDA kernels, slower"
             raise ConfigError("model.device", f"{device}: {reason}; {advice}") from reason
 
-    return backend_of(device, choose_ops)
+    return backend_of(device, choose_ops, select_quantised(device, cache_dir))
 
 
 def make_cache(

@@ -18,7 +18,7 @@ from pageturner import __version__
 from pageturner.service.config import LoadedConfig, ServiceConfig
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.api import ServerInfo
+from pageturner.service.engine.api import MeasuredProducts, ProductsInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
@@ -29,6 +29,7 @@ from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
 from pageturner.service.flight.records import Setting
 from pageturner.service.model.backend import Backend
+from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
 
@@ -80,7 +81,7 @@ def build_engine(
             on_fault=None if flight is None else flight.on_fault,
         ),
         model.tokenizer,
-        model=describe_model(model, config.model),
+        model=describe_model(model),
         server_info=_describe_server(config, model, start_seconds=clock.now() - started_at),
         scheduler_options=model.limits,
         options=config.engine,
@@ -96,6 +97,8 @@ def build_engine(
         kernels=model.ops.name,
         device=str(model.backend.device),
         dtype=model.artifacts.dtype,
+        products=model.products.name,
+        deterministic=model.deterministic,
         num_blocks=model.cache.num_blocks,
         num_host_blocks=model.cache.num_host_blocks,
         block_bytes=model.block_bytes,
@@ -166,4 +169,10 @@ def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: f
         rates=model.rates,
         config=config.flat(),
         device=str(model.backend.device),
+        products=_describe_products(model.products),
     )
+
+
+def _describe_products(choice: ProductChoice) -> ProductsInfo:
+    measured = tuple(MeasuredProducts(each.name, each.seconds, each.mean_kl) for each in choice.measured)
+    return ProductsInfo(choice.name, choice.reason, measured, choice.warning or "")

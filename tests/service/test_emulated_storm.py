@@ -134,7 +134,8 @@ class Storm:
 def check_told(loaded: LoadedConfig, storm: Storm) -> int:
     """The number of tokens that were checked."""
     artifacts = load_artifacts(loaded.config.model, cpu_cache_dir())
-    model, ops = build_model(artifacts, loaded.config.model, BLOCK_SIZE, lambda heads: TorchOps(), CPU)
+    built = build_model(artifacts, loaded.config.model, BLOCK_SIZE, lambda heads: TorchOps(), CPU)
+    model, ops = built.model, built.ops
     sizes = (model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE)
     num_blocks = MAX_MODEL_LEN // BLOCK_SIZE
     cache = KvCache(KvLayout(*sizes, model.dtype, ops.key_order), num_blocks, 0, ops, CPU)

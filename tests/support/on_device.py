@@ -31,6 +31,14 @@ class OnDevice:
     def key_order(self) -> KeyOrder:
         return self._ops.key_order
 
+    @property
+    def narrow_pool(self) -> bool:
+        return self._ops.narrow_pool
+
+    @property
+    def row_invariant(self) -> bool:
+        return self._ops.row_invariant
+
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
     ) -> None:

@@ -54,7 +54,7 @@ class PagedSession:
         streams: Streams | None = None,
     ) -> None:
         layout = KvLayout(
-            model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.dtype, ops.key_order
+            model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.kv_dtype, ops.key_order
         )
         self.kv_cache = KvCache(layout, num_blocks, num_blocks, ops, model.device, streams)
         self.kv_cache.pool.fill_(math.nan)

@@ -11,7 +11,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device")
+    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class GetServerInfoResponse(_message.Message):
     RATES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     start_seconds: float
     uptime_seconds: float
@@ -45,7 +46,30 @@ class GetServerInfoResponse(_message.Message):
     rates: Rates
     config: _containers.ScalarMap[str, str]
     device: str
-    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ...) -> None: ...
+    products: Products
+    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ...) -> None: ...
+
+class Products(_message.Message):
+    __slots__ = ("name", "reason", "measured", "warning")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    measured: _containers.RepeatedCompositeFieldContainer[MeasuredProducts]
+    warning: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., measured: _Optional[_Iterable[_Union[MeasuredProducts, _Mapping]]] = ..., warning: _Optional[str] = ...) -> None: ...
+
+class MeasuredProducts(_message.Message):
+    __slots__ = ("name", "seconds", "mean_kl")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_KL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    mean_kl: float
+    def __init__(self, name: _Optional[str] = ..., seconds: _Optional[_Iterable[float]] = ..., mean_kl: _Optional[float] = ...) -> None: ...
 
 class Rates(_message.Message):
     __slots__ = ("swap_out_bytes_per_second", "swap_in_bytes_per_second", "block_bytes", "prefill_seconds_fixed", "prefill_seconds_per_token", "prefill_seconds_per_token_context")

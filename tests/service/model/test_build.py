@@ -46,7 +46,7 @@ def test_the_lean_decoder_is_taken_where_it_fits(
         head_dims.append(heads.head_dim)
         return TorchOps()
 
-    model, _ = build_model(artifacts_of(family, tmp_path), options(forward), 16, choose)
+    model = build_model(artifacts_of(family, tmp_path), options(forward), 16, choose).model
     assert model.backend == backend
     assert head_dims == [model.head_dim]
 

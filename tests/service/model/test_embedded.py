@@ -130,8 +130,8 @@ def generated(artifacts: ModelArtifacts, prompts: list[list[int]]) -> list[list[
 
 def test_greedy_text_is_that_of_generate(artifacts: ModelArtifacts, tokenizer: Tokenizer) -> None:
     prompts = prompt_ids(tokenizer)
-    model, ops = build_model(artifacts, ModelOptions(dtype="float32"), 16, lambda _: TorchOps())
-    session = PagedSession(model, ops, block_size=16, num_blocks=100)
+    built = build_model(artifacts, ModelOptions(dtype="float32"), 16, lambda _: TorchOps())
+    session = PagedSession(built.model, built.ops, block_size=16, num_blocks=100)
     sequences = [session.add(prompt) for prompt in prompts]
     running = list(sequences)
     while running:

@@ -121,4 +121,5 @@ def _on(device: torch.device) -> _Side:
             cache_dir=cpu_cache_dir(),
         )
 
-    return _Side(*build_model(artifacts, options, BLOCK_SIZE, lambda heads: choose(heads.head_dim), device))
+    built = build_model(artifacts, options, BLOCK_SIZE, lambda heads: choose(heads.head_dim), device)
+    return _Side(built.model, built.ops)

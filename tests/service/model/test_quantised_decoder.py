@@ -11,22 +11,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.exact_products import ExactQuantisedOps
-from support.ops import BACKENDS
+from support.ops import BACKENDS, cpu_library
 from support.paged_sessions import PagedSession
 from support.random_models import VOCAB_SIZE, save, tiny_model
 
+from pageturner.kernels.cpu.forward import CpuDecoder
+from pageturner.kernels.cpu.ops import CpuOps
+from pageturner.kernels.cpu.quantised_ops import CpuQuantisedOps
 from pageturner.kernels.interface import QuantisedOps
 from pageturner.kernels.packed import unpack
 from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
-from pageturner.service.model.decoder import Decoder, load_decoder, load_quantised_decoder
+from pageturner.service.model.decoder import Decoder, QuantisedDecoder, load_decoder, load_quantised_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
 from pageturner.service.model.loader import WeightFiles, read_folder
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
-from pageturner.service.model.packing import EMBEDDING, HEAD, why_not_packed, write_packed
+from pageturner.service.model.packing import EMBEDDING, HEAD, NotPackable, check_packable, write_packed
 from pageturner.service.model.quantise import GROUP
+from pageturner.service.model.quantised_products import load_quantised_products
 
 FAMILIES = ["llama_bias", "llama_tied", "mistral_window", "qwen2", "qwen3", "smollm3"]
 NUM_TOKENS = 40
@@ -161,6 +165,31 @@ def test_bits_do_not_depend_on_company(backend: str, tmp_path: Path) -> None:
     assert torch.equal(logits, expected[0])
 
 
+@pytest.mark.parametrize("family", ["llama_tied", "qwen3", "mistral_window", "smollm3", "qwen2"])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+def test_one_call_gives_the_bits_of_its_operations(
+    family: str, kv_dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = tiny_folder(family, tmp_path / "model", head_dim=16)
+    config, library = config_of(folder), cpu_library()
+    products = load_quantised_products(
+        "int8", config, packed(folder, tmp_path / "packed"), CpuQuantisedOps(library), kv_dtype
+    )
+    ops = CpuOps(library)
+    whole = QuantisedDecoder(
+        config, products, ops, make_whole=lambda weights: CpuDecoder(library, weights, 2)
+    )
+    sessions = [
+        PagedSession(decoder, ops, block_size=16) for decoder in (whole, Decoder(config, products, ops))
+    ]
+    results = []
+    for session in sessions:
+        first, second = session.add(tokens_of(3)), session.add(tokens_of(4))
+        results.append([session.step([(first, 9)]), session.step([(first, 31), (second, NUM_TOKENS)])])
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_a_model_of_other_sizes_and_a_cut_file_are_refused(tmp_path: Path) -> None:
     folder = tiny_folder("qwen3", tmp_path / "model")
     other = tiny_folder("qwen3", tmp_path / "other", num_hidden_layers=3)
@@ -193,5 +222,6 @@ def test_weights_that_cannot_be_quantised_are_named(tmp_path: Path) -> None:
 
 def test_sizes_that_groups_do_not_divide_are_told(tmp_path: Path) -> None:
     _, model = tiny_model("qwen3", 7)
-    reason = why_not_packed(config_of(save(model, tmp_path)))
-    assert reason == f"intermediate_size is 48, no multiple of the {GROUP} inputs of a group"
+    reason = f"intermediate_size is 48, no multiple of the {GROUP} inputs of a group"
+    with pytest.raises(NotPackable, match=reason):
+        check_packable(config_of(save(model, tmp_path)))

@@ -17,7 +17,6 @@ from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.model import backend
 from pageturner.service.model.artifacts import ModelArtifacts
-from pageturner.service.model.options import ModelOptions
 from pageturner.service.startup import loading
 
 
@@ -54,11 +53,13 @@ def test_end_tokens_and_a_tokenizer_beyond_the_embeddings_are_said_at_start() ->
         artifacts=found,
         tokenizer=tokenizer,
         limits=SchedulerOptions(),
+        products=SimpleNamespace(name="float32"),
+        deterministic=False,
         model=SimpleNamespace(
             vocab_size=rows, backend="lean", num_layers=1, num_kv_heads=1, head_dim=1, num_parameters=1
         ),
     )
-    assert loading.describe_model(loaded, ModelOptions()).eos_token_ids == (3,)
+    assert loading.describe_model(loaded).eos_token_ids == (3,)
 
 
 @pytest.mark.fault("27")

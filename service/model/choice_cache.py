@@ -1,0 +1,50 @@
+"""Choices of products, kept under the user's cache folder by all that they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pageturner.service.codec import strict_converter
+from pageturner.service.model.product_choice import ProductChoice
+
+FORMAT_VERSION = 1
+"""Raised whenever the same machine and model would be measured or judged otherwise."""
+
+_CONVERTER = strict_converter()
+
+
+class ChoiceCache:
+    """The choice of one model on one machine.
+
+    name: for the eye. depends_on: texts that a choice holds for: the model's content, the processor, versions
+    and the like.
+    """
+
+    def __init__(self, cache_dir: Path, name: str, depends_on: Sequence[str]) -> None:
+        identity = json.dumps([FORMAT_VERSION, *depends_on])
+        key = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._path = cache_dir / "choices" / f"{name}-{key}.json"
+
+    def read(self) -> ProductChoice | None:
+        """What was chosen, None if nothing was, or if that can't be read: it can be measured again."""
+        try:
+            return _CONVERTER.structure(json.loads(self._path.read_bytes()), ProductChoice)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def write(self, choice: ProductChoice) -> bool:
+        """Keep it for the next start; whether that could be done."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
+                json.dump(asdict(choice), file, indent=2)
+            os.replace(file.name, self._path)
+        except OSError:
+            return False
+        return True

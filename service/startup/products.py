@@ -1,0 +1,262 @@
+"""Settles what a model's products are computed with: as configured, as chosen before, or measured now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from structlog.typing import FilteringBoundLogger
+
+from pageturner import __version__
+from pageturner.kernels.interface import PagedOps, QuantisedOps
+from pageturner.service.errors import ConfigError
+from pageturner.service.model.accuracy import Logits, logits_of, measure_accuracy, packaged_text
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.backend import Backend, HeadShape
+from pageturner.service.model.build import pool_dtype
+from pageturner.service.model.choice_cache import ChoiceCache
+from pageturner.service.model.conversion_cache import content_key
+from pageturner.service.model.cpu_features import cpu_identity, fit_dtype, has_bfloat16
+from pageturner.service.model.decoder import Decoder, load_decoder
+from pageturner.service.model.decoder_config import DecoderConfig, NotLean, parse_decoder_config
+from pageturner.service.model.dense_products import load_dense_products
+from pageturner.service.model.loader import is_gguf, load_artifacts, open_weights
+from pageturner.service.model.options import ModelOptions, Quantization
+from pageturner.service.model.packed_file import PackedFile
+from pageturner.service.model.packing import NotPackable
+from pageturner.service.model.product_choice import (
+    BFLOAT16,
+    FLOAT32,
+    ProductChoice,
+    candidates_of,
+    choose_fastest,
+    obey,
+)
+from pageturner.service.model.product_timing import SyntheticWeights, time_products
+from pageturner.service.model.products import Products
+from pageturner.service.model.quantised_products import QuantisedProducts, load_quantised_products
+
+_JUDGED_TOKENS = 256
+"""Of the packaged text: for a mean KL within some tens of percent, in half a second for a small model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What of this machine a choice depends on. memory: bytes. measure: seconds of a step's products."""
+
+    cpuinfo: str
+    memory: int
+    measure: Callable[[Mapping[str, Products], DecoderConfig], Mapping[str, Sequence[float]]] = partial(
+        time_products, timer=time.perf_counter
+    )
+
+
+def settle_products(
+    options: ModelOptions, backend: Backend, cache_dir: Path, machine: Machine, logger: FilteringBoundLogger
+) -> tuple[ModelOptions, ProductChoice]:
+    """The options with dtype and quantization named, and how they were come by.
+
+    Nothing is measured on a GPU, nor for a model that can't be quantised: those run in the dtype that
+    `fit_dtype` gives. Raises ConfigError or ModelError for quantised weights that were asked for in vain.
+    """
+    found = _measurable(options, backend, cache_dir)
+    if isinstance(found, str):
+        if options.quantised:
+            raise ConfigError("model.quantization", f"{options.quantization} can't be had: {found}")
+        fitted, note = fit_dtype(options, backend.device, machine.cpuinfo)
+        if note is not None:
+            logger.warning("dtype", reason=note)
+        return replace(fitted, quantization="none"), ProductChoice(fitted.dtype, found)
+    choice = _remembered(found, options, backend, cache_dir, machine)
+    figures = [measured.figures() for measured in choice.measured]
+    logger.info("products", chosen=choice.name, reason=choice.reason, figures=figures)
+    if choice.warning is not None:
+        logger.warning("products", reason=choice.warning)
+    return _named(options, choice.name), choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurable:
+    """A model whose products can be measured here.
+
+    artifacts: with its weights packed by `scheme`, plain where that is None.
+    """
+
+    artifacts: ModelArtifacts
+    config: DecoderConfig
+    scheme: str | None
+    quantised_ops: QuantisedOps
+
+
+def _measurable(options: ModelOptions, backend: Backend, cache_dir: Path) -> _Measurable | str:
+    """What can be measured, or why nothing can."""
+    if backend.device.type != "cpu":
+        return f"the model runs on {backend.device}"
+    if options.forward == "transformers":
+        return "model.forward is transformers"
+    if backend.quantised is None:
+        return "products of quantised weights can't be compiled here"
+    is_file = is_gguf(options.source)
+    scheme: Quantization = "file" if is_file else "int8"
+    if options.quantised:
+        scheme = options.quantization
+    # A folder isn't quantised just to tell how much slower is what was asked for.
+    if not is_file and _dense_name(options) is not None:
+        scheme = "none"
+    try:
+        artifacts = load_artifacts(replace(options, dtype="auto", quantization=scheme), cache_dir)
+        config = parse_decoder_config(artifacts.config)
+    except (NotLean, NotPackable) as reason:
+        return str(reason)
+    if artifacts.tokenizer is None and _name(options) is None:
+        return "the model has no tokenizer, so that its accuracy on a text can't be measured"
+    return _Measurable(artifacts, config, None if scheme == "none" else scheme, backend.quantised.ops)
+
+
+def _dense_name(options: ModelOptions) -> str | None:
+    """The dtype that the configuration names for plain weights, None if it names none."""
+    return None if options.quantised or options.dtype == "auto" else options.dtype
+
+
+def _name(options: ModelOptions) -> str | None:
+    """The products that the configuration names, None if it leaves them open."""
+    return options.quantization if options.quantised else _dense_name(options)
+
+
+def _named(options: ModelOptions, name: str) -> ModelOptions:
+    """The options that lead to the products of that name."""
+    if name == FLOAT32:
+        return replace(options, dtype="float32", quantization="none")
+    if name == BFLOAT16:
+        return replace(options, dtype="bfloat16", quantization="none")
+    assert name in ("file", "int8", "int4")
+    return replace(options, dtype="auto", quantization=cast(Quantization, name))
+
+
+def _remembered(
+    found: _Measurable, options: ModelOptions, backend: Backend, cache_dir: Path, machine: Machine
+) -> ProductChoice:
+    """The choice that was made before, else the one made now."""
+    artifacts = found.artifacts
+    files = artifacts.weight_files if artifacts.gguf is None else (artifacts.gguf,)
+    measurement = _Measurement(found, options, backend, machine)
+    depends_on = (
+        content_key((artifacts.folder / "config.json", *files), "products"),
+        cpu_identity(machine.cpuinfo),
+        *measurement.candidates,
+        str(_name(options)),
+        options.kv_dtype,
+        found.quantised_ops.name,
+        str(torch.get_num_threads()),
+        torch.__version__,
+        __version__,
+    )
+    cache = ChoiceCache(cache_dir, artifacts.name, depends_on)
+    choice = cache.read()
+    if choice is None:
+        choice = measurement.choose()
+        cache.write(choice)
+    return choice
+
+
+class _Measurement:
+    """Times the candidates for a model, and compares their logits with float32's."""
+
+    def __init__(self, found: _Measurable, options: ModelOptions, backend: Backend, machine: Machine) -> None:
+        self._found, self._options = found, options
+        self._backend, self._machine = backend, machine
+        name = _name(options)
+        wants_quantised = options.quantization != "none" or name is not None
+        names = candidates_of(
+            quantised=found.scheme if wants_quantised else None, has_bfloat16=has_bfloat16(machine.cpuinfo)
+        )
+        if name is not None:
+            names = tuple(dict.fromkeys((*names, name)))
+        self.candidates = tuple(each for each in names if each == name or self._fits(each))
+
+    def choose(self) -> ProductChoice:
+        """Measure, and decide. Raises ModelError for weights that can't be read."""
+        found = self._found
+        products = {name: self._one_layer(name) for name in self.candidates}
+        seconds = self._machine.measure(products, found.config)
+        del products
+        name = _name(self._options)
+        if name is not None:
+            return obey(name, seconds)
+        return choose_fastest(seconds, self._mean_kl)
+
+    def _fits(self, name: str) -> bool:
+        """Whether the machine's memory holds the whole model on such products."""
+        found = self._found
+        if found.scheme is None or name == found.scheme:
+            return True
+        dtype: torch.dtype = getattr(torch, name)
+        return self._quantised().num_parameters * dtype.itemsize < self._machine.memory
+
+    def _one_layer(self, name: str) -> Products:
+        """Products as fast as the model's: its own where they are packed, else of one layer of its sizes."""
+        found = self._found
+        if name == found.scheme:
+            return self._quantised()
+        config = replace(
+            found.config,
+            num_layers=1,
+            sliding_windows=found.config.sliding_windows[:1],
+            rotated=found.config.rotated[:1],
+        )
+        dtype: torch.dtype = getattr(torch, name)
+        return load_dense_products(config, SyntheticWeights(), self._ops(dtype), dtype)
+
+    def _quantised(self) -> QuantisedProducts:
+        found = self._found
+        assert found.scheme is not None
+        assert found.artifacts.packed is not None
+        packed = PackedFile(found.artifacts.packed)
+        return load_quantised_products(
+            found.scheme, found.config, packed, found.quantised_ops, self._kv_dtype
+        )
+
+    @property
+    def _kv_dtype(self) -> torch.dtype:
+        """As `build_model` has it beside quantised weights."""
+        return pool_dtype(self._options, self._ops(torch.float32), quantised=True, rows=torch.float32)
+
+    def _ops(self, dtype: torch.dtype) -> PagedOps:
+        config = self._found.config
+        return self._backend.choose_ops(
+            HeadShape(config.num_heads, config.num_kv_heads, config.head_dim), dtype
+        )
+
+    @cached_property
+    def _window(self) -> Sequence[int]:
+        """The first tokens of the packaged text that the model has embeddings for."""
+        tokenizer, config = self._found.artifacts.tokenizer, self._found.config
+        assert tokenizer is not None, "without a tokenizer nothing is chosen"
+        ids = tokenizer.encode(packaged_text()).ids
+        return [token for token in ids if token < config.vocab_size][
+            : min(_JUDGED_TOKENS, config.max_position)
+        ]
+
+    @cached_property
+    def _expected(self) -> torch.Tensor:
+        return self._dense_logits(torch.float32)(self._window)
+
+    def _dense_logits(self, dtype: torch.dtype) -> Logits:
+        """Layer by layer from the files, in no more memory than one layer takes."""
+        found, ops = self._found, self._ops(dtype)
+        weights = open_weights(found.artifacts)
+        return logits_of(load_decoder(found.config, weights, ops, dtype, streamed=True), ops)
+
+    def _mean_kl(self, name: str) -> float:
+        found = self._found
+        if name == found.scheme:
+            ops = self._ops(torch.float32)
+            logits = logits_of(Decoder(found.config, self._quantised(), ops), ops)
+        else:
+            logits = self._dense_logits(getattr(torch, name))
+        return measure_accuracy(lambda _: self._expected, logits, [self._window]).mean_kl
