@@ -1,6 +1,6 @@
-"""Packed weights on disk: one file of bytes that is mapped, and an index that says where what lies.
+"""Packed weights on disk: one file of bytes that is read whole, and an index that says where what lies.
 
-Written once (see `conversion_cache`, which also checks the bytes); a start maps it and packs nothing.
+Written once (see `conversion_cache`, which also checks the bytes); a start reads it and packs nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.packed import ALIGNMENT, PackedLayout, PackedWeight
 from pageturner.service.errors import ModelError
+from pageturner.service.model.pages import own_pages
 
 WEIGHTS, INDEX = "weights.bin", "weights.json"
 _BIAS = "bias"
@@ -66,7 +67,7 @@ class PackedWriter:
 
 
 class PackedFile:
-    """The files of a folder, mapped. Remembers nothing of what was taken.
+    """The files of a folder, read. Remembers nothing of what was taken.
 
     Raises ModelError where they can't be read.
     """
@@ -75,9 +76,7 @@ class PackedFile:
         self._path = folder / WEIGHTS
         try:
             self._entries: Mapping[str, Mapping[str, Any]] = json.loads((folder / INDEX).read_bytes())
-            size = self._path.stat().st_size
-            # Private: what a map of these bytes is written with never reaches the file.
-            self._bytes = torch.from_file(str(self._path), shared=False, size=size, dtype=torch.uint8)
+            self._bytes = _read(self._path)
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"{folder} cannot be read: {error}") from error
 
@@ -125,3 +124,14 @@ class PackedFile:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _read(path: Path) -> torch.Tensor:
+    """All bytes, in huge pages: a step reads every weight once, and a map of the file a third slower."""
+    size = path.stat().st_size
+    content = own_pages((size,), torch.uint8, huge=True)
+    with path.open("rb") as file:
+        count = file.readinto(content.numpy().data)
+    if count < size:
+        raise OSError(f"{path} ended after {count} of {size} bytes")
+    return content
