@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pageturner.service.bench.chat_lengths import sample_exchange
+from pageturner.loadtest.workload.lengths import draw_pair
+from pageturner.loadtest.workload.named import NAMED
 from pageturner.service.bench.memory_study import (
     StepModel,
     StudyRun,
@@ -53,14 +54,14 @@ def chat_trace(
     num_requests: int, seed: int, max_model_len: int, choices: int = 1
 ) -> tuple[TracedRequest, ...]:
     """First questions and answers of ShareGPT's lengths, cut to the longest sequence."""
-    rng = random.Random(seed)
+    chat, rng = NAMED["chat"], random.Random(seed)
     trace = []
     for _ in range(num_requests):
-        exchange = sample_exchange(rng)
-        prompt = min(exchange.prompt_tokens, max_model_len - 1)
-        answers = [exchange, *(sample_exchange(rng) for _ in range(choices - 1))]
-        room = max_model_len - prompt
-        trace.append(TracedRequest(prompt, tuple(min(room, answer.answer_tokens) for answer in answers)))
+        pairs = [
+            draw_pair(rng, chat.prompt_lengths, chat.output_lengths, chat.correlation) for _ in range(choices)
+        ]
+        prompt = min(pairs[0][0], max_model_len - 1)
+        trace.append(TracedRequest(prompt, tuple(min(max_model_len - prompt, answer) for _, answer in pairs)))
     return tuple(trace)
 
 

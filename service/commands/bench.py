@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 
-from pageturner.service.commands import bench_kernels, bench_memory, bench_neighbours
+from pageturner.service.commands import bench_cache, bench_kernels, bench_memory, bench_neighbours
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.commands.progress import progress
@@ -101,6 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "kernels",
             help="attention beside torch's and what the GPU can do; without a GPU, on paper and on the CPU",
             epilog=f"example: {bench_kernels.EXAMPLE}",
+        )
+    )
+    bench_cache.add_arguments(
+        benches.add_parser(
+            "cache",
+            help="shared prefixes, conversations and a pool too small, through the service",
+            epilog=f"example: {bench_cache.EXAMPLE}",
         )
     )
     bench_memory.add_arguments(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from pageturner.service.config import cache_directory, load_config
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pageturner.service.bench.conversations import Reuse
     from pageturner.service.bench.copy_on_write import CopyCost
     from pageturner.service.bench.memory import MemoryReport
     from pageturner.service.bench.memory_study import StudyRun
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench import conversations
     from pageturner.service.bench.copy_on_write import measure_copies
     from pageturner.service.bench.memory import BLOCK_SIZE, chat_trace, num_runs, study_memory
     from pageturner.service.bench.memory_study import ModelledSteps, RealSteps, StudySetting
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_real = arguments.machine == THIS
     machine = load_machine("cpu-smollm2-135m" if is_real else arguments.machine)
     modelled = ModelledSteps(machine)
-    with progress(num_runs() + 2) as advance:
+    with progress(num_runs() + 2 + len(conversations.BLOCK_SIZES)) as advance:
         model = _load(arguments, arguments.kv_tokens // BLOCK_SIZE)
         advance(f"loaded {model.artifacts.name}", 1)
         steps = RealSteps(model.kv_cache, model.runner, model.sampler)
@@ -77,14 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
         report = study_memory(
             setting, steps if is_real else modelled, modelled, arguments.seed, _teller(advance)
         )
-        copies = measure_copies(
-            steps, replace(model.limits, max_num_seqs=64), model.cache, NUM_COPIES, NUM_ROUNDS
-        )
+        reuses = []
+        for reuse in conversations.measure_reuse(load_machine("h100-8b"), arguments.requests, arguments.seed):
+            reuses.append(reuse)
+            advance(f"conversations, blocks of {reuse.block_size}: {reuse.saved:.1%} saved", 1)
+        limits = replace(model.limits, max_num_seqs=4 * NUM_COPIES)
+        copies = measure_copies(steps, limits, model.cache, NUM_COPIES, NUM_ROUNDS)
         advance(f"{NUM_COPIES} copies at once", 1)
     if arguments.json:
-        write(json.dumps(_document(arguments, report, copies), indent=2))
+        write(json.dumps(_document(arguments, report, reuses, copies), indent=2))
     else:
-        _print(arguments, report, copies)
+        _print(arguments, report, reuses, copies)
     if arguments.plot is not None:
         from pageturner.service.bench.memory_plot import write_plot
 
@@ -140,7 +145,9 @@ def _teller(advance: Advance) -> Callable[[StudyRun], None]:
     return lambda run: advance(f"{run.name}: {run.tokens_per_second:,.0f} tokens/s", 1)
 
 
-def _document(arguments: argparse.Namespace, report: MemoryReport, copies: CopyCost) -> dict[str, Any]:
+def _document(
+    arguments: argparse.Namespace, report: MemoryReport, reuses: Sequence[Reuse], copies: CopyCost
+) -> dict[str, Any]:
     asked = ("machine", "requests", "kv_tokens", "longest", "most", "seed")
     return {
         "asked": {name: getattr(arguments, name) for name in asked},
@@ -149,6 +156,7 @@ def _document(arguments: argparse.Namespace, report: MemoryReport, copies: CopyC
         "total_speedup": report.total_speedup,
         "sharing": {str(choices): _run_document(run) for choices, run in report.sharing.items()},
         "block_sizes": [_run_document(run) for run in report.block_sizes],
+        "conversations": [{**asdict(reuse), "saved": reuse.saved} for reuse in reuses],
         "copies": asdict(copies),
     }
 
@@ -157,7 +165,9 @@ def _run_document(run: StudyRun) -> dict[str, Any]:
     return {**asdict(run), "useful": run.use.useful}
 
 
-def _print(arguments: argparse.Namespace, report: MemoryReport, copies: CopyCost) -> None:
+def _print(
+    arguments: argparse.Namespace, report: MemoryReport, reuses: Sequence[Reuse], copies: CopyCost
+) -> None:
     whose = "this machine" if arguments.machine == THIS else f"{arguments.machine}, simulated"
     write(
         f"{arguments.requests} requests of ShareGPT's lengths, {arguments.kv_tokens} tokens of KV, sequences "
@@ -182,6 +192,8 @@ def _print(arguments: argparse.Namespace, report: MemoryReport, copies: CopyCost
     write(f"blocks that the choices of a prompt save by sharing: {saved}")
     wasted = ", ".join(f"{run.block_size}: {1 - run.use.useful:.1%}" for run in report.block_sizes)
     write(f"wasted of what is set aside, by block size: {wasted}")
+    kept = ", ".join(f"{reuse.block_size}: {reuse.saved:.1%}" for reuse in reuses)
+    write(f"prompt tokens that conversations save by answers' last, partial blocks, by block size: {kept}")
     write(
         f"a step in which {copies.num_copies} choices copy a block of {copies.block_bytes // 1024} KiB: "
         f"{copies.step_milliseconds:.2f} ms, {copies.copy_milliseconds:.2f} of them in the copies; "

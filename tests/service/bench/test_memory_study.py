@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from dataclasses import replace
 
 import pytest
@@ -11,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pageturner.policies.views import Rates
-from pageturner.service.bench.chat_lengths import (
-    ANSWER_TOKENS,
-    PROMPT_TOKENS,
-    sample_conversation,
-    sample_exchange,
-)
+from pageturner.service.bench.conversations import conversations, measure_reuse
 from pageturner.service.bench.memory import BLOCK_SIZE, PAGING, chat_trace, num_runs, study_memory
 from pageturner.service.bench.memory_study import (
     ModelledSteps,
@@ -141,18 +135,13 @@ def test_what_is_reserved() -> None:
     assert DEMANDS["power of two"](Lengths(2000, 33, 2048)) == 2048
 
 
-def test_lengths_are_those_of_the_conversations() -> None:
-    rng = random.Random(3)
-    exchanges = [sample_exchange(rng) for _ in range(20_000)]
-    for lengths, known in (
-        ([e.prompt_tokens for e in exchanges], PROMPT_TOKENS),
-        ([e.answer_tokens for e in exchanges], ANSWER_TOKENS),
-    ):
-        quantiles = statistics.quantiles(lengths, n=100)
-        for level, wanted in zip((25, 50, 75, 90, 95), known[4:9], strict=True):
-            assert quantiles[level - 1] == pytest.approx(wanted, rel=0.08)
-        assert min(lengths) >= known[0]
-        assert max(lengths) <= known[-1]
-    turns = [len(sample_conversation(rng)) for _ in range(2000)]
-    assert statistics.median(turns) == 1
-    assert max(turns) <= 13
+def test_partial_blocks_save_more_the_larger_blocks_are() -> None:
+    """On average half a block of each answer but a conversation's last."""
+    workload = conversations(80, 0, 4096)
+    num_follow_ups = sum(request.follows is not None for request in workload.requests)
+    reuses = list(measure_reuse(load_machine("h100-8b"), 80, 0, (8, 32)))
+    assert [reuse.block_size for reuse in reuses] == [8, 32]
+    for reuse in reuses:
+        saved = reuse.computed_full_blocks - reuse.computed_with_partial
+        assert saved == pytest.approx(num_follow_ups * (reuse.block_size - 1) / 2, rel=0.3)
+    assert reuses[0].computed_with_partial == pytest.approx(reuses[1].computed_with_partial, rel=0.01)
