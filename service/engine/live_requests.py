@@ -141,8 +141,7 @@ class LiveRequests:
 
     def _close(self) -> None:
         self._num_unread -= 1
-        if not self._num_unread:
-            self.is_read.set()
+        self._note_end()
 
     # From the thread
 
@@ -178,12 +177,18 @@ class LiveRequests:
             live.refuse(EngineDead(reason))
         self._live.clear()
         self._num_pending = self._num_pending_tokens = 0
-        self.is_empty.set()
+        self._note_end()
 
     def _forget(self, request_id: str) -> None:
         del self._live[request_id]
+        self._note_end()
+
+    def _note_end(self) -> None:
+        """A request that was left is read, and lives until its abort is carried out."""
         if not self._live:
             self.is_empty.set()
+            if not self._num_unread:
+                self.is_read.set()
 
     def _remember(self, request_id: str) -> None:
         self._finished_ids[request_id] = None

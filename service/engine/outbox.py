@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, SchedulerStats, TokenEvent
 from pageturner.service.engine.thread_messages import EngineOutput
@@ -18,11 +17,13 @@ LONGEST_REST = 0.05
 
 _EVENTS = frozenset({TokenEvent, ChoiceFinishedEvent, FinishedEvent})
 
+_Put = tuple[int, Sequence[EngineOutput], SchedulerStats]
 Deliver = Callable[[Sequence[EngineOutput], SchedulerStats], None]
 
 
 class Outbox:
-    """`put` is for the engine thread, all else for the loop. Events cross in the order in which they are put.
+    """`put` is for the engine thread, all else for the loop. What is put crosses in that order, save that an
+    answer may overtake events: none of them is of the request that it opens.
 
     Answers to commands cross at once. So do events while the loop keeps up. It is behind when it was busy
     for more than MOST_BUSY of the time since events last crossed: the next ones then wait until that share
@@ -41,7 +42,8 @@ class Outbox:
         self._loop = loop
         self._deliver = deliver
         self._cpu_seconds = cpu_seconds
-        self._events: deque[tuple[int, Sequence[EngineOutput], SchedulerStats]] = deque()
+        self._answers: deque[_Put] = deque()
+        self._events: deque[_Put] = deque()
         self._num_put = 0
         self._is_asked = False
         self._newest: tuple[int, SchedulerStats] = (0, SchedulerStats())
@@ -53,7 +55,8 @@ class Outbox:
         self._num_put += 1
         answers = [output for output in outputs if type(output) not in _EVENTS]
         if answers or not outputs:
-            self._call_soon(partial(self._hand_over, self._num_put, answers, stats))
+            self._answers.append((self._num_put, answers, stats))
+            self._call_soon(self._hand_over_answers)
             outputs = [output for output in outputs if type(output) in _EVENTS]
         if outputs:
             self._events.append((self._num_put, outputs, stats))
@@ -67,7 +70,13 @@ class Outbox:
         self._is_asked = False
         self._crossed_at, self._cpu_then = self._loop.time(), self._cpu_seconds()
         while self._events:
-            self._hand_over(*self._events.popleft())
+            events = self._events.popleft()
+            self._hand_over_answers()  # those that were put before
+            self._hand_over(*events)
+
+    def _hand_over_answers(self) -> None:
+        while self._answers:
+            self._hand_over(*self._answers.popleft())
 
     def _cross_in_time(self) -> None:
         busy = self._cpu_seconds() - self._cpu_then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, MutableMapping
@@ -617,6 +618,7 @@ def test_every_stream_ends_exactly_once_under_any_sequence_of_calls(script: list
             streams: dict[str, RequestStream] = {}
             submitting: dict[str, asyncio.Task[RequestStream]] = {}
             reading: list[asyncio.Task[PageturnerError | None]] = []
+            number = itertools.count()
             for action, argument in script:
                 name = str(argument)
                 for key, task in list(submitting.items()):
@@ -625,7 +627,7 @@ def test_every_stream_ends_exactly_once_under_any_sequence_of_calls(script: list
                 match action:
                     case "submit":
                         task = asyncio.ensure_future(bench.submit(name, max_tokens=1 + 5 * argument))
-                        submitting[f"{name}/{len(submitting)}"] = task
+                        submitting[f"{name}/{next(number)}"] = task
                     case "cancel" if submitting:
                         list(submitting.values())[argument % len(submitting)].cancel()
                     case "read" if streams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, cast
@@ -151,15 +152,16 @@ Moves = list[str | tuple[float, float]]
 def play(script: Moves, outbox_class: type[Outbox] = Outbox) -> None:
     """Whatever the engine and the clock do: order, and a bound on the wait, and nothing lost."""
     outbox, loop, crossed = make(outbox_class)
-    put_at: dict[int, float] = {}
-    num_answers = 0
+    num_events = num_answers = 0
+    answers_before: dict[int, int] = {}
     for move in script:
         if move == "put":
-            put_at[len(put_at)] = loop.now
-            outbox.put((token(len(put_at) - 1),), figures(len(put_at)))
+            outbox.put((token(num_events),), figures(num_events))
+            answers_before[num_events] = num_answers
+            num_events += 1
         elif move == "answer":
             num_answers += 1
-            outbox.put((AcceptedEvent("s", num_answers, 0, 0),), figures(len(put_at)))
+            outbox.put((AcceptedEvent("s", num_answers, 0, 0),), figures(num_events))
         elif move == "turn":
             loop.turn()
         else:
@@ -170,9 +172,16 @@ def play(script: Moves, outbox_class: type[Outbox] = Outbox) -> None:
     for _ in range(2):  # asked for in one turn, due by the next
         loop.now += LONGEST_REST
         loop.turn()
-    events = [output for _, output, _ in crossed if isinstance(output, TokenEvent)]
-    assert events == [token(number) for number in put_at]
-    answers = [output.seed for _, output, _ in crossed if isinstance(output, AcceptedEvent)]
+    events: list[int] = []
+    answers: list[int] = []
+    for _, output, _ in crossed:
+        if isinstance(output, AcceptedEvent):
+            answers.append(output.seed)
+        else:
+            number = output.tokens[0].token_id
+            events.append(number)
+            assert len(answers) >= answers_before[number], "tokens overtook an answer"
+    assert events == list(range(num_events))
     assert answers == list(range(1, num_answers + 1))
     known = [steps for _, _, steps in crossed]
     assert known == sorted(known)
@@ -195,13 +204,20 @@ class NewestFirst(Outbox):
         super().cross()
 
 
+class OvertakesAnswers(Outbox):
+    def cross(self) -> None:
+        answers, self._answers = self._answers, deque()
+        super().cross()
+        self._answers = answers
+
+
 class FiguresGoBack(Outbox):
     def _hand_over(self, number: int, outputs: Sequence[EngineOutput], stats: SchedulerStats) -> None:
         self._newest = 0, stats
         super()._hand_over(number, outputs, stats)
 
 
-@pytest.mark.parametrize("planted", [AsksOnce, NewestFirst, FiguresGoBack])
+@pytest.mark.parametrize("planted", [AsksOnce, NewestFirst, OvertakesAnswers, FiguresGoBack])
 def test_planted_bugs_are_found(planted: type[Outbox]) -> None:
     def is_wrong(script: Moves) -> bool:
         try:
