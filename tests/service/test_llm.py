@@ -354,3 +354,20 @@ def test_ctrl_c_ends_a_list_and_frees_what_it_held(llm: LLM) -> None:
             llm.generate(PROMPTS, max_tokens=2000, ignore_eos=True)
     until_idle(llm)
     assert llm.generate("x", max_tokens=1)
+
+
+def test_the_next_turn_of_a_conversation_computes_from_the_answers_end(make: Callable[..., LLM]) -> None:
+    """All but the answer's last token, whose KV is never made; the tokens are those without any reuse."""
+    seconds = {}
+    for reuses in (True, False):
+        with make(cache={"reuse_partial_blocks": reuses}) as llm:
+            prompt = llm.tokenize("The quick brown fox jumps over the lazy dog")
+            first = llm.generate([prompt], max_tokens=13, temperature=0.0, ignore_eos=True)[0]
+            until_idle(llm)
+            turn = (*prompt, *(token.token_id for token in first.choices[0].tokens))
+            assert (len(turn) - 1) % 16, "the answer's last block is partial"
+            seconds[reuses] = llm.generate([(*turn, 5, 6)], max_tokens=8, temperature=0.0)[0]
+    num_kv = len(turn) - 1
+    assert seconds[True].usage.num_cached_prompt_tokens == num_kv
+    assert seconds[False].usage.num_cached_prompt_tokens == num_kv // 16 * 16
+    assert seconds[True].choices[0].tokens == seconds[False].choices[0].tokens
