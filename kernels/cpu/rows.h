@@ -45,7 +45,6 @@ struct RmsNormArgs {
 };
 
 constexpr int MAX_HEAD_DIM = 1024;
-constexpr std::int64_t WORTH_A_THREAD = 1 << 14;  // elements; a smaller piece costs more than it saves
 
 // Calls f(start, count) for each stretch of at most sixteen of `size` elements.
 template <class F>
@@ -56,7 +55,7 @@ void for_each_vector(int size, F f) {
 // f(row) for every row of `elements` elements.
 template <class F>
 void for_each_row(Team& team, std::int64_t rows, std::int64_t elements, const F& f) {
-  team.for_each_stretch(rows, std::max<std::int64_t>(1, WORTH_A_THREAD / elements),
+  team.for_each_stretch(rows, std::max<std::int64_t>(1, team.worth_a_thread() / elements),
                         [&](std::int64_t row, std::int64_t end) {
                           for (; row < end; row++) f(row);
                         });

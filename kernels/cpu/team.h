@@ -10,6 +10,7 @@
 // operation should have several for each thread: one thread may be slower, or not scheduled at all.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,6 +24,9 @@ class Team {
   // Threads that share the pieces, the caller included.
   virtual int size() const = 0;
 
+  // Numbers that one simple operation must take in to be worth a second thread.
+  virtual std::int64_t worth_a_thread() const = 0;
+
   // f(i) for every i in [0, count), in no order and on any thread, and returns when all are done. f must
   // not throw. A single piece runs on the caller at once.
   template <class F>
@@ -33,11 +37,12 @@ class Team {
       for (std::int64_t i = 0; i < count; i++) f(i);
   }
 
-  // f(begin, end) over [0, count) in stretches of at least `least` items each, at most PIECES a thread.
-  // least: as many items as pay for a second thread.
+  // f(begin, end) over [0, count) in stretches of some `least` items each, at most PIECES a thread, and as many
+  // for one thread as for another. least: as many items as pay for a second thread.
   template <class F>
   void for_each_stretch(std::int64_t count, std::int64_t least, const F& f) {
-    const std::int64_t most = (count + least - 1) / least, pieces = most < PIECES * size() ? most : PIECES * size();
+    std::int64_t pieces = std::min((count + least - 1) / least, PIECES * size());
+    if (pieces > size()) pieces = std::min((pieces + size() - 1) / size() * size(), count);
     for_each(pieces, [&](std::int64_t i) { f(i * count / pieces, (i + 1) * count / pieces); });
   }
 
@@ -67,6 +72,7 @@ class OpenMpTeam final : public Team {
  public:
   explicit OpenMpTeam(int size) : threads(size) {}
   int size() const override { return threads; }
+  std::int64_t worth_a_thread() const override { return 1 << 14; }
 
  private:
   void run(const Work& work) override {

@@ -83,6 +83,7 @@ class ThreadTeam final : public Team {
   }
 
   int size() const override { return int(threads.size()) + 1; }
+  std::int64_t worth_a_thread() const override { return 1 << 12; }
 
  private:
   static constexpr auto SPIN = std::chrono::microseconds(50);

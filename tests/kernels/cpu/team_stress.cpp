@@ -63,6 +63,20 @@ static void counts_are_exact(Team& team) {
     }
 }
 
+// Two pieces that meet, hence on two threads; the other thread's takes long after the caller's is done.
+static void the_caller_waits_for_claimed_pieces(Team& team) {
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> met{0};
+  int written[2] = {};
+  team.for_each(2, [&](std::int64_t i) {
+    met++;
+    while (met < 2) std::this_thread::sleep_for(std::chrono::microseconds(10));
+    if (std::this_thread::get_id() != caller) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    written[i] = 1;
+  });
+  CHECK(written[0] && written[1]);
+}
+
 static void pieces_may_use_the_team(Team& team) {
   std::atomic<int> runs{0};
   team.for_each(8, [&](std::int64_t) { team.for_each(5, [&](std::int64_t) { runs++; }); });
@@ -137,6 +151,7 @@ int main(int count, char** names) {
     CHECK(team.size() == size);
     phases(team, rounds, size);
     counts_are_exact(team);
+    if (size > 1) the_caller_waits_for_claimed_pieces(team);
     pieces_may_use_the_team(team);
     callers_may_meet(team);
   }
