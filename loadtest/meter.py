@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -58,8 +58,9 @@ class CostMeter:
         self,
         wall: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.process_time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._wall, self._cpu = wall, cpu
+        self._wall, self._cpu, self._sleep = wall, cpu, sleep
         self._lags: list[float] = []
         self._began = self._ended = (0.0, 0.0)
 
@@ -77,7 +78,7 @@ class CostMeter:
     async def _sample(self) -> None:
         while True:
             due = self._wall() + _TICK_SECONDS
-            await asyncio.sleep(_TICK_SECONDS)
+            await self._sleep(_TICK_SECONDS)
             self._lags.append(max(0.0, self._wall() - due))
 
     @property

@@ -19,6 +19,7 @@ from pageturner.loadtest.workload.mix import Mix
 from pageturner.loadtest.workload.named import NAMED, NamedWorkload
 
 DEFAULT_CONCURRENCY = 16
+FIRST_RATE = 1.0
 MAX_TIMEOUT_SECONDS = 1e8
 """Three years; gRPC's own count of time overflows not far above."""
 
@@ -103,6 +104,8 @@ def make_run(arguments: argparse.Namespace) -> Run:
     )
     workload = _workload(arguments)
     is_closed = arguments.concurrency is not None
+    if is_closed and arguments.find_knee:
+        raise OptionError("find-knee", "searches rates, and --concurrency has none")
     arrivals = None if is_closed else _arrivals(arguments, workload)
     concurrency = DEFAULT_CONCURRENCY if arguments.concurrency is None else arguments.concurrency
     workload = replace(workload, arrivals=arrivals)
@@ -168,9 +171,14 @@ def _traced(arguments: argparse.Namespace, workload: LoadtestWorkload) -> Loadte
 
 def _arrivals(arguments: argparse.Namespace, workload: LoadtestWorkload) -> ArrivalProcess | None:
     """None for a closed loop."""
-    if arguments.rate is not None:
+    if arguments.find_knee and (arguments.arrivals is not None or arguments.ramp_to is not None):
+        raise OptionError(
+            "find-knee", "searches constant rates: it goes with neither --arrivals nor --ramp-to"
+        )
+    if arguments.rate is not None or arguments.find_knee:
+        rate = FIRST_RATE if arguments.rate is None else arguments.rate
         burstiness = 1.0 if arguments.burstiness is None else arguments.burstiness
-        return RandomArrivals(arguments.rate, burstiness, arguments.ramp_to)
+        return RandomArrivals(rate, burstiness, arguments.ramp_to)
     for option, value in (("burstiness", arguments.burstiness), ("ramp-to", arguments.ramp_to)):
         if value is not None:
             raise OptionError(option, "needs --rate")

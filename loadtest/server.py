@@ -49,6 +49,10 @@ class ServedModel:
     version: str
     max_model_len: int
     token_ids: tuple[int, ...]
+    device: str = ""
+    block_size: int = 0
+    num_blocks: int = 0
+    config: tuple[tuple[str, str], ...] = ()
 
 
 @asynccontextmanager
@@ -88,6 +92,10 @@ async def discover(target: Target, seed: int) -> ServedModel:
         version=info.version,
         max_model_len=response.model.max_model_len,
         token_ids=token_ids,
+        device=info.device,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        config=tuple(sorted(info.config.items())),
     )
 
 

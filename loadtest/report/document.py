@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pageturner.loadtest.client import RequestRecord
-from pageturner.loadtest.meter import ClientCost
+from pageturner.loadtest.knee import Knee
+from pageturner.loadtest.meter import ClientCost, warning
+from pageturner.loadtest.monitor import LoadSample
+from pageturner.loadtest.peers.machine import read_machine
 from pageturner.loadtest.report.bench_serve import bench_serve_fields
+from pageturner.loadtest.report.series import distributions, load_over_time, tokens_over_time
 from pageturner.loadtest.runner import Run
 from pageturner.loadtest.server import ServedModel
 from pageturner.loadtest.statistics import RunSummary
@@ -18,8 +22,11 @@ from pageturner.loadtest.workload.shapes import Cuts
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """All that a finished run left. cuts: what the model's context made shorter. costs: of each client
-    process, none of a run that was ended early by several."""
+    """All that a finished run left.
+
+    cuts: what the model's context made shorter. costs: of each client process; none of several that were
+    ended early. samples: of the server, as far as it tells its load. knee: of a search for it.
+    """
 
     run: Run
     model: ServedModel
@@ -27,6 +34,13 @@ class FinishedRun:
     summary: RunSummary
     cuts: Cuts
     costs: Sequence[ClientCost] = ()
+    samples: Sequence[LoadSample] = ()
+    knee: Knee | None = None
+
+    @property
+    def start(self) -> float:
+        """When the first request was due, on the client's clock."""
+        return min((record.scheduled_at for record in self.records), default=0.0)
 
 
 def to_document(finished: FinishedRun) -> dict[str, Any]:
@@ -34,12 +48,20 @@ def to_document(finished: FinishedRun) -> dict[str, Any]:
     fields of `vllm bench serve` are at the top level."""
     served = dataclasses.asdict(finished.model)
     del served["token_ids"]
+    served["config"] = dict(finished.model.config)
     summary = finished.summary
     goodput = summary.goodput
     return {
         "settings": _settings(finished.run),
         "server": served,
         "client": _client(finished.costs),
+        "server_resident_bytes": {
+            "first": finished.samples[0].resident_bytes,
+            "last": finished.samples[-1].resident_bytes,
+            "most": max(sample.resident_bytes for sample in finished.samples),
+        }
+        if finished.samples
+        else None,
         "results": {
             "is_complete": summary.is_complete,
             **dataclasses.asdict(dataclasses.replace(summary, errors=(), policies=())),
@@ -58,6 +80,12 @@ def to_document(finished: FinishedRun) -> dict[str, Any]:
                 "requests_per_second": summary.good_requests_per_second,
             },
         },
+        "over_time": {
+            "load": load_over_time(finished.samples, finished.start),
+            "output": tokens_over_time(finished.records, finished.start),
+        },
+        "distributions": distributions(finished.records),
+        "knee": None if finished.knee is None else finished.knee.to_plain(),
         **bench_serve_fields(finished.records, summary),
     }
 
@@ -92,12 +120,15 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _client(costs: Sequence[ClientCost]) -> dict[str, Any]:
-    """Of the client itself; lags are those of the latest process."""
+    """Of the client itself and its machine; lags are those of the latest process."""
+    machine = dataclasses.asdict(read_machine())
     if not costs:
-        return {}
+        return {"machine": machine}
     return {
+        "machine": machine,
         "cpu_seconds": sum(cost.cpu_seconds for cost in costs),
         "cpu_share": [cost.cpu_share for cost in costs],
+        "warning": warning(costs),
         "loop_lag_p99": max(cost.loop_lag_p99 for cost in costs),
         "loop_lag_max": max(max(cost.loop_lags, default=0.0) for cost in costs),
     }

@@ -17,6 +17,7 @@ def render(finished: FinishedRun) -> Group:
         _counts(finished),
         _latencies(finished.summary),
         *_errors(finished.summary),
+        *_probes(finished),
         *_warnings(finished),
     )
 
@@ -72,6 +73,12 @@ def _rows(finished: FinishedRun) -> dict[str, str]:
         rows[f"goodput ({goodput.objectives})"] = (
             f"{summary.good_requests_per_second:.2f} requests/s, {goodput.share:.1%}"
         )
+    if finished.samples and (last := finished.samples[-1]).resident_bytes:
+        first = finished.samples[0]
+        rows["server: resident memory, before and after"] = (
+            f"{first.resident_bytes / 2**20:,.0f} MiB, {last.resident_bytes / 2**20:,.0f} MiB"
+        )
+        rows["server: processor seconds"] = f"{last.cpu_seconds - first.cpu_seconds:,.1f}"
     if finished.costs:
         shares = " + ".join(f"{cost.cpu_share:.0%}" for cost in finished.costs)
         lag = max(cost.loop_lag_p99 for cost in finished.costs)
@@ -106,6 +113,26 @@ def _errors(summary: RunSummary) -> list[Table]:
     table = Table("times", "error")
     for error, count in summary.errors:
         table.add_row(str(count), error)
+    return [table]
+
+
+def _probes(finished: FinishedRun) -> list[RenderableType]:
+    """Of a search for the knee."""
+    knee = finished.knee
+    if knee is None:
+        return []
+    found = "none holds" if knee.rate is None else f"{knee.rate:.3g}/s holds"
+    title = f"{found} for {knee.options.share:.0%} of requests ({finished.summary.goodput.objectives})"
+    table = Table("rate", "good", "of", "share", "95 % interval", "", title=title)
+    for probe in sorted(knee.probes, key=lambda probe: probe.rate):
+        table.add_row(
+            f"{probe.rate:.3g}/s",
+            f"{probe.num_good:,}",
+            f"{probe.num_judged:,}",
+            f"{probe.share:.1%}",
+            f"{probe.low:.1%} to {probe.high:.1%}",
+            ("holds" if probe.holds else "does not") + (", close" if probe.is_close else ""),
+        )
     return [table]
 
 

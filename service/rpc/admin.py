@@ -12,6 +12,7 @@ from pageturner.service.errors import Draining, InvalidArgument
 from pageturner.service.rpc import convert, from_wire
 from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
 from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.rpc.process_usage import process_usage
 from pageturner.v1 import admin_pb2 as pb
 from pageturner.v1.admin_pb2_grpc import AdminServiceServicer
 
@@ -40,7 +41,9 @@ class AdminServicer(AdminServiceServicer):
     async def GetLoad(
         self, request: pb.GetLoadRequest, context: Context[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
-        return pb.GetLoadResponse(load=convert.from_stats(self._lifecycle.engine.load()))
+        return pb.GetLoadResponse(
+            load=convert.from_stats(self._lifecycle.engine.load()), process=process_usage()
+        )
 
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: Context[pb.WatchLoadRequest, pb.WatchLoadResponse]
@@ -50,7 +53,9 @@ class AdminServicer(AdminServiceServicer):
         if not low <= interval <= high:  # also refuses NaN
             raise InvalidArgument("interval_seconds", f"{interval} is not in [{low:g}, {high:g}]")
         while True:
-            yield pb.WatchLoadResponse(load=convert.from_stats(self._lifecycle.engine.load()))
+            yield pb.WatchLoadResponse(
+                load=convert.from_stats(self._lifecycle.engine.load()), process=process_usage()
+            )
             try:
                 await asyncio.wait_for(self._lifecycle.stopping.wait(), interval)
             except TimeoutError:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,32 @@ def test_a_trace_is_a_workload_or_gives_the_times(tmp_path: Path, capsys: pytest
     assert "open, of day.csv, 500 x as fast" in captured
 
 
+def test_the_knee_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that answers one request after another, 10 ms each: about 100 a second."""
+    lock = threading.Lock()
+
+    def play(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        with lock:
+            time.sleep(0.01)
+        yield from play_in_full(request, context)
+
+    words = ("--find-knee", "--rate=25", "--goodput", "ttft:60", "--requests=40", "--knee-precision=0.9")
+    with serve(play) as server:
+        assert (
+            run(f"--target={server.address}", "--prompt-tokens=4", "--output-tokens=2", *words, "--json") == 0
+        )
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    knee = document["knee"]
+    assert knee["is_complete"]
+    assert {probe["holds"] for probe in knee["probes"]} == {True, False}
+    assert document["settings"]["rate"] == knee["rate"]
+    assert "does not hold" in captured.err
+    assert "for 90% of requests (ttft:60)" in captured.err
+    firsts = {tuple(request.prompt.token_ids.ids) for request in server.requests}
+    assert len(firsts) == len(server.requests), "no batch finds its prompts cached"
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
 def test_a_full_disk_is_one_line(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -239,6 +266,10 @@ def test_what_the_server_cannot_run_is_said_in_one_line(
         (("--cancel-rate=2",), "--cancel-rate: must be from 0 to 1"),
         (("--slow-reader-rate=2",), "--slow-reader-rate: must be from 0 to 1"),
         (("--goodput", "speed:1"), "--goodput: 'speed' is none of ttft, tpot, itl, e2el"),
+        (("--find-knee",), "--find-knee: needs --goodput"),
+        (("--find-knee", "--concurrency=2"), "--find-knee: searches rates"),
+        (("--find-knee", "--rate=1", "--ramp-to=2"), "--find-knee: searches constant rates"),
+        (("--find-knee", "--goodput", "ttft:1", "--knee-share=1"), "--knee-share: must be between 0 and 1"),
         (("--timeout=0",), "--timeout: must be above 0"),
         (("--timeout=inf",), "--timeout: must be above 0 and at most 1e+08 seconds"),
     ],

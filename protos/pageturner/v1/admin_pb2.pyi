@@ -145,15 +145,25 @@ class Load(_message.Message):
     num_copied_blocks_total: int
     def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_running_sequences: _Optional[int] = ..., num_queued_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_evictable: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_blocks_used: _Optional[int] = ..., num_wasted_slots: _Optional[int] = ..., num_steps_total: _Optional[int] = ..., num_scheduled_tokens_total: _Optional[int] = ..., num_prefix_query_tokens_total: _Optional[int] = ..., num_prefix_hit_tokens_total: _Optional[int] = ..., num_resume_hit_tokens_total: _Optional[int] = ..., num_swap_preemptions_total: _Optional[int] = ..., num_recompute_preemptions_total: _Optional[int] = ..., num_tail_preemptions_total: _Optional[int] = ..., num_bypasses_total: _Optional[int] = ..., num_policy_faults_total: _Optional[int] = ..., num_step_failures_total: _Optional[int] = ..., num_evictions_total: _Optional[int] = ..., num_swapped_out_blocks_total: _Optional[int] = ..., num_swapped_in_blocks_total: _Optional[int] = ..., num_copied_blocks_total: _Optional[int] = ...) -> None: ...
 
+class ProcessUsage(_message.Message):
+    __slots__ = ("resident_bytes", "cpu_seconds_total")
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    resident_bytes: int
+    cpu_seconds_total: float
+    def __init__(self, resident_bytes: _Optional[int] = ..., cpu_seconds_total: _Optional[float] = ...) -> None: ...
+
 class GetLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("load",)
+    __slots__ = ("load", "process")
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     load: Load
-    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    process: ProcessUsage
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., process: _Optional[_Union[ProcessUsage, _Mapping]] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ("interval_seconds",)
@@ -162,10 +172,12 @@ class WatchLoadRequest(_message.Message):
     def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
 
 class WatchLoadResponse(_message.Message):
-    __slots__ = ("load",)
+    __slots__ = ("load", "process")
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     load: Load
-    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    process: ProcessUsage
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., process: _Optional[_Union[ProcessUsage, _Mapping]] = ...) -> None: ...
 
 class GetPoliciesRequest(_message.Message):
     __slots__ = ()

@@ -16,11 +16,23 @@ from pageturner.service.errors import InvalidArgument, QueueFull
 from pageturner.service.rpc import from_wire
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.status import UnknownStatus
+from pageturner.v1 import admin_pb2
+from pageturner.v1.admin_pb2_grpc import AdminServiceStub
 
 
 async def _counts(service: RealService) -> tuple[int, int]:
     load = await service.client.load()
     return load.num_waiting, load.num_running
+
+
+async def test_load_tells_what_the_process_takes() -> None:
+    async with real_service() as service:
+        stub = AdminServiceStub(service.channel)
+        told = await stub.GetLoad(admin_pb2.GetLoadRequest())
+        watched = [await anext(aiter(stub.WatchLoad(admin_pb2.WatchLoadRequest())))]
+    for process in (told.process, watched[0].process):
+        assert process.cpu_seconds_total > 0
+        assert process.resident_bytes > 1 << 20
 
 
 def _generate(service: RealService, request_id: str, **options: Any) -> asyncio.Task[Any]:
