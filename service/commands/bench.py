@@ -7,14 +7,20 @@ import dataclasses
 import json
 import math
 
-from pageturner.service.commands import bench_cache, bench_kernels, bench_memory, bench_neighbours
+from pageturner.service.commands import (
+    bench_cache,
+    bench_front,
+    bench_kernels,
+    bench_memory,
+    bench_neighbours,
+)
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError
 
-HELP = "measure start-up, throughput, preemption, memory, kernels, the scheduler or the simulator"
+HELP = "measure start-up, throughput, preemption, memory, the front, kernels, the scheduler or the simulator"
 EXAMPLE = "pageturner bench throughput --concurrency 16 --json"
 
 
@@ -96,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     scheduler.add_argument("--json", action="store_true", help="the figures as JSON")
     scheduler.set_defaults(measure=_scheduler)
+    bench_front.add_arguments(
+        benches.add_parser(
+            "front",
+            help="tokens/s and CPU a token of gRPC, prompts and text around a model that costs nothing",
+            epilog=f"example: {bench_front.EXAMPLE}",
+        )
+    )
     bench_kernels.add_arguments(
         benches.add_parser(
             "kernels",
