@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import IO
 
 from pageturner.service.errors import ModelError
 
@@ -21,11 +24,13 @@ _STOP_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """target: host:port. pid: of the process. ready_seconds: from its start to SERVING."""
+    """target: host:port. pid: of the process. ready_seconds: from its start to SERVING. log: what it has
+    written on standard error."""
 
     target: str
     pid: int
     ready_seconds: float
+    log: Callable[[], str] = str
 
 
 PROGRAM = (
@@ -73,12 +78,17 @@ def running_server(arguments: Sequence[str] = ()) -> Iterator[RunningServer]:
                     break
             else:
                 process.wait()
-                log.seek(0)
-                end = "\n".join(log.read().splitlines()[-20:])
+                end = "\n".join(_text(log).splitlines()[-20:])
                 raise ModelError(f"the server did not start (exit code {process.returncode})\n{end}")
-            yield RunningServer(target, process.pid, ready_seconds)
+            yield RunningServer(target, process.pid, ready_seconds, partial(_text, log))
         finally:
             stop(process)
+
+
+def _text(log: IO[str]) -> str:
+    """All of it. Read by its descriptor: the place where the server writes next stays where it is."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), size, 0).decode(errors="backslashreplace")
 
 
 def stop(process: subprocess.Popen[str]) -> None:

@@ -29,11 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     startup = benches.add_parser(
         "startup",
         help="from process start to SERVING, the model converted before",
-        epilog="example: pageturner bench startup --runs 5",
+        epilog="example: pageturner bench startup --runs 5 --verbose",
     )
     startup.add_argument(
         "--runs", type=int, default=5, metavar="N", help="runs to take the median of (default 5)"
     )
+    startup.add_argument("--verbose", action="store_true", help="the time of each part of the start too")
     startup.set_defaults(measure=_startup)
     throughput = benches.add_parser(
         "throughput",
@@ -155,11 +156,15 @@ def _startup(arguments: argparse.Namespace) -> int:
     with progress(arguments.runs + 1) as advance:
         result = measure_startup(arguments.runs, config_arguments(arguments), lambda text: advance(text, 1))
     if arguments.json:
-        write(json.dumps({**dataclasses.asdict(result), "median_seconds": result.median_seconds}, indent=2))
+        medians = {"median_seconds": result.median_seconds, "median_parts": result.median_parts()}
+        write(json.dumps({**dataclasses.asdict(result), **medians}, indent=2))
         return 0
     runs = ", ".join(f"{seconds:.2f}" for seconds in result.seconds)
     write(f"process start to SERVING: {result.median_seconds:.2f} s, the median of {runs}")
     write(f"(a first start, not counted, took {result.first_seconds:.2f} s)")
+    if arguments.verbose:
+        for name, seconds in result.median_parts().items():
+            write(f"{seconds:7.3f} s  {name}")
     return 0
 
 

@@ -46,6 +46,7 @@ from pageturner.service.startup.placement import choose_backend, decode_graphs, 
 from pageturner.service.startup.products import Machine, settle_products
 from pageturner.service.startup.profile import run_largest_steps
 from pageturner.service.startup.sizing import HostMemory, fit_model_len
+from pageturner.service.startup.stages import OnStage, unheard
 
 _Step = TypeVar("_Step")
 
@@ -80,12 +81,16 @@ class LoadedModel:
 
 
 def load_model(
-    loaded: LoadedConfig, cache_dir: Path, logger: FilteringBoundLogger, backend: Backend | None = None
+    loaded: LoadedConfig,
+    cache_dir: Path,
+    logger: FilteringBoundLogger,
+    backend: Backend | None = None,
+    on_stage: OnStage = unheard,
 ) -> LoadedModel:
     """Load weights and tokenizer, size the KV cache, measure the machine.
 
     cache_dir: where converted weights and compiled kernels are kept. backend: where to compute, in place of
-    what the configuration chooses. Raises ConfigError or ModelError.
+    what the configuration chooses. on_stage: told of each part. Raises ConfigError or ModelError.
     """
     config = loaded.config
     _choose_threads(config.model, logger)
@@ -96,12 +101,15 @@ def load_model(
         backend = choose_backend(config, cache_dir, logger)
     machine = Machine(read_cpuinfo(), machine_memory())
     options, products = settle_products(config.model, backend, cache_dir, machine, logger)
+    on_stage("device and products")
     before_loading = anonymous_memory()
     artifacts = load_artifacts(options, cache_dir)
+    on_stage("model files and tokenizer")
     built = _place_weights(artifacts, options, config.cache.block_size, backend)
     model, ops = built.model, built.ops
     if built.note is not None:
         logger.warning("not_deterministic", reason=built.note)
+    on_stage("weights and kernels")
     layout = KvLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
@@ -120,7 +128,9 @@ def load_model(
         logger.warning("swap_space_reduced", swap_space=swap_space, reason=memory.figures())
     graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)
+    on_stage("KV cache")
     rates = _measure(runner, kv_cache, cache, limits, backend)
+    on_stage("warm-up and rates")
     tokenizer = load_tokenizer(artifacts)
     report_model_files(artifacts, model.vocab_size, tokenizer, logger)
     return LoadedModel(

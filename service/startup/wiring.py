@@ -32,6 +32,7 @@ from pageturner.service.model.backend import Backend
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
+from pageturner.service.startup.stages import OnStage, unheard
 
 
 def build_service(
@@ -43,14 +44,15 @@ def build_service(
     metrics: Metrics,
     recording: LineFile | None = None,
     backend: Backend | None = None,
+    on_stage: OnStage = unheard,
 ) -> AsyncEngine:
     """Load the model and build its engine, not started. started_at: when the program began, on `clock`.
     recording: where `serve --record` writes, if anywhere. backend: where to compute, in place of what the
-    configuration chooses.
+    configuration chooses. on_stage: told of each part.
 
     Raises ConfigError or ModelError.
     """
-    model = load_model(loaded, cache_dir, logger, backend)
+    model = load_model(loaded, cache_dir, logger, backend, on_stage)
     return build_engine(loaded.config, model, cache_dir, clock, started_at, logger, metrics, recording)
 
 
