@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--find-knee",
         action="store_true",
-        help="search for it from --rate on (1); --requests are sent at each rate, up to three times",
+        help="search for it from --rate on (1); --requests or more are sent at each rate, up to three times",
     )
     search.add_argument(
         "--knee-share",
@@ -70,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.1,
         metavar="P",
         help="how close to come, as a share (%(default)s)",
+    )
+    search.add_argument(
+        "--knee-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="how long the arrivals at each rate take at least: more requests are sent for it (%(default)s)",
     )
     actions = parser.add_subparsers(dest="action", metavar="report")
     report = actions.add_parser(
@@ -125,7 +132,7 @@ def _knee_options(arguments: argparse.Namespace, planned: Run, objectives: Objec
         raise OptionError("find-knee", "needs --goodput")
     arrivals = planned.workload.arrivals
     assert isinstance(arrivals, RandomArrivals), "make_run gave them"
-    return KneeOptions(arrivals.rate, arguments.knee_share, arguments.knee_precision)
+    return KneeOptions(arrivals.rate, arguments.knee_share, arguments.knee_precision, arguments.knee_seconds)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,8 @@ Rates double until one fails, then the last that kept them and the first that di
 `share`. Each batch of requests at a rate is one sample; batches are added until the 95 % interval of the
 share (Wilson, 1927) lies on one side, or there are MAX_BATCHES of them: then the share itself decides, and
 the rate is called close. Requests of one batch share a queue, so the interval is narrower than it ought to
-be; it says when to stop, not how sure one may be.
+be; it says when to stop, not how sure one may be. A batch must last, else it would be one burst that any
+queue takes: `seconds` at least.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ ended."""
 @dataclass(frozen=True, slots=True)
 class KneeOptions:
     """start: the first rate. share: of the requests that must be good. precision: how far apart, as a share,
-    the rate that holds and the one that does not may end. Raises OptionError."""
+    the rate that holds and the one that does not may end. seconds: how long the arrivals of a batch take at
+    least. Raises OptionError."""
 
     start: float = 1.0
     share: float = 0.9
     precision: float = 0.1
+    seconds: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 < self.start < MAX_RATE:
@@ -43,6 +46,12 @@ class KneeOptions:
             raise OptionError("knee-share", f"must be between 0 and 1, not {self.share}")
         if not 0.001 <= self.precision < 1:
             raise OptionError("knee-precision", f"must be from 0.001 to 1, not {self.precision}")
+        if not 0 <= self.seconds < math.inf:
+            raise OptionError("knee-seconds", f"must not be negative, not {self.seconds}")
+
+    def batch(self, rate: float, num_requests: int) -> int:
+        """How many requests to send at a rate, of which at least `num_requests` were asked for."""
+        return max(num_requests, math.ceil(rate * self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,11 @@ def find_knee(
         else:
             high = probe.rate
     return Knee(options, tuple(probes), is_complete=True)
+
+
+def said_rate(rate: float) -> str:
+    """In a line or a table."""
+    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
 
 
 def wilson(num_good: int, num_judged: int, normal: float = _NORMAL_95) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pageturner.loadtest.goodput import Goodput, Objectives
 from pageturner.loadtest.interruption import Interruption
-from pageturner.loadtest.knee import KneeOptions, Probe, find_knee
+from pageturner.loadtest.knee import KneeOptions, Probe, find_knee, said_rate
 from pageturner.loadtest.live import live_display
 from pageturner.loadtest.meter import ClientCost
 from pageturner.loadtest.monitor import Monitor
@@ -58,10 +58,11 @@ def search(
         workload = replace(
             run.workload,
             arrivals=replace(arrivals, rate=rate),
+            num_requests=options.batch(rate, run.workload.num_requests),
             seed=run.workload.seed + number,
         )
         batch = replace(run, workload=workload, warmup=0 if number else run.warmup)
-        found = measure(batch, model, objectives, interruption, console, f"{rate:.3g}/s")
+        found = measure(batch, model, objectives, interruption, console, said_rate(rate))
         finished[rate] = found
         return None if interruption.number is not None else found.summary.goodput
 
@@ -69,7 +70,7 @@ def search(
         verdict = "holds" if probe.holds else "does not hold"
         close = ", close" if probe.is_close else ""
         console.print(
-            f"{probe.rate:.3g}/s {verdict}: {probe.share:.1%} good of {probe.num_judged} "
+            f"{said_rate(probe.rate)} {verdict}: {probe.share:.1%} good of {probe.num_judged} "
             f"(95 % interval {probe.low:.1%} to {probe.high:.1%}{close})"
         )
 

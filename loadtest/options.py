@@ -113,18 +113,19 @@ def make_run(arguments: argparse.Namespace) -> Run:
 
 
 def for_model(planned: Run, model: ServedModel) -> Run:
-    """The same with prompts of the model's tokens, cut to its context. Raises OptionError where lengths that
-    were asked for by number never fit."""
+    """The same with prompts of the model's tokens, cut to its context and the pool. Raises OptionError where
+    lengths that were asked for by number never fit."""
     workload = planned.workload
     prompt, output = workload.prompt_lengths, workload.output_lengths
     if isinstance(prompt, Lengths) and isinstance(output, Lengths) and not workload.trace:
         longest = prompt.high + output.high
-        if longest > model.max_model_len:
+        if longest > model.max_context:
             raise OptionError(
                 "output-tokens",
-                f"prompt and output may reach {longest} tokens, {model.name} has {model.max_model_len}",
+                f"prompt and output may reach {longest} tokens, {model.name} has room for "
+                f"{model.max_context}",
             )
-    workload = replace(workload, token_ids=model.token_ids, max_context=model.max_model_len)
+    workload = replace(workload, token_ids=model.token_ids, max_context=model.max_context)
     return replace(planned, workload=workload)
 
 

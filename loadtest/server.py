@@ -54,6 +54,12 @@ class ServedModel:
     num_blocks: int = 0
     config: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def max_context(self) -> int:
+        """What prompt and output may reach together: in the model, and in a pool of which they have all."""
+        num_slots = self.block_size * self.num_blocks
+        return min(self.max_model_len, num_slots) if num_slots else self.max_model_len
+
 
 @asynccontextmanager
 async def connect(target: Target) -> AsyncIterator[grpc.aio.Channel]:

@@ -55,12 +55,14 @@ def pictures(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """One pair of axes. across, up: their names. is_log: of the axis across."""
+    """One pair of axes. across, up: their names. is_log: of the axis across. top: of the axis up, which
+    begins at 0; None for as high as the figures go."""
 
     draw: Draw
     across: str
     up: str
     is_log: bool = False
+    top: float | None = None
 
 
 def _svg(panels: Sequence[_Panel], runs: Sequence[NamedRun]) -> str:
@@ -96,6 +98,7 @@ def _fill(axes: Axes, panel: _Panel, runs: Sequence[NamedRun]) -> bool:
     has_any = [panel.draw(axes, run, f"C{number % 10}") for number, run in enumerate(runs)]
     if panel.is_log and any(has_any):
         axes.set_xscale("log")
+    axes.set_ylim(0, panel.top)  # after all is drawn, or what is drawn later would be cut off
     axes.set_xlabel(panel.across)
     axes.set_ylabel(panel.up)
     axes.grid(alpha=0.25)
@@ -141,8 +144,8 @@ def _over_time(column: str, scale: float = 1.0, style: str = "-", *, since_start
             return False
         first = values[0] if since_start else 0.0
         scaled = [(value - first) / scale for value in values]
-        axes.plot(run.load("seconds"), scaled, style, color=colour, label=_safe(run.name))
-        axes.set_ylim(bottom=0)
+        label = _safe(run.name) if style == "-" else None
+        axes.plot(run.load("seconds"), scaled, style, color=colour, label=label)
         return True
 
     return draw
@@ -165,7 +168,6 @@ def _blocks(axes: Axes, run: NamedRun, colour: str) -> bool:
     axes.plot(seconds, [u / t for u, t in zip(used, total, strict=True)], color=colour, label=_safe(run.name))
     held = [(u + c) / t for u, c, t in zip(used, cached, total, strict=True)]
     axes.plot(seconds, held, ":", color=colour)
-    axes.set_ylim(0, 1.02)
     return True
 
 
@@ -194,7 +196,6 @@ def _knee(axes: Axes, run: NamedRun, colour: str) -> bool:
     axes.axhline(knee["options"]["share"], color=colour, linestyle=":")
     if knee["rate"] is not None:
         axes.axvline(knee["rate"], color=colour, linestyle=":")
-    axes.set_ylim(0, 1.05)
     return True
 
 
@@ -202,11 +203,11 @@ _SECONDS = "seconds after the first request was due"
 _PICTURES: tuple[tuple[str, tuple[_Panel, ...]], ...] = (
     (
         "Latencies: share of requests (of pauses) that took at most so long",
-        tuple(_Panel(_distribution(name), f"{said}, ms", "share", is_log=True) for name, said in _LATENCIES),
+        tuple(_Panel(_distribution(name), f"{said}, ms", "share", True, 1.02) for name, said in _LATENCIES),
     ),
     (
         "Goodput over the rate",
-        (_Panel(_knee, "arrivals a second", "share of requests that were good", True),),
+        (_Panel(_knee, "arrivals a second", "share of requests that were good", True, 1.05),),
     ),
     ("Throughput", (_Panel(_throughput, _SECONDS, "output tokens a second"),)),
     (
@@ -219,7 +220,7 @@ _PICTURES: tuple[tuple[str, tuple[_Panel, ...]], ...] = (
     ),
     (
         "KV blocks that requests hold (line), and with those that are cached (dotted)",
-        (_Panel(_blocks, _SECONDS, "share of the pool"),),
+        (_Panel(_blocks, _SECONDS, "share of the pool", top=1.02),),
     ),
     ("Preemptions", (_Panel(_preemptions, _SECONDS, "preemptions since the start"),)),
     (

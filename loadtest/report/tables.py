@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pageturner.loadtest.knee import said_rate
 from pageturner.loadtest.meter import warning
 from pageturner.loadtest.report.document import FinishedRun
 from pageturner.loadtest.statistics import RunSummary, Summary
@@ -121,12 +122,12 @@ def _probes(finished: FinishedRun) -> list[RenderableType]:
     knee = finished.knee
     if knee is None:
         return []
-    found = "none holds" if knee.rate is None else f"{knee.rate:.3g}/s holds"
+    found = "none holds" if knee.rate is None else f"{said_rate(knee.rate)} holds"
     title = f"{found} for {knee.options.share:.0%} of requests ({finished.summary.goodput.objectives})"
     table = Table("rate", "good", "of", "share", "95 % interval", "", title=title)
     for probe in sorted(knee.probes, key=lambda probe: probe.rate):
         table.add_row(
-            f"{probe.rate:.3g}/s",
+            said_rate(probe.rate),
             f"{probe.num_good:,}",
             f"{probe.num_judged:,}",
             f"{probe.share:.1%}",

@@ -33,12 +33,14 @@ def test_gaps_have_the_mean_and_the_burstiness_asked_for(rate: float, burstiness
     assert statistics.pvariance(gaps) * rate**2 == pytest.approx(1 / burstiness, abs=tolerance)
 
 
+@settings(deadline=None)
 @given(rate=st.floats(0.01, 1e4), count=st.integers(1, 200))
 def test_a_constant_rate_is_a_metronome(rate: float, count: int) -> None:
     times = RandomArrivals(rate, math.inf).times(count, random.Random(0))
     assert times == pytest.approx([(index + 1) / rate for index in range(count)])
 
 
+@settings(deadline=None)
 @given(start=st.floats(0.1, 100), end=st.floats(0.1, 100), count=st.integers(2, 400))
 def test_a_ramp_goes_from_one_rate_to_the_other(start: float, end: float, count: int) -> None:
     """The area under a straight line from `start` to `end` is the number that came."""

@@ -151,7 +151,15 @@ def test_the_knee_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
             time.sleep(0.01)
         yield from play_in_full(request, context)
 
-    words = ("--find-knee", "--rate=25", "--goodput", "ttft:60", "--requests=40", "--knee-precision=0.9")
+    words = (
+        "--find-knee",
+        "--rate=25",
+        "--goodput",
+        "ttft:60",
+        "--requests=40",
+        "--knee-precision=0.9",
+        "--knee-seconds=0.2",
+    )
     with serve(play) as server:
         assert (
             run(f"--target={server.address}", "--prompt-tokens=4", "--output-tokens=2", *words, "--json") == 0
@@ -217,7 +225,7 @@ def test_shed_requests_are_a_result_and_failed_ones_an_exit_code(capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--prompt-tokens=500", "--output-tokens=13"), "may reach 513 tokens, fake has 512"),
+        (("--prompt-tokens=500", "--output-tokens=13"), "may reach 513 tokens, fake has room for 512"),
         (("--model=other",), "NOT_FOUND: no model other"),
     ],
 )

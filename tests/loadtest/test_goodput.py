@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pageturner.loadtest.client import Arrival, Outcome, RequestRecord
@@ -58,6 +58,7 @@ def is_good(record: RequestRecord, limits: dict[str, float]) -> bool:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(records(), max_size=12), st.sets(st.sampled_from(sorted(LIMITS))))
 def test_goodput_is_what_the_definition_says(ran: list[RequestRecord], names: set[str]) -> None:
     limits = {name: LIMITS[name] for name in names}
@@ -71,6 +72,7 @@ def test_goodput_is_what_the_definition_says(ran: list[RequestRecord], names: se
         assert summary.good_requests_per_second == found.num_good / summary.duration_seconds
 
 
+@settings(deadline=None)
 @given(st.lists(records(), min_size=1, max_size=12))
 def test_the_fields_of_bench_serve_mean_what_they_mean_there(ran: list[RequestRecord]) -> None:
     fields = bench_serve_fields(ran, summarize_run(ran))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pageturner.loadtest.errors import OptionError
@@ -21,6 +21,7 @@ def sharp(capacity: float, batch: int = 100) -> Callable[[float, int], Goodput]:
     return lambda rate, _: Goodput(NONE, batch if rate <= capacity else 0, batch)
 
 
+@settings(deadline=None)
 @given(capacity=st.floats(0.02, 1000), start=st.floats(0.1, 100), precision=st.sampled_from([0.05, 0.1, 0.5]))
 def test_the_knee_of_a_sharp_server_is_found_from_any_start(
     capacity: float, start: float, precision: float
@@ -44,6 +45,7 @@ def test_a_server_that_holds_nothing_has_no_knee_and_one_that_holds_all_has_a_bo
     assert MAX_RATE / 2 < always.rate <= MAX_RATE
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1 << 20))
 def test_a_noisy_server_is_probed_again_where_it_is_close(seed: int) -> None:
     """Its share of good requests falls from 1 at a rate of 8 to 0 at 12: 0.9 at 8.4."""
@@ -79,6 +81,11 @@ def test_a_search_that_is_ended_keeps_what_it_found() -> None:
     assert knee.to_plain()["probes"][0]["share"] == 1.0
 
 
+def test_a_batch_lasts_however_high_the_rate() -> None:
+    options = KneeOptions(seconds=10.0)
+    assert [options.batch(rate, 60) for rate in (0.5, 6.0, 6.1, 1000.0)] == [60, 60, 61, 10_000]
+
+
 def test_the_interval_is_wilsons() -> None:
     """Figures of Agresti and Coull, 1998: 9 of 10 is 0.596 to 0.982, none of 20 is 0 to 0.161."""
     assert wilson(9, 10) == pytest.approx((0.596, 0.982), abs=1e-3)
@@ -93,6 +100,7 @@ def test_the_interval_is_wilsons() -> None:
         ({"start": float("nan")}, "rate"),
         ({"share": 1.0}, "knee-share"),
         ({"precision": 0.0}, "knee-precision"),
+        ({"seconds": -1.0}, "knee-seconds"),
     ],
 )
 def test_options_that_make_no_sense_name_their_flag(options: dict[str, float], option: str) -> None:

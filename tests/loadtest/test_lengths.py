@@ -7,7 +7,7 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pageturner.loadtest.workload import Lengths, Lognormal, Quantiles
@@ -20,6 +20,7 @@ SHAREGPT_ANSWERS = (4, 8, 11, 27, 138, 339, 531, 697, 931)
 SHAREGPT_MESSAGES = (2, 2, 2, 3, 6, 10, 14, 17, 26)
 
 
+@settings(deadline=None)
 @given(low=st.integers(1, 50), width=st.integers(0, 20))
 def test_even_lengths_are_each_as_likely(low: int, width: int) -> None:
     lengths = Lengths(low, low + width)
@@ -38,6 +39,7 @@ def test_lognormal_lengths_have_their_median_and_deviation() -> None:
     assert 1 <= lengths.at(0.0) < lengths.at(1.0)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 5000), min_size=2, max_size=8),
     st.floats(0, 1),

@@ -23,7 +23,7 @@ from pageturner.loadtest.report.plots import NamedRun
 pytest.importorskip("matplotlib")
 
 SVG = "{http://www.w3.org/2000/svg}"
-OVER_TIME = {
+OVER_TIME: dict[str, list[float]] = {
     "seconds": [0.0, 1.0, 2.0],
     "num_running": [0, 4, 2],
     "num_waiting": [0, 9, 0],
@@ -138,6 +138,21 @@ def test_a_line_goes_where_its_figures_go(document: dict[str, Any]) -> None:
     ((left, right),) = [line for line in drawn_lines(svg) if len(line) == 2]
     assert left[0] < right[0]
     assert left[1] > right[1]
+
+
+def test_no_line_leaves_its_axes(document: dict[str, Any]) -> None:
+    """The second run's figures are ten times those of the first."""
+    load = {name: [10 * each for each in column] for name, column in OVER_TIME.items()}
+    more = document | {
+        "over_time": {
+            "load": load | {"seconds": OVER_TIME["seconds"]},
+            "output": {"seconds": [0.5, 1.5], "output_tokens_per_second": [30.0, 90.0]},
+        }
+    }
+    for title, svg in plots.pictures([NamedRun("one", document), NamedRun("two", more)]):
+        height = float(ET.fromstring(svg).get("viewBox", "").split()[3])
+        for line in drawn_lines(svg):
+            assert all(0 <= y <= height for _, y in line), title
 
 
 def test_what_no_run_has_is_not_drawn(document: dict[str, Any]) -> None:
