@@ -276,7 +276,7 @@ class Attention {
       f32x16 key[STEP_TILES];
       for (int tile = 0; tile < STEP_TILES; tile++) {
         key[tile] = load(step.keys[tile] + d * LANES);
-        __builtin_prefetch(next.keys[tile] + d * LANES);
+        __builtin_prefetch(next.keys[tile] + d * LANES, 0, 2);
       }
       for (int r = 0; r < ROWS; r++) {
         const f32x16 q = broadcast(query[(row + r) * args.head_dim + d]);
@@ -336,7 +336,7 @@ class Attention {
       f32x16 x[VECTORS];
       for (int v = 0; v < VECTORS; v++) x[v] = load(from + v * LANES);
       for (int v = 0; v < VECTORS; v += 64 / int(LANES * sizeof(T)))
-        __builtin_prefetch(next.values[key / LANES] + key % LANES * args.head_dim + d + v * LANES);
+        __builtin_prefetch(next.values[key / LANES] + key % LANES * args.head_dim + d + v * LANES, 0, 2);
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(broadcast(weights[r][key]), x[v], sum[r][v]);
     }
