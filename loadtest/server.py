@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import string
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pageturner.v1 import (
 )
 
 _NUM_CHARACTERS = 1024
+_ASK_AGAIN_SECONDS = 0.2
 
 _NO_TOKENIZER = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
@@ -35,6 +37,7 @@ class Target:
     model: str = ""
     timeout_seconds: float = 600.0
     connect_seconds: float = 10.0
+    loading_seconds: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,10 @@ async def connect(target: Target) -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def discover(target: Target, seed: int) -> ServedModel:
-    """Ask the server what it runs. Raises ServerError with what it answers."""
+    """Ask the server what it runs, once it has loaded it. Raises ServerError with what it answers."""
     async with connect(target) as channel:
         try:
+            await _loaded(channel, target)
             response = await model_pb2_grpc.ModelServiceStub(channel).GetModel(
                 model_pb2.GetModelRequest(name=target.model), timeout=target.timeout_seconds
             )
@@ -103,6 +107,22 @@ async def discover(target: Target, seed: int) -> ServedModel:
         num_blocks=info.num_blocks,
         config=tuple(sorted(info.config.items())),
     )
+
+
+async def _loaded(channel: grpc.aio.Channel, target: Target) -> None:
+    """Wait while the server is there and answers UNAVAILABLE, as it does until its model is loaded. Raises
+    AioRpcError where it still does after `loading_seconds`."""
+    until = time.monotonic() + target.loading_seconds
+    stub = model_pb2_grpc.ModelServiceStub(channel)
+    while True:
+        try:
+            await stub.GetModel(model_pb2.GetModelRequest(name=target.model), timeout=target.timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() >= until:
+                raise
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        else:
+            return
 
 
 async def _ordinary_token_ids(

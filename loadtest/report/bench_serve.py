@@ -27,7 +27,7 @@ def bench_serve_fields(records: Sequence[RequestRecord], summary: RunSummary) ->
         "total_input_tokens": summary.num_prompt_tokens,
         "total_output_tokens": summary.num_output_tokens,
         "request_throughput": summary.requests_per_second,
-        "request_goodput": summary.good_requests_per_second,
+        "request_goodput": summary.good_requests_per_second if summary.goodput.objectives.limits else None,
         "output_throughput": summary.output_tokens_per_second,
         "total_token_throughput": summary.total_tokens_per_second,
         "max_concurrent_requests": _most_at_once(records),

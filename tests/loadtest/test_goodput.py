@@ -105,7 +105,8 @@ def test_the_fields_of_bench_serve_mean_what_they_mean_there(ran: list[RequestRe
     duration = fields["duration"]
     if duration > 0:
         assert fields["output_throughput"] == fields["total_output_tokens"] / duration
-        assert fields["request_goodput"] == fields["request_throughput"] == len(ok) / duration
+        assert fields["request_throughput"] == len(ok) / duration
+    assert fields["request_goodput"] is None, "no objectives were given"
 
 
 def test_requests_at_once_are_counted_from_sending_to_end() -> None:

@@ -184,6 +184,15 @@ async def test_the_server_is_asked_for_its_model_and_for_tokens_that_are_not_spe
     assert set(model.token_ids) <= set(range(VOCAB_SIZE)) - SPECIAL_TOKEN_IDS
 
 
+async def test_a_server_that_loads_its_model_is_waited_for() -> None:
+    with serve() as server:
+        server.num_loading_answers = 2
+        assert (await discover(Target(server.address), seed=0)).name == "fake"
+        server.num_loading_answers = 1000
+        with pytest.raises(ServerError, match="UNAVAILABLE: the model is loading"):
+            await discover(Target(server.address, loading_seconds=0.0), seed=0)
+
+
 @pytest.mark.fault("K")
 async def test_ordinary_tokens_are_found_by_one_call() -> None:
     """A call for each would be a line each in the server's log."""

@@ -65,6 +65,8 @@ class FakeServer:
     play: Play = play_in_full
     address: str = ""
     requests: list[generation_pb2.GenerateStreamRequest] = field(default_factory=list)
+    num_loading_answers: int = 0
+    """So many calls of GetModel are told first that the model is loading."""
     tokenize_requests: list[generation_pb2.TokenizeRequest] = field(default_factory=list)
     num_open: int = 0
     most_open: int = 0
@@ -120,6 +122,9 @@ def serve(
         def GetModel(  # type: ignore[no-untyped-def]  # noqa: N802  # gRPC's name
             self, request, context
         ):
+            if fake.num_loading_answers:
+                fake.num_loading_answers -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the model is loading")
             if request.name not in ("", "fake"):
                 context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name}")
             model = model_pb2.Model(
