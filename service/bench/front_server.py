@@ -25,6 +25,7 @@ from pageturner.service.engine.metrics import Metrics
 from pageturner.service.logs import structured
 from pageturner.service.rpc.options import ServerOptions, format_address
 from pageturner.service.rpc.server import Server
+from pageturner.service.startup.interpreter import share_interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def main() -> None:
         arguments.streams, arguments.prompt_tokens, arguments.output_tokens, arguments.step_seconds
     )
     structured.configure(structured.LogOptions())
+    share_interpreter()  # as `serve` does
     parts = NullParts.read(load, arguments.cache_dir, MonotonicClock(), structlog.get_logger())
     asyncio.run(serve(parts))
 

@@ -81,6 +81,7 @@ async def _serve(
     from pageturner.service.rpc.options import format_address
     from pageturner.service.rpc.server import Server
     from pageturner.service.startup.allocator import bound_arenas
+    from pageturner.service.startup.interpreter import share_interpreter
     from pageturner.service.startup.reload import ConfigReloader
     from pageturner.service.startup.stages import STARTED, Stages
 
@@ -95,6 +96,7 @@ async def _serve(
     stopped, hung_up = asyncio.Event(), asyncio.Event()
     options = loaded.config.server
     bound_arenas(options.malloc_arenas)  # before the threads that would have arenas
+    share_interpreter()
     write_timeout = loaded.config.engine.slow_consumer_timeout_seconds
     server = Server(options, logger, clock, metrics, write_timeout_seconds=write_timeout)
     # Before a thread loads, whose end the process would wait for: an address that is taken is known at once,
