@@ -105,6 +105,7 @@ class DecoderForward {
       hidden = added.data();
     }
     if (!step.num_logit_rows) return;
+    // The rows that want logits, to the front; as the next norm adds the two, they may change places.
     gather(residual.data(), hidden_size(), step.logit_rows, step.num_logit_rows, picked.data());
     gather(added.data(), hidden_size(), step.logit_rows, step.num_logit_rows, residual.data());
     norm(picked.data(), model.norm, step.num_logit_rows, model.head);

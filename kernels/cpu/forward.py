@@ -167,7 +167,8 @@ class CpuDecoder:
         model = _model_args(weights)
         self._handle = create(byref(model), num_threads)
         destroy = _function(library, "decoder_destroy", c_void_p)
-        finalize(self, destroy, self._handle)
+        # Not at the end of the process, where a daemon thread may still be inside `forward`.
+        finalize(self, destroy, self._handle).atexit = False
 
     def forward(
         self, token_ids: torch.Tensor, batch: AttentionBatch, logit_rows: torch.Tensor, pool: torch.Tensor

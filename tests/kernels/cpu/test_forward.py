@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -249,6 +252,35 @@ def test_the_profile_tells_every_phase_of_a_step() -> None:
     decoder.forward(step.token_ids, step.batch, step.logit_rows, make_pool(6))
     assert {phase for phase, seconds in decoder.profile().items() if not seconds} == {"host"}
     assert not any(decoder.profile().values())
+
+
+ENDS_AMID_A_STEP = """
+import threading
+from kernels.cpu.test_forward import CpuDecoder, cpu_library, make_pool, make_step, make_weights
+decoder = CpuDecoder(cpu_library(), make_weights(), 3)
+step, pool = make_step([(20, 20)], [[3, 0]]), make_pool(6)
+begun = threading.Event()
+
+def go_on() -> None:
+    while True:
+        decoder.forward(step.token_ids, step.batch, step.logit_rows, pool)
+        begun.set()
+
+threading.Thread(target=go_on, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_process_may_end_amid_a_step() -> None:
+    tests = Path(__file__).parents[2]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(tests)!r})\n{ENDS_AMID_A_STEP}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
