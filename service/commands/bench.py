@@ -8,6 +8,7 @@ import json
 import math
 
 from pageturner.service.commands import (
+    bench_accuracy,
     bench_cache,
     bench_front,
     bench_kernels,
@@ -20,7 +21,7 @@ from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError
 
-HELP = "measure start-up, throughput, preemption, memory, the front, kernels, the scheduler or the simulator"
+HELP = "measure start-up, throughput, preemption, memory, accuracy, the front, kernels or the scheduler"
 EXAMPLE = "pageturner bench throughput --concurrency 16 --json"
 
 
@@ -108,6 +109,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "front",
             help="tokens/s and CPU a token of gRPC, prompts and text around a model that costs nothing",
             epilog=f"example: {bench_front.EXAMPLE}",
+        )
+    )
+    bench_accuracy.add_arguments(
+        benches.add_parser(
+            "accuracy",
+            help="perplexity, KL divergence and agreement with float32 of each kind of matrix product",
+            epilog=f"example: {bench_accuracy.EXAMPLE}",
         )
     )
     bench_kernels.add_arguments(

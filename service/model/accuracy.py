@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
@@ -69,17 +69,19 @@ def logits_of(model: CausalModel, ops: PagedOps) -> Logits:
 
 def measure_accuracy(
     reference: Logits,
-    logits: Logits,
+    candidates: Mapping[str, Logits],
     windows: Sequence[Sequence[int]],
-    on_window: Callable[[], None] = lambda: None,
-) -> Accuracy:
-    """Run both over all windows, each from its own beginning. on_window: told after each."""
-    total = _Sums()
+    on_window: Callable[[], object] = lambda: None,
+) -> dict[str, Accuracy]:
+    """Run all over all windows, each window from its own beginning. on_window: told after each."""
+    totals = dict.fromkeys(candidates, _Sums())
     for window in windows:
-        for expected, found, after in _pieces(reference(window), logits(window), window):
-            total = total.add(expected, found, after)
+        expected = reference(window)
+        for name, logits in candidates.items():
+            for wanted, found, after in _pieces(expected, logits(window), window):
+                totals[name] = totals[name].add(wanted, found, after)
         on_window()
-    return total.mean()
+    return {name: total.mean() for name, total in totals.items()}
 
 
 @dataclass(frozen=True, slots=True)

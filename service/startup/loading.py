@@ -100,12 +100,12 @@ def load_model(
     if backend is None:
         backend = choose_backend(config, cache_dir, logger)
     machine = Machine(read_cpuinfo(), machine_memory())
-    options, products = settle_products(config.model, backend, cache_dir, machine, logger)
+    settled = settle_products(config.model, backend, cache_dir, machine, logger)
     on_stage("device and products")
     before_loading = anonymous_memory()
-    artifacts = load_artifacts(options, cache_dir)
+    artifacts = settled.artifacts or load_artifacts(settled.options, cache_dir)
     on_stage("model files and tokenizer")
-    built = _place_weights(artifacts, options, config.cache.block_size, backend)
+    built = _place_weights(artifacts, settled.options, config.cache.block_size, backend)
     model, ops = built.model, built.ops
     if built.note is not None:
         logger.warning("not_deterministic", reason=built.note)
@@ -145,7 +145,7 @@ def load_model(
         sampler,
         rates,
         tokenizer,
-        products,
+        settled.choice,
         built.deterministic,
     )
 

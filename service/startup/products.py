@@ -13,21 +13,19 @@ import torch
 from structlog.typing import FilteringBoundLogger
 
 from pageturner import __version__
-from pageturner.kernels.interface import PagedOps, QuantisedOps
+from pageturner.kernels.interface import QuantisedOps
 from pageturner.service.errors import ConfigError
-from pageturner.service.model.accuracy import Logits, logits_of, measure_accuracy, packaged_text
+from pageturner.service.model.accuracy import measure_accuracy
 from pageturner.service.model.artifacts import ModelArtifacts
-from pageturner.service.model.backend import Backend, HeadShape
-from pageturner.service.model.build import pool_dtype
+from pageturner.service.model.backend import Backend
+from pageturner.service.model.candidate_forwards import CandidateForwards
 from pageturner.service.model.choice_cache import ChoiceCache
 from pageturner.service.model.conversion_cache import content_key
 from pageturner.service.model.cpu_features import cpu_identity, fit_dtype, has_bfloat16
-from pageturner.service.model.decoder import Decoder, load_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, NotLean, parse_decoder_config
 from pageturner.service.model.dense_products import load_dense_products
-from pageturner.service.model.loader import is_gguf, load_artifacts, open_weights
+from pageturner.service.model.loader import is_gguf, load_artifacts
 from pageturner.service.model.options import ModelOptions, Quantization
-from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.packing import NotPackable
 from pageturner.service.model.product_choice import (
     BFLOAT16,
@@ -39,7 +37,7 @@ from pageturner.service.model.product_choice import (
 )
 from pageturner.service.model.product_timing import SyntheticWeights, time_products
 from pageturner.service.model.products import Products
-from pageturner.service.model.quantised_products import QuantisedProducts, load_quantised_products
+from pageturner.service.model.quantised_products import QuantisedProducts
 
 _JUDGED_TOKENS = 256
 """Of the packaged text: for a mean KL within some tens of percent, in half a second for a small model."""
@@ -56,10 +54,20 @@ class Machine:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SettledProducts:
+    """options: with dtype and quantization named. choice: how that was come by. artifacts: of the model in
+    that form, None if they weren't read on the way."""
+
+    options: ModelOptions
+    choice: ProductChoice
+    artifacts: ModelArtifacts | None = None
+
+
 def settle_products(
     options: ModelOptions, backend: Backend, cache_dir: Path, machine: Machine, logger: FilteringBoundLogger
-) -> tuple[ModelOptions, ProductChoice]:
-    """The options with dtype and quantization named, and how they were come by.
+) -> SettledProducts:
+    """What the model computes its products with.
 
     Nothing is measured on a GPU, nor for a model that can't be quantised: those run in the dtype that
     `fit_dtype` gives. Raises ConfigError or ModelError for quantised weights that were asked for in vain.
@@ -71,13 +79,14 @@ def settle_products(
         fitted, note = fit_dtype(options, backend.device, machine.cpuinfo)
         if note is not None:
             logger.warning("dtype", reason=note)
-        return replace(fitted, quantization="none"), ProductChoice(fitted.dtype, found)
-    choice = _remembered(found, options, backend, cache_dir, machine)
+        return SettledProducts(replace(fitted, quantization="none"), ProductChoice(fitted.dtype, found))
+    choice = _remembered(found, options, backend, cache_dir, machine, logger)
     figures = [measured.figures() for measured in choice.measured]
     logger.info("products", chosen=choice.name, reason=choice.reason, figures=figures)
     if choice.warning is not None:
         logger.warning("products", reason=choice.warning)
-    return _named(options, choice.name), choice
+    artifacts = found.artifacts if choice.name == found.scheme else None
+    return SettledProducts(_named(options, choice.name), choice, artifacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,37 +148,58 @@ def _named(options: ModelOptions, name: str) -> ModelOptions:
 
 
 def _remembered(
-    found: _Measurable, options: ModelOptions, backend: Backend, cache_dir: Path, machine: Machine
+    found: _Measurable,
+    options: ModelOptions,
+    backend: Backend,
+    cache_dir: Path,
+    machine: Machine,
+    logger: FilteringBoundLogger,
 ) -> ProductChoice:
     """The choice that was made before, else the one made now."""
-    artifacts = found.artifacts
-    files = artifacts.weight_files if artifacts.gguf is None else (artifacts.gguf,)
-    measurement = _Measurement(found, options, backend, machine)
     depends_on = (
-        content_key((artifacts.folder / "config.json", *files), "products"),
+        _content_of(found.artifacts),
         cpu_identity(machine.cpuinfo),
-        *measurement.candidates,
+        str(machine.memory >> 30),
         str(_name(options)),
+        options.quantization,
         options.kv_dtype,
         found.quantised_ops.name,
         str(torch.get_num_threads()),
         torch.__version__,
         __version__,
     )
-    cache = ChoiceCache(cache_dir, artifacts.name, depends_on)
+    cache = ChoiceCache(cache_dir, found.artifacts.name, depends_on)
     choice = cache.read()
     if choice is None:
+        measurement = _Measurement(found, options, backend, cache_dir, machine)
+        logger.info("measuring_products", candidates=measurement.candidates)
         choice = measurement.choose()
         cache.write(choice)
     return choice
 
 
+def _content_of(artifacts: ModelArtifacts) -> str:
+    """Changes with the model's weights and configuration."""
+    if artifacts.packed is not None:
+        return artifacts.packed.name  # a conversion is named for the content of its source
+    return content_key((artifacts.folder / "config.json", *artifacts.weight_files), "products")
+
+
 class _Measurement:
     """Times the candidates for a model, and compares their logits with float32's."""
 
-    def __init__(self, found: _Measurable, options: ModelOptions, backend: Backend, machine: Machine) -> None:
-        self._found, self._options = found, options
-        self._backend, self._machine = backend, machine
+    def __init__(
+        self,
+        found: _Measurable,
+        options: ModelOptions,
+        backend: Backend,
+        cache_dir: Path,
+        machine: Machine,
+    ) -> None:
+        self._found, self._options, self._machine = found, options, machine
+        self._forwards = CandidateForwards(
+            found.artifacts, found.config, options, cache_dir, backend.choose_ops, found.quantised_ops
+        )
         name = _name(options)
         wants_quantised = options.quantization != "none" or name is not None
         names = candidates_of(
@@ -196,13 +226,13 @@ class _Measurement:
         if found.scheme is None or name == found.scheme:
             return True
         dtype: torch.dtype = getattr(torch, name)
-        return self._quantised().num_parameters * dtype.itemsize < self._machine.memory
+        return self._quantised.num_parameters * dtype.itemsize < self._machine.memory
 
     def _one_layer(self, name: str) -> Products:
         """Products as fast as the model's: its own where they are packed, else of one layer of its sizes."""
         found = self._found
         if name == found.scheme:
-            return self._quantised()
+            return self._quantised
         config = replace(
             found.config,
             num_layers=1,
@@ -210,53 +240,21 @@ class _Measurement:
             rotated=found.config.rotated[:1],
         )
         dtype: torch.dtype = getattr(torch, name)
-        return load_dense_products(config, SyntheticWeights(), self._ops(dtype), dtype)
+        return load_dense_products(config, SyntheticWeights(), self._forwards.ops(dtype), dtype)
 
+    @cached_property
     def _quantised(self) -> QuantisedProducts:
-        found = self._found
-        assert found.scheme is not None
-        assert found.artifacts.packed is not None
-        packed = PackedFile(found.artifacts.packed)
-        return load_quantised_products(
-            found.scheme, found.config, packed, found.quantised_ops, self._kv_dtype
-        )
-
-    @property
-    def _kv_dtype(self) -> torch.dtype:
-        """As `build_model` has it beside quantised weights."""
-        return pool_dtype(self._options, self._ops(torch.float32), quantised=True, rows=torch.float32)
-
-    def _ops(self, dtype: torch.dtype) -> PagedOps:
-        config = self._found.config
-        return self._backend.choose_ops(
-            HeadShape(config.num_heads, config.num_kv_heads, config.head_dim), dtype
-        )
+        assert self._found.scheme is not None
+        return self._forwards.products(self._found.scheme)
 
     @cached_property
     def _window(self) -> Sequence[int]:
-        """The first tokens of the packaged text that the model has embeddings for."""
-        tokenizer, config = self._found.artifacts.tokenizer, self._found.config
-        assert tokenizer is not None, "without a tokenizer nothing is chosen"
-        ids = tokenizer.encode(packaged_text()).ids
-        return [token for token in ids if token < config.vocab_size][
-            : min(_JUDGED_TOKENS, config.max_position)
-        ]
+        return self._forwards.text_tokens(min(_JUDGED_TOKENS, self._found.config.max_position))
 
     @cached_property
     def _expected(self) -> torch.Tensor:
-        return self._dense_logits(torch.float32)(self._window)
-
-    def _dense_logits(self, dtype: torch.dtype) -> Logits:
-        """Layer by layer from the files, in no more memory than one layer takes."""
-        found, ops = self._found, self._ops(dtype)
-        weights = open_weights(found.artifacts)
-        return logits_of(load_decoder(found.config, weights, ops, dtype, streamed=True), ops)
+        return self._forwards.logits(FLOAT32)(self._window)
 
     def _mean_kl(self, name: str) -> float:
-        found = self._found
-        if name == found.scheme:
-            ops = self._ops(torch.float32)
-            logits = logits_of(Decoder(found.config, self._quantised(), ops), ops)
-        else:
-            logits = self._dense_logits(getattr(torch, name))
-        return measure_accuracy(lambda _: self._expected, logits, [self._window]).mean_kl
+        candidate = {name: self._forwards.logits(name)}
+        return measure_accuracy(lambda _: self._expected, candidate, [self._window])[name].mean_kl

@@ -85,8 +85,13 @@ def settle(
     logger, lines = recording_logger()
     machine = Machine(cpuinfo, memory, stopwatch)
     given = ModelOptions(source=str(folder), **options)
-    found, choice = settle_products(given, on or backend(), cache, machine, logger)
-    return (found.dtype, found.quantization), choice.name, [dict(line) for line in lines]
+    settled = settle_products(given, on or backend(), cache, machine, logger)
+    found = settled.options
+    if settled.artifacts is not None:
+        assert settled.artifacts.packed is not None
+        assert found.quantised
+    said = [dict(line) for line in lines if line["event"] != "measuring_products"]
+    return (found.dtype, found.quantization), settled.choice.name, said
 
 
 def test_the_fastest_is_chosen_said_and_kept(folder: Path, tmp_path: Path) -> None:

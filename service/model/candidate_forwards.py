@@ -1,0 +1,76 @@
+"""One model as each candidate computes it, for comparison: from its files, beside what serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from pageturner.kernels.interface import PagedOps, QuantisedOps
+from pageturner.service.model.accuracy import Logits, logits_of, packaged_text
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.backend import ChooseOps, HeadShape
+from pageturner.service.model.build import pool_dtype
+from pageturner.service.model.decoder import Decoder, load_decoder
+from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
+from pageturner.service.model.loader import is_gguf, load_artifacts, open_weights
+from pageturner.service.model.options import ModelOptions, Quantization
+from pageturner.service.model.packed_file import PackedFile
+from pageturner.service.model.quantised_products import QuantisedProducts, load_quantised_products
+
+DENSE = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateForwards:
+    """The forwards of one model. artifacts: in whatever form; conversions go to cache_dir."""
+
+    artifacts: ModelArtifacts
+    config: DecoderConfig
+    options: ModelOptions
+    cache_dir: Path
+    choose_ops: ChooseOps
+    quantised_ops: QuantisedOps
+
+    def ops(self, dtype: torch.dtype) -> PagedOps:
+        """Those for activations of a dtype."""
+        config = self.config
+        return self.choose_ops(HeadShape(config.num_heads, config.num_kv_heads, config.head_dim), dtype)
+
+    def text_tokens(self, count: int | None = None) -> Sequence[int]:
+        """The first tokens of the packaged text that the model has embeddings for; it has a tokenizer."""
+        tokenizer = self.artifacts.tokenizer
+        assert tokenizer is not None, "without a tokenizer there is no text"
+        ids = tokenizer.encode(packaged_text()).ids
+        return [token for token in ids if token < self.config.vocab_size][:count]
+
+    def products(self, scheme: str) -> QuantisedProducts:
+        """Quantised by a scheme, converted if they are not yet. Raises ModelError."""
+        options = replace(self.options, dtype="auto", quantization=cast(Quantization, scheme))
+        packed = load_artifacts(options, self.cache_dir).packed
+        assert packed is not None, f"{scheme} is a scheme of quantisation"
+        kv_dtype = pool_dtype(self.options, self.ops(torch.float32), quantised=True, rows=torch.float32)
+        return load_quantised_products(scheme, self.config, PackedFile(packed), self.quantised_ops, kv_dtype)
+
+    def logits(self, name: str, *, streamed: bool = True) -> Logits:
+        """Of a candidate by name. streamed: a dense one is read layer by layer, in each forward anew."""
+        if name not in DENSE:
+            ops = self.ops(torch.float32)
+            return logits_of(Decoder(self.config, self.products(name), ops), ops)
+        dtype: torch.dtype = getattr(torch, name)
+        ops = self.ops(dtype)
+        weights = open_weights(self.artifacts)
+        return logits_of(load_decoder(self.config, weights, ops, dtype, streamed=streamed), ops)
+
+
+def candidate_forwards(
+    options: ModelOptions, cache_dir: Path, choose_ops: ChooseOps, quantised_ops: QuantisedOps
+) -> CandidateForwards:
+    """Those of the model that options name. Raises ModelError, NotLean and NotPackable of its kinds."""
+    scheme: Quantization = "file" if is_gguf(options.source) else "int8"
+    artifacts = load_artifacts(replace(options, dtype="auto", quantization=scheme), cache_dir)
+    config = parse_decoder_config(artifacts.config)
+    return CandidateForwards(artifacts, config, options, cache_dir, choose_ops, quantised_ops)
