@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,11 +40,14 @@ class ChoiceCache:
 
     def write(self, choice: ProductChoice) -> bool:
         """Keep it for the next start; whether that could be done."""
+        # By a rename, so that a reader meets all of it or none.
+        partial = self._path.with_suffix(f".{os.getpid()}.partial")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
-                json.dump(asdict(choice), file, indent=2)
-            os.replace(file.name, self._path)
+            partial.write_text(json.dumps(asdict(choice), indent=2))
+            partial.rename(self._path)
         except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             return False
         return True

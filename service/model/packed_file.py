@@ -6,7 +6,7 @@ Written once (see `conversion_cache`, which also checks the bytes); a start read
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -79,10 +79,6 @@ class PackedFile:
             self._bytes = _read(self._path)
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"{folder} cannot be read: {error}") from error
-
-    def names(self) -> Iterator[str]:
-        """Of everything in it."""
-        return iter(self._entries)
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """A tensor of plain numbers. Raises ModelError if it is missing or of another shape."""

@@ -1,6 +1,6 @@
 """A model's weights, quantised and packed, each product's as one: q with k and v, gate with up.
 
-What `quantised_products` maps at each later start; the names are those below, the norms' as in the model.
+What `quantised_products` reads at each start; the names are those below, the norms' as in the model.
 """
 
 from __future__ import annotations

@@ -50,9 +50,10 @@ def write_gguf(
     *,
     changes: dict[str, Any] | None = None,
     extra: dict[str, torch.Tensor] | None = None,
+    kinds: dict[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     """Float32 weights and a byte-level tokenizer. changes: fields to replace, None to leave one out.
-    extra: tensors to add."""
+    extra: tensors to add. kinds: how matrices are quantised, by a part of their GGUF name."""
     config: Any = model.config
     writer = gguf.GGUFWriter(path, architecture)
     tokens = ["<|end|>", "<|turn|>", "<tool>", *sorted(gguf_alphabet())][: config.vocab_size]
@@ -99,7 +100,12 @@ def write_gguf(
             tensor = interleave(tensor, config.num_attention_heads)
         if architecture == "llama" and ".k_proj" in name:
             tensor = interleave(tensor, config.num_key_value_heads)
-        writer.add_tensor(gguf_name(name), np.ascontiguousarray(tensor.numpy()))
+        values = np.ascontiguousarray(tensor.numpy())
+        kind = next((kind for part, kind in (kinds or {}).items() if part in gguf_name(name)), None)
+        if kind is None or tensor.dim() < 2:
+            writer.add_tensor(gguf_name(name), values)
+        else:
+            writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()

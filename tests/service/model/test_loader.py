@@ -142,6 +142,38 @@ class TestSources:
         with pytest.raises(AssertionError, match="opened again"):
             load_artifacts(ModelOptions(source=str(path), dtype="float32"), tmp_path / "cache")
 
+    def test_quantised_weights_are_converted_once_and_known_by_content(self, tmp_path: Path) -> None:
+        _, model = tiny_model("llama", 5, hidden_size=64, intermediate_size=96, head_dim=16)
+        folder = save(model, tmp_path / "mine")
+        file = write_gguf(model, tmp_path / "tiny.gguf", "llama")
+        packed = []
+        for source, scheme in ((file, "file"), (file, "int8"), (folder, "int8"), (folder, "int4")):
+            options = ModelOptions(source=str(source), quantization=scheme)  # type: ignore[arg-type]
+            found = load_artifacts(options, tmp_path / "cache")
+            assert found.packed is not None
+            assert (found.dtype, found.name) == ("float32", source.stem)
+            assert {path.name for path in found.packed.iterdir()} >= {"weights.bin", "weights.json"}
+            before = (found.packed / "weights.bin").stat().st_mtime_ns
+            assert load_artifacts(options, tmp_path / "cache") == found
+            assert (found.packed / "weights.bin").stat().st_mtime_ns == before
+            packed.append(found.packed)
+        assert len(set(packed)) == 4
+        damaged = bytearray((packed[2] / "weights.bin").read_bytes())
+        damaged[5] ^= 1
+        (packed[2] / "weights.bin").write_bytes(damaged)
+        options = ModelOptions(source=str(folder), quantization="int8")
+        assert load_artifacts(options, tmp_path / "cache").packed == packed[2]
+        assert (packed[2] / "weights.bin").read_bytes() != damaged
+        _, other = tiny_model("llama", 6, hidden_size=64, intermediate_size=96, head_dim=16)
+        save(other, folder)
+        assert load_artifacts(options, tmp_path / "cache").packed != packed[2]
+
+    def test_a_folder_has_no_groups_of_its_own(self, tmp_path: Path) -> None:
+        _, model = tiny_model("llama", 5, hidden_size=64, intermediate_size=96, head_dim=16)
+        options = ModelOptions(source=str(save(model, tmp_path / "mine")), quantization="file")
+        with pytest.raises(ModelError, match="is no GGUF file"):
+            load_artifacts(options, tmp_path / "cache")
+
     def test_a_model_folder_is_loaded_without_a_cache(self, tmp_path: Path) -> None:
         _, model = tiny_model("llama", 5)
         artifacts = load_artifacts(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,7 @@ from support.exact_products import ExactQuantisedOps
 from support.ops import BACKENDS, cpu_library
 from support.paged_sessions import PagedSession
 from support.random_models import VOCAB_SIZE, save, tiny_model
+from support.tiny_gguf import write_gguf
 
 from pageturner.kernels.cpu.forward import CpuDecoder
 from pageturner.kernels.cpu.ops import CpuOps
@@ -25,7 +27,7 @@ from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model.decoder import Decoder, QuantisedDecoder, load_decoder, load_quantised_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
-from pageturner.service.model.loader import WeightFiles, read_folder
+from pageturner.service.model.loader import WeightFiles, load_artifacts, open_weights, read_folder
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.packing import EMBEDDING, HEAD, NotPackable, check_packable, write_packed
@@ -118,6 +120,30 @@ def test_the_logits_are_those_of_the_dequantised_weights(family: str, scheme: st
     tokens = tokens_of(1)
     expected, logits = (session.step([(session.add(tokens), NUM_TOKENS)]) for session in (plain, found))
     assert torch.allclose(logits, expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_a_gguf_file_in_its_own_groups_has_its_own_values(kind: str, tmp_path: Path) -> None:
+    """k of 8 bits beside narrower ones: the product of q, k and v is of the widest."""
+    kinds = gguf.GGMLQuantizationType
+    _, model = tiny_model("llama", 7, hidden_size=64, intermediate_size=96, head_dim=16)
+    mixed = {"attn_k": kinds.Q8_0, "ffn_down": kinds.F32, "": kinds[kind]}
+    path = write_gguf(model, tmp_path / "a.gguf", "llama", kinds=mixed)
+    artifacts = load_artifacts(ModelOptions(source=str(path), quantization="file"), tmp_path)
+    config = parse_decoder_config(artifacts.config)
+    assert artifacts.packed is not None
+    ops = TorchOps()
+    truth = PagedSession(load_decoder(config, open_weights(artifacts), ops, torch.float32), ops)
+    file = PackedFile(artifacts.packed)
+    products = load_quantised_products("file", config, file, ExactQuantisedOps(), torch.float32)
+    found = PagedSession(Decoder(config, products, TorchOps()), ops)
+    tokens = tokens_of(6)
+    expected, logits = (session.step([(session.add(tokens), NUM_TOKENS)]) for session in (truth, found))
+    # The down projection is of plain numbers, and so in int8.
+    assert (logits - expected).abs().max() < 0.02 * expected.abs().max()
+    layer = products.layers[0].products
+    query = open_weights(artifacts).take("model.layers.0.self_attn.q_proj.weight", (64, 64))
+    assert torch.equal(unpack(layer.merged).dequantised()[:64], query)
 
 
 def test_activations_in_integers_stay_near(tmp_path: Path) -> None:
