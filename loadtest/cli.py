@@ -17,8 +17,8 @@ from pageturner.loadtest.knee import KneeOptions
 from pageturner.loadtest.measuring import measure, search
 from pageturner.loadtest.options import add_run_arguments, for_model, make_run
 from pageturner.loadtest.report.document import FinishedRun, to_document
-from pageturner.loadtest.report.page import read_runs, write_page
-from pageturner.loadtest.report.plots import NamedRun, check_matplotlib
+from pageturner.loadtest.report.page import check_page, read_runs, write_page
+from pageturner.loadtest.report.plots import NamedRun
 from pageturner.loadtest.report.tables import render
 from pageturner.loadtest.runner import Run
 from pageturner.loadtest.server import discover
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         objectives = Objectives.parse(arguments.goodput)
         knee = _knee_options(arguments, planned, objectives)
         if arguments.report is not None:
-            check_matplotlib()
+            check_page(arguments.report)
         with interruption.watching():
             model = interruption.run(discover(planned.target, arguments.seed))
             if model is not None:
@@ -137,7 +137,7 @@ def _knee_options(arguments: argparse.Namespace, planned: Run, objectives: Objec
 
 def _compare(arguments: argparse.Namespace) -> int:
     """`report`: a page of runs that were kept as JSON."""
-    check_matplotlib()
+    check_page(arguments.out)
     write_page(read_runs(arguments.files), arguments.out)
     sys.stdout.write(f"{arguments.out}\n")
     return 0

@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from multiprocessing.connection import Connection, wait
@@ -17,9 +17,7 @@ from pageturner.loadtest.client import RequestRecord
 from pageturner.loadtest.errors import LoadtestError, WorkerDied
 from pageturner.loadtest.interruption import Interruption
 from pageturner.loadtest.meter import ClientCost
-from pageturner.loadtest.sending import OnRecord, Run, run_part
-
-OnCost = Callable[[ClientCost], None]
+from pageturner.loadtest.sending import OnCost, OnRecord, Run, run_part
 
 _DIED = "a client process ended before its work was done"
 _START_DELAY_SECONDS = 0.1  # so that the word to begin reaches every process before the first is due
@@ -135,6 +133,6 @@ def _work(run: Run, part: int, connection: Connection) -> None:
         return start
 
     try:
-        connection.send(asyncio.run(run_part(run, part, begin, connection.send)))
+        asyncio.run(run_part(run, part, begin, connection.send, connection.send))
     except LoadtestError as error:
         connection.send(error)

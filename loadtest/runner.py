@@ -11,31 +11,26 @@ from dataclasses import replace
 from pageturner.loadtest.client import Outcome, RequestRecord
 from pageturner.loadtest.errors import ServerError
 from pageturner.loadtest.interruption import Interruption
-from pageturner.loadtest.meter import ClientCost
-from pageturner.loadtest.processes import OnCost, run_processes
-from pageturner.loadtest.sending import OnRecord, Run, run_part
+from pageturner.loadtest.processes import run_processes
+from pageturner.loadtest.sending import OnCost, OnRecord, Run, forget_cost, run_part
 from pageturner.loadtest.workload.conduct import ConductMix
 from pageturner.loadtest.workload.load import ONE_TURN
 
 __all__ = ["OnRecord", "Run", "execute", "run_part", "warm_up"]
 
 
-def _forget_cost(cost: ClientCost) -> None:
-    """The on_cost of a caller that trusts its client."""
-
-
 def execute(
     run: Run,
     on_record: OnRecord,
     interruption: Interruption | None = None,
-    on_cost: OnCost = _forget_cost,
+    on_cost: OnCost = forget_cost,
 ) -> list[RequestRecord]:
     """Send everything; on_record hears of each request as it ends, on_cost of each process. The records by
     index.
 
     interruption: what may end the run early; then the requests that had not ended are cancelled on the server
-    and have no record, and the processes tell no cost. Raises ServerError if the server cannot be reached or
-    refuses the warm-up, WorkerDied.
+    and have no record, and several processes tell no cost. Raises ServerError if the server cannot be reached
+    or refuses the warm-up, WorkerDied.
     """
     interruption = interruption or Interruption()
     records: list[RequestRecord] = []
@@ -48,9 +43,7 @@ def execute(
         interruption.run(warm_up(run))
     if interruption.number is None:
         if run.num_processes == 1:
-            cost = interruption.run(run_part(run, 0, time.monotonic, keep))
-            if cost is not None:
-                on_cost(cost)
+            interruption.run(run_part(run, 0, time.monotonic, keep, on_cost))
         else:
             run_processes(run, keep, on_cost, interruption)
     return sorted(records, key=lambda record: record.index)

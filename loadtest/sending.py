@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pageturner.v1.generation_pb2_grpc import GenerationServiceAsyncStub
 
 OnRecord = Callable[[RequestRecord], None]
+OnCost = Callable[[ClientCost], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,17 @@ class Run:
         return self.concurrency // self.num_processes + (part < self.concurrency % self.num_processes)
 
 
-async def run_part(run: Run, part: int, begin: Callable[[], float], on_record: OnRecord) -> ClientCost:
+def forget_cost(cost: ClientCost) -> None:
+    """The on_cost of a caller that trusts its client."""
+
+
+async def run_part(
+    run: Run,
+    part: int,
+    begin: Callable[[], float],
+    on_record: OnRecord,
+    on_cost: OnCost = forget_cost,
+) -> None:
     """Send the conversations of one process; on_record hears of each request as it ends. `begin` is called
     once all is ready; it returns the start."""
     planned = list(plan_conversations(run.workload, part, run.num_processes))
@@ -67,17 +78,19 @@ async def run_part(run: Run, part: int, begin: Callable[[], float], on_record: O
     async with connect(run.target) as channel:
         sender = _Sender(GenerationServiceStub(channel), run.target, on_record)
         start = begin()
-        async with meter.running(), asyncio.TaskGroup() as tasks:
-            if run.is_open:
-                for conversation in planned:
-                    due = start + conversation.first.at_seconds
-                    await _until(due)
-                    tasks.create_task(sender.converse(conversation, due))
-            else:
-                queue = iter(planned)
-                for _ in range(min(run.concurrency_of(part), len(planned))):
-                    tasks.create_task(sender.follow(queue, start))
-    return meter.cost
+        try:
+            async with meter.running(), asyncio.TaskGroup() as tasks:
+                if run.is_open:
+                    for conversation in planned:
+                        due = start + conversation.first.at_seconds
+                        await _until(due)
+                        tasks.create_task(sender.converse(conversation, due))
+                else:
+                    queue = iter(planned)
+                    for _ in range(min(run.concurrency_of(part), len(planned))):
+                        tasks.create_task(sender.follow(queue, start))
+        finally:
+            on_cost(meter.cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pageturner.loadtest.errors import OptionError
-from pageturner.loadtest.report.plots import NamedRun, pictures
+from pageturner.loadtest.report.plots import NamedRun, check_matplotlib, pictures
 
 _STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; margin: 1em 0 }
@@ -55,6 +55,13 @@ def read_runs(paths: Sequence[Path]) -> list[NamedRun]:
             raise OptionError("report", f"{path} is not what `pageturner loadtest --json` writes")
         runs.append(NamedRun(path.stem, document))
     return runs
+
+
+def check_page(path: Path) -> None:
+    """Before a long run: a page can be drawn, and has a folder to lie in. Raises OptionError."""
+    if not path.parent.is_dir():
+        raise OptionError("report", f"there is no folder {path.parent}")
+    check_matplotlib()
 
 
 def write_page(runs: Sequence[NamedRun], path: Path) -> None:

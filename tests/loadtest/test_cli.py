@@ -274,6 +274,7 @@ def test_what_the_server_cannot_run_is_said_in_one_line(
         (("--cancel-rate=2",), "--cancel-rate: must be from 0 to 1"),
         (("--slow-reader-rate=2",), "--slow-reader-rate: must be from 0 to 1"),
         (("--goodput", "speed:1"), "--goodput: 'speed' is none of ttft, tpot, itl, e2el"),
+        (("--report=/nowhere/page.html",), "--report: there is no folder /nowhere"),
         (("--find-knee",), "--find-knee: needs --goodput"),
         (("--find-knee", "--concurrency=2"), "--find-knee: searches rates"),
         (("--find-knee", "--rate=1", "--ramp-to=2"), "--find-knee: searches constant rates"),
@@ -334,8 +335,10 @@ def test_a_signal_ends_the_run_with_the_figures_of_what_ended(
         assert [gone.wait(timeout=60) for gone in cancelled] == [True]
     assert signal.getsignal(number) is before
     captured = capsys.readouterr()
-    results = json.loads(captured.out)["results"]
+    document = json.loads(captured.out)
+    results = document["results"]
     assert results["is_complete"] is False
+    assert document["client"]["cpu_seconds"] > 0
     assert (results["num_planned"], results["num_requests"], results["num_ok"]) == (50, 3, 3)
     assert results["num_output_tokens"] == 6
     assert "INCOMPLETE: ended early, after 3 of 50 requests" in captured.err

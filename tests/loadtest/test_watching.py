@@ -86,7 +86,7 @@ def test_a_client_that_may_be_the_bottleneck_is_warned_of() -> None:
     assert warning([]) == warning([calm]) == warning([calm, calm]) == ""
     assert "took 90% of a core" in warning([calm, ClientCost(10.0, 9.0, ())])
     assert "--processes 3" in warning([calm, ClientCost(10.0, 9.0, ())])
-    assert "50 ms late" in warning([ClientCost(10.0, 1.0, (0.05,))])
+    assert "50 ms late at p99 with 10% of a core; its machine" in warning([ClientCost(10.0, 1.0, (0.05,))])
 
 
 def test_the_figures_so_far_are_those_of_the_last_seconds() -> None:
