@@ -14,6 +14,7 @@ from pageturner.service.commands import (
     bench_kernels,
     bench_memory,
     bench_neighbours,
+    bench_steps,
 )
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
@@ -52,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
         )
     throughput.set_defaults(measure=_throughput)
+    bench_steps.add_arguments(
+        benches.add_parser(
+            "steps",
+            help="milliseconds of one step of a quantised decoder on this CPU, by what it computes",
+            epilog=f"example: {bench_steps.EXAMPLE}",
+        )
+    )
     bench_neighbours.add_arguments(
         benches.add_parser(
             "neighbours",
