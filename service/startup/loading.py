@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -145,7 +145,7 @@ def load_model(
         sampler,
         rates,
         tokenizer,
-        settled.choice,
+        replace(settled.choice, name=artifacts.dtype) if artifacts.packed is None else settled.choice,
         built.deterministic,
     )
 

@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner import __version__
 from pageturner.kernels.interface import QuantisedOps
-from pageturner.service.errors import ConfigError
+from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.accuracy import measure_accuracy
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend
@@ -77,6 +77,7 @@ def settle_products(
         if options.quantised:
             raise ConfigError("model.quantization", f"{options.quantization} can't be had: {found}")
         fitted, note = fit_dtype(options, backend.device, machine.cpuinfo)
+        logger.info("not_quantised", reason=found)
         if note is not None:
             logger.warning("dtype", reason=note)
         return SettledProducts(replace(fitted, quantization="none"), ProductChoice(fitted.dtype, found))
@@ -121,6 +122,11 @@ def _measurable(options: ModelOptions, backend: Backend, cache_dir: Path) -> _Me
         artifacts = load_artifacts(replace(options, dtype="auto", quantization=scheme), cache_dir)
         config = parse_decoder_config(artifacts.config)
     except (NotLean, NotPackable) as reason:
+        return str(reason)
+    except ModelError as reason:
+        # A folder can be served as it is; a file that can't be converted can't be served at all.
+        if is_file or options.quantised:
+            raise
         return str(reason)
     if artifacts.tokenizer is None and _name(options) is None:
         return "the model has no tokenizer, so that its accuracy on a text can't be measured"

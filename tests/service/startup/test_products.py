@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.ops import cpu_library
 from support.random_models import save, tiny_model
 from support.scripted import recording_logger
@@ -17,7 +19,7 @@ from support.tiny_tokenizers import byte_level_bpe
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.selection import QuantisedKernels
-from pageturner.service.errors import ConfigError
+from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.options import ModelOptions
@@ -174,10 +176,26 @@ def test_what_cannot_be_quantised_keeps_the_dtype_it_had(
     on: dict[str, Any], options: dict[str, Any], reason: str, folder: Path, tmp_path: Path
 ) -> None:
     stopwatch = Stopwatch({})
-    found, chosen, _ = settle(folder, tmp_path, stopwatch, on=backend(**on), **options)
+    found, chosen, lines = settle(folder, tmp_path, stopwatch, on=backend(**on), **options)
     assert (found, chosen, stopwatch.asked) == (("auto", "none"), "auto", [])
+    assert [line["event"] for line in lines] == ["not_quantised"]
+    assert reason in lines[0]["reason"]
     with pytest.raises(ConfigError, match=f"int8 can't be had: .*{reason}"):
         settle(folder, tmp_path, stopwatch, on=backend(**on), quantization="int8", **options)
+
+
+def test_a_folder_with_a_weight_that_is_no_number_is_served_as_it_is(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "holed"
+    shutil.copytree(folder, source)
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    stopwatch = Stopwatch({})
+    found, _, lines = settle(source, tmp_path, stopwatch)
+    assert (found, stopwatch.asked) == (("auto", "none"), [])
+    assert lines[0]["reason"].startswith("model.norm.weight holds values that are infinite")
+    with pytest.raises(ModelError, match=r"model\.norm\.weight holds"):
+        settle(source, tmp_path, stopwatch, quantization="int8")
 
 
 def test_a_model_of_other_sizes_and_one_without_a_tokenizer_keep_theirs(folder: Path, tmp_path: Path) -> None:
