@@ -63,8 +63,9 @@ class CostModel:
     Swap costs every block of the victim out and in again, shared ones too. Recompute costs the prefill
     of the tokens that would be lost, on top of the context that others keep alive. The tail, if its
     exclusive blocks alone end the shortage, costs the prefill of just those tokens on top of the rest.
-    `swap_weight` scales the cost of a swap: above 1 where copies hold up the step. Of equals the way
-    that moves no bytes is taken.
+    `swap_weight` scales the cost of a swap: above 1 where copies hold up the step. `tail_weight` scales
+    that of a tail: above 1 since a victim that keeps blocks while it waits is the first to yield at the next
+    shortage, and then loses the rest as well. Of equals the way that moves no bytes is taken.
     Source: the swap-or-recompute trade-off of Kwon et al. (SOSP 2023, section 7.3) as a rule.
     """
 
@@ -75,9 +76,12 @@ class CostModel:
 
     swap_weight: float = 1.0
     """Scale of a swap's cost: above 1 where copies hold up the step."""
+    tail_weight: float = 2.0
+    """Scale of a tail's cost: above 1 since what the victim keeps may be lost before it runs again."""
 
     def __post_init__(self) -> None:
         check_option(self, "swap_weight", at_least=0)
+        check_option(self, "tail_weight", at_least=0)
 
     def choose(self, victim: VictimView, num_blocks_short: int, rates: Rates, load: LoadView) -> Reclaim:
         context = max(0, victim.request.num_computed_tokens - victim.num_recompute_tokens)
@@ -85,7 +89,7 @@ class CostModel:
         if _tail_ends_shortage(victim, num_blocks_short):
             lost = min(num_blocks_short * load.device.block_size, victim.num_recompute_tokens)
             kept = context + victim.num_recompute_tokens - lost
-            costs.append((rates.prefill_seconds(lost, kept), Reclaim.TAIL))
+            costs.append((self.tail_weight * rates.prefill_seconds(lost, kept), Reclaim.TAIL))
         if _host_has_room(victim, load):
             costs.append((self.swap_weight * _swap_seconds(victim, rates), Reclaim.SWAP))
         return min(costs, key=lambda cost: cost[0])[1]

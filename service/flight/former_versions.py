@@ -9,11 +9,22 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from pageturner.policies.spec import PolicySpec
 from pageturner.service.flight.block_names import hash_of
 
 _DECISIONS = {"Yielded": "Preempted", "ChampionChosen": "GuardedChosen"}
 _DECIDERS = {"champion": "guarded request"}
 _SEQUENCE_FIELDS = {"num_published_blocks": "num_cached_blocks"}
+
+
+_FORMER_OPTIONS = {("reclaim", "cost-model"): {"tail_weight": 1.0}}
+"""By axis and policy, options that it lacked once, at the values with which it decides as it did then."""
+
+
+def as_it_was(axis: str, choice: PolicySpec) -> PolicySpec:
+    """The policy of a record, which names every option that the policy had."""
+    former = _FORMER_OPTIONS.get((axis, choice.name), {})
+    return PolicySpec(choice.name, {**former, **choice.options})
 
 
 def from_version_1(line: Any) -> Any:

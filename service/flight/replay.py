@@ -19,6 +19,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, TextFailed
 from pageturner.service.flight.block_names import NameHasher
 from pageturner.service.flight.checkpoint import restore_checkpoint
+from pageturner.service.flight.former_versions import as_it_was
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.records import (
     Aborted,
@@ -218,6 +219,7 @@ def _created(policies: PolicySpecs) -> PolicySet:
 
 
 def _created_one(axis: str, choice: PolicySpec) -> Any:
+    choice = as_it_was(axis, choice)
     try:
         return registry.create(axis, choice.name, choice.options)
     except PolicyError as error:

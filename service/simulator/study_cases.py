@@ -305,13 +305,14 @@ CASES: tuple[Case, ...] = (
     Case(
         "reclaim",
         "always-recompute",
-        "short contexts, a slow link: no tails nibbled off",
-        "preemptions",
+        "short contexts, a link ten times as slow as when it was measured",
+        "e2e_mean",
         Synthetic(requests=150, concurrency=32, prompt=32, prompt_sigma=0.2, output=24, output_sigma=0.3),
         num_blocks=40,
         num_host_blocks=4000,
         bounds=NO_MARK,
-        step_time=SLOW_LINK,
+        step_time={"a_swap_out": 5e-4, "a_swap_in": 5e-4},
+        has_drifted=True,
     ),
     Case(
         "reclaim",

@@ -82,8 +82,9 @@ def test_attention_to_the_context_that_stays_costs_too() -> None:
 
 def test_the_tail_is_taken_if_it_ends_the_shortage_and_is_cheaper() -> None:
     tailed = replace(HELD, num_tail_blocks=2)
-    assert CostModel().choose(tailed, 2, EVEN, LOAD) is Reclaim.TAIL  # 3.2 s
-    assert CostModel().choose(tailed, 3, EVEN, LOAD) is Reclaim.RECOMPUTE
+    plain = CostModel(tail_weight=1.0)
+    assert plain.choose(tailed, 2, EVEN, LOAD) is Reclaim.TAIL  # 3.2 s
+    assert plain.choose(tailed, 3, EVEN, LOAD) is Reclaim.RECOMPUTE
     dear = replace(EVEN, prefill_seconds_per_token=1.0)  # the tail: 32 s; the swap: 8 s
     assert CostModel().choose(tailed, 2, dear, LOAD) is Reclaim.SWAP
 
@@ -93,12 +94,20 @@ def test_the_tail_attends_to_all_that_stays_before_it() -> None:
     request = replace(HELD.request, num_tokens=64, num_uncomputed_tokens=0)
     tailed = replace(HELD, request=request, num_tail_blocks=2)
     # 32 tokens on top of 32: 1.552 s, against 2.08 for all 64; on top of 1032: 33.552, against 8 to swap.
-    assert CostModel().choose(tailed, 2, deep, LOAD) is Reclaim.TAIL
+    plain = CostModel(tail_weight=1.0)
+    assert plain.choose(tailed, 2, deep, LOAD) is Reclaim.TAIL
     behind = replace(tailed, request=replace(request, num_tokens=1064))
-    assert CostModel().choose(behind, 2, deep, LOAD) is Reclaim.SWAP
+    assert plain.choose(behind, 2, deep, LOAD) is Reclaim.SWAP
     # A swap of 1.504 s is cheaper than the tail, though dearer than 32 tokens on top of nothing (0.528 s).
     quick = replace(deep, swap_out_bytes_per_second=1e6, swap_in_bytes_per_second=4000 / 1.5)
-    assert CostModel().choose(tailed, 2, quick, LOAD) is Reclaim.SWAP
+    assert plain.choose(tailed, 2, quick, LOAD) is Reclaim.SWAP
+
+
+def test_what_a_victim_keeps_may_be_lost_as_well() -> None:
+    """A tail of 3.2 s at the weight of two costs as much as all 64 tokens do, and then the whole yields."""
+    tailed = replace(HELD, num_tail_blocks=2)
+    assert CostModel(tail_weight=1.9).choose(tailed, 2, EVEN, LOAD) is Reclaim.TAIL
+    assert CostModel().choose(tailed, 2, EVEN, LOAD) is Reclaim.RECOMPUTE
 
 
 def test_a_shortage_of_slots_alone_is_no_reason_for_a_tail() -> None:
