@@ -50,7 +50,7 @@ def _draw_use(axes: Axes, report: MemoryReport) -> None:
         bottom = [below + share for below, share in zip(bottom, shares, strict=True)]
     axes.set_title("KV slots while requests wait")
     axes.set_ylabel("% of the pool")
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(_PARTS), frameon=False)
 
 
 def _draw_throughput(axes: Axes, report: MemoryReport) -> None:
