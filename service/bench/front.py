@@ -1,5 +1,8 @@
 """`pageturner bench front`: gRPC, prompts and text around a model that costs nothing, or a fixed time a step.
 
+A model that costs nothing ends a short request before the next one has come, and steps are of one
+sequence: to see many streams at once, give it a step time.
+
 The server and its clients are processes of their own. In turns with them the engine runs alone, on the same
 load with no client, so that what the front takes from it is seen.
 """

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
         )
     for name, seconds, doc in (
-        ("step-ms", 0.0, "milliseconds that a step of the model takes"),
+        ("step-ms", 1.0, "milliseconds that a step of the model takes; at 0 each request may run alone"),
         ("seconds", 3.0, "length of each measurement"),
     ):
         parser.add_argument(
