@@ -1,13 +1,14 @@
 """The same figures under the names, and with the meanings, of `vllm bench serve --save-result`.
 
-There, as here, TTFT, TPOT and the last token count from the sending of a request on an idle client; ours from
-when it was due. TPOT leaves out answers of one token; percentiles are linear between two samples; tokens and
-latencies are those of requests that ended well.
+There times count from the sending of a request, here from when it was due: they differ by the send lag. TPOT
+leaves out answers of one token; percentiles are linear between two samples; tokens and latencies are those of
+requests that ended well. max_concurrent_requests is of whole seconds, as there.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ def bench_serve_fields(records: Sequence[RequestRecord], summary: RunSummary) ->
         "request_goodput": summary.good_requests_per_second if summary.goodput.objectives.limits else None,
         "output_throughput": summary.output_tokens_per_second,
         "total_token_throughput": summary.total_tokens_per_second,
-        "max_concurrent_requests": _most_at_once(records),
+        "max_concurrent_requests": _most_in_a_second(ok),
     }
     fields |= _of_metric("ttft", (record.time_to_first_token for record in ok))
     fields |= _of_metric("tpot", (record.time_per_output_token for record in ok))
@@ -53,13 +54,11 @@ def _of_metric(name: str, samples: Iterable[float | None]) -> dict[str, float]:
     }
 
 
-def _most_at_once(records: Sequence[RequestRecord]) -> int:
-    """Requests between sending and end. One that is sent when another ends follows it."""
-    changes = sorted(
-        change for record in records for change in ((record.ended_at, 0, -1), (record.sent_at, 1, 1))
+def _most_in_a_second(records: Sequence[RequestRecord]) -> int:
+    """Requests that were under way in one second, of those counted from the first one's due time."""
+    served = [(record.scheduled_at, record.arrivals[-1].at) for record in records if record.arrivals]
+    start = min((due for due, _ in served), default=0.0)
+    seconds = Counter(
+        second for due, last in served for second in range(int(due - start), int(last - start) + 1)
     )
-    most = now = 0
-    for _, _, step in changes:
-        now += step
-        most = max(most, now)
-    return most
+    return max(seconds.values(), default=0)

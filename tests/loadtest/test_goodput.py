@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -109,10 +108,15 @@ def test_the_fields_of_bench_serve_mean_what_they_mean_there(ran: list[RequestRe
     assert fields["request_goodput"] is None, "no objectives were given"
 
 
-def test_requests_at_once_are_counted_from_sending_to_end() -> None:
-    record = RequestRecord(0, Outcome.OK, "", 0.0, 0.0, 2.0, 1)
-    ran = [record, replace(record, sent_at=1.0, ended_at=3.0), replace(record, sent_at=2.0, ended_at=4.0)]
+def test_requests_at_once_are_those_of_one_second() -> None:
+    """The first is under way in seconds 0 to 2, the others in 1 to 3 and in 3."""
+    spans = ((10.0, 12.5), (11.2, 13.0), (13.4, 13.9))
+    ran = [
+        RequestRecord(0, Outcome.OK, "", due, due, last, 1, arrivals=(Arrival(last, 1),))
+        for due, last in spans
+    ]
     assert bench_serve_fields(ran, summarize_run(ran))["max_concurrent_requests"] == 2
+    assert bench_serve_fields([], summarize_run([]))["max_concurrent_requests"] == 0
 
 
 def test_objectives_are_read_in_milliseconds() -> None:
