@@ -64,14 +64,15 @@ class BlockCopies:
 
 @record
 class SampleRow:
-    """One token to be sampled from the last computed row of a scheduled sequence."""
+    """One token to be sampled from the last computed row of a scheduled sequence, for the position behind it.
+
+    It says nothing of the step: a sequence asks with the same one for as long as nothing else changes.
+    """
 
     seq_id: int
     epoch: int
     index: int
     """The choice (0 .. n-1)."""
-    position: int
-    """Absolute position of the token to be sampled, the counter of the random stream."""
     seed: int
     params: SamplingParams
     prompt_token_ids: tuple[int, ...] = ()
@@ -88,7 +89,8 @@ class ScheduledSequence:
 
     token_ids are computed at positions start, start + 1, ...; the KV of positions below write_start
     is in the cache already and must not be written again (slot -1). block_table covers
-    start + len(token_ids) tokens. samples: empty for an unfinished chunk, n rows at a fork.
+    start + len(token_ids) tokens. samples: empty for an unfinished chunk, n rows at a fork; each draws the
+    token of position `end`, the counter of its random stream.
     """
 
     seq_id: int

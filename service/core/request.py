@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.outputs import SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenLog, TokenView
 
@@ -61,6 +62,7 @@ class Sequence:
     """One choice of a request: its tokens and how far their KV has come.
 
     tokens: prompt and accepted outputs; only ever appended to. token_log: of them, once a sampler asks.
+    sample_rows: what its steps ask the sampler for, where that is the same until the epoch is raised.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
     num_ever_computed: leading positions whose KV was made at some time and given up since.
@@ -76,6 +78,7 @@ class Sequence:
     index: int
     tokens: list[int] = field(init=False)
     token_log: TokenLog | None = None
+    sample_rows: tuple[SampleRow, ...] | None = None
     block_hashes: list[bytes] = field(default_factory=list)
     epoch: int = 0
     is_finished: bool = False
@@ -124,6 +127,7 @@ class Sequence:
     def reset(self, num_kv_tokens: int, block_size: int) -> None:
         """Void work in flight; KV of the first `num_kv_tokens` positions stays."""
         self.epoch += 1
+        self.sample_rows = None
         self.num_in_flight = 0
         self.num_ever_computed = max(self.num_ever_computed, self.num_accepted_tokens)
         self.set_kv(num_kv_tokens)

@@ -52,5 +52,5 @@ def batch_variance(model: CausalModel, ops: PagedOps, block_size: int) -> str | 
 def _part(model: CausalModel, width: int, sequence: int, start: int, end: int) -> ScheduledSequence:
     tokens = tuple((31 * sequence + 7 * position + 1) % model.vocab_size for position in range(start, end))
     table = tuple(range(sequence * width, (sequence + 1) * width))
-    sample = SampleRow(sequence, 0, 0, end, 0, SamplingParams())
+    sample = SampleRow(sequence, 0, 0, 0, SamplingParams())
     return ScheduledSequence(sequence, str(sequence), 0, tokens, start, start, table, (sample,))

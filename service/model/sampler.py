@@ -68,6 +68,7 @@ class Sampler:
             return ()
         rows = [row for row, samples in enumerate(wanted) for _ in samples]
         samples = [sample for samples in wanted for sample in samples]
+        positions = [part.end for part in output.scheduled for _ in part.samples]
         outcomes: list[_Outcome] = []
         slow: list[int] = []
         best, best_ids = row_maxima(logits)
@@ -82,7 +83,9 @@ class Sampler:
         chunk_rows = _CPU_CHUNK_ROWS if logits.device.type == "cpu" else _GPU_CHUNK_ROWS
         for places in batched(slow, chunk_rows):
             edited = _rows(logits, [rows[i] for i in places]).float()
-            chosen = _choose(edited, [samples[i] for i in places], self._counts)
+            chosen = _choose(
+                edited, [samples[i] for i in places], [positions[i] for i in places], self._counts
+            )
             for i, outcome in zip(places, chosen, strict=True):
                 outcomes[i] = outcome
 
@@ -113,7 +116,9 @@ def _rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return values.index_select(0, ids)
 
 
-def _choose(edited: torch.Tensor, samples: Sequence[SampleRow], counts: CountsOfSequences) -> list[_Outcome]:
+def _choose(
+    edited: torch.Tensor, samples: Sequence[SampleRow], positions: Sequence[int], counts: CountsOfSequences
+) -> list[_Outcome]:
     """Edit, scale, truncate and draw. `edited`: float32 [R, V], a copy of the samples' rows to work in.
 
     The rows are finite before they are edited.
@@ -133,7 +138,7 @@ def _choose(edited: torch.Tensor, samples: Sequence[SampleRow], counts: CountsOf
     if drawn:
         if len(drawn) < len(samples):
             edited, best = _rows(edited, drawn), _rows(best, drawn)
-        ids = _draw(edited, best, [samples[i] for i in drawn])
+        ids = _draw(edited, best, [samples[i] for i in drawn], [positions[i] for i in drawn])
         for i, token_id in zip(drawn, ids, strict=True):
             outcomes[i] = token_id
     return outcomes
@@ -230,7 +235,9 @@ def _subtrahends(params: SamplingParams, tokens: TokenCounts) -> Array:
     return params.presence_penalty * np.minimum(counts, 1) + params.frequency_penalty * counts
 
 
-def _draw(edited: torch.Tensor, best: torch.Tensor, samples: Sequence[SampleRow]) -> list[int]:
+def _draw(
+    edited: torch.Tensor, best: torch.Tensor, samples: Sequence[SampleRow], positions: Sequence[int]
+) -> list[int]:
     """One token id for each row of float32 logits [R, V] whose finite maxima are `best` [R]."""
     params = [sample.params for sample in samples]
     temperatures, min_p, top_k, top_p, draws = upload(
@@ -239,7 +246,7 @@ def _draw(edited: torch.Tensor, best: torch.Tensor, samples: Sequence[SampleRow]
             np.array([p.min_p for p in params], dtype=np.float32),
             np.array([p.top_k for p in params], dtype=np.int64),
             np.array([p.top_p for p in params], dtype=np.float64),
-            uniforms([s.seed for s in samples], [s.index for s in samples], [s.position for s in samples]),
+            uniforms([s.seed for s in samples], [s.index for s in samples], positions),
         ),
         edited.device,
     )

@@ -220,7 +220,7 @@ class _Simulation:
         self._account(output)
         self._now += self._model.seconds(work_of(output))
         sampled = tuple(
-            SampledSequence(row.seq_id, row.epoch, (SampledToken(row.seed + row.position),))
+            SampledSequence(row.seq_id, row.epoch, (SampledToken(row.seed + part.end),))
             for part in output.scheduled
             for row in part.samples
         )

@@ -47,7 +47,7 @@ def largest_step(limits: SchedulerOptions, num_sequences: int, block_size: int) 
                 start=end - count,
                 write_start=end - count,
                 block_table=(0,) * -(-end // block_size),
-                samples=(SampleRow(number, 0, 0, end, 0, _MOST_TEMPORARIES),),
+                samples=(SampleRow(number, 0, 0, 0, _MOST_TEMPORARIES),),
             )
         )
     return SchedulerOutput(0, tuple(scheduled))

@@ -192,7 +192,7 @@ class ModelWithLogprobs(FakeModel):
     """Each token's log-probability tells the position that it was sampled for."""
 
     def run(self, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
-        position_of = {row.seq_id: row.position for part in output.scheduled for row in part.samples}
+        position_of = {row.seq_id: part.end for part in output.scheduled for row in part.samples}
         return tuple(
             SampledSequence(
                 result.seq_id,
@@ -235,7 +235,7 @@ def test_sglang_20724_no_accumulator_keeps_what_a_retraction_took(
         output = h.step()
         for part in output.scheduled:
             for row in part.samples:
-                assert len(row.prompt_token_ids) + len(row.output_token_ids) == row.position
+                assert len(row.prompt_token_ids) + len(row.output_token_ids) == part.end
     h.finish_all()
     assert h.num_preemptions > 0
     assert len(positions) == 5 * n

@@ -147,5 +147,5 @@ class FakeModel:
         if sequence.request_id in self.poisoned_requests:
             return SampledSequence(row.seq_id, row.epoch, (), NonFiniteLogits("poisoned"))
         content = np.ascontiguousarray(self._read(sequence, 0, sequence.end))
-        token = next_token(content, row.seed, row.index, row.position, row.banned_token_ids)
+        token = next_token(content, row.seed, row.index, sequence.end, row.banned_token_ids)
         return SampledSequence(row.seq_id, row.epoch, (SampledToken(token),))

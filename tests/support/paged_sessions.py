@@ -103,7 +103,7 @@ class PagedSession:
                     start=sequence.num_computed,
                     write_start=max(sequence.num_computed, sequence.shared),
                     block_table=tuple(sequence.blocks),
-                    samples=(SampleRow(sequence.seq_id, 0, 0, end, 0, SamplingParams()),),
+                    samples=(SampleRow(sequence.seq_id, 0, 0, 0, SamplingParams()),),
                 )
             )
             sequence.num_computed = end

@@ -73,7 +73,7 @@ class PagedModel:
         if not self.script:
             return self._model.compute(output)
         return tuple(
-            SampledSequence(row.seq_id, row.epoch, (SampledToken(self.script[row.position - 1]),))
+            SampledSequence(row.seq_id, row.epoch, (SampledToken(self.script[part.end - 1]),))
             for part in output.scheduled
             for row in part.samples
         )

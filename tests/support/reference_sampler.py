@@ -10,6 +10,7 @@ from pageturner.service.core.outputs import (
     SampleRow,
     ScheduledSequence,
     SchedulerOutput,
+    record,
 )
 from pageturner.service.core.sampling_params import SamplingParams
 
@@ -57,12 +58,19 @@ def greedy_token(logits: Sequence[float], row: SampleRow) -> int:
     return edited.index(max(edited))
 
 
-def sample_row(params: SamplingParams, *, seed: int = 0, index: int = 0, position: int = 0) -> SampleRow:
-    return SampleRow(seq_id=0, epoch=0, index=index, position=position, seed=seed, params=params)
+@record
+class PlacedRow(SampleRow):
+    """A row, and the position that `step_of` has it drawn for."""
+
+    position: int = 0
 
 
-def step_of(*sequences: Sequence[SampleRow]) -> SchedulerOutput:
-    """A step in which each sequence wants the given samples; rows are numbered in order."""
+def sample_row(params: SamplingParams, *, seed: int = 0, index: int = 0, position: int = 0) -> PlacedRow:
+    return PlacedRow(seq_id=0, epoch=0, index=index, seed=seed, params=params, position=position)
+
+
+def step_of(*sequences: Sequence[PlacedRow]) -> SchedulerOutput:
+    """A step in which each sequence wants the given samples, of one position; rows are numbered in order."""
     scheduled = []
     for number, rows in enumerate(sequences):
         samples = tuple(replace(row, seq_id=100 * number + i) for i, row in enumerate(rows))
@@ -72,7 +80,7 @@ def step_of(*sequences: Sequence[SampleRow]) -> SchedulerOutput:
                 request_id=f"r{number}",
                 epoch=0,
                 token_ids=(1,),
-                start=0,
+                start=rows[0].position - 1 if rows else 0,
                 write_start=0,
                 block_table=(0,),
                 samples=samples,

@@ -189,13 +189,12 @@ class ScriptedScheduler:
         self.policy_host.quarantine(axis, reason)
 
     def _scheduled(self, entry: _Entry) -> ScheduledSequence:
-        prompt = entry.request.prompt_token_ids
+        prompt, start = entry.request.prompt_token_ids, min(entry.num_outputs)
         rows = tuple(
             SampleRow(
                 entry.first_seq_id + index,
                 0,
                 index,
-                len(prompt) + count,
                 entry.request.seed,
                 entry.request.params,
             )
@@ -203,7 +202,7 @@ class ScriptedScheduler:
             if count < entry.max_tokens
         )
         return ScheduledSequence(
-            entry.first_seq_id, entry.request.request_id, 0, prompt, 0, 0, (entry.first_seq_id,), rows
+            entry.first_seq_id, entry.request.request_id, 0, prompt, start, 0, (entry.first_seq_id,), rows
         )
 
     def _finish(self, request_id: str, error: PageturnerError | None) -> FinishedEvent:
@@ -251,7 +250,7 @@ class ScriptedModel:
         assert logits is output
         return tuple(
             SampledSequence(
-                row.seq_id, row.epoch, (SampledToken(token_at(row.seed, row.index, row.position)),)
+                row.seq_id, row.epoch, (SampledToken(token_at(row.seed, row.index, scheduled.end)),)
             )
             for scheduled in output.scheduled
             for row in scheduled.samples

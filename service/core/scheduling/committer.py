@@ -68,7 +68,11 @@ class Committer:
                 self._manager.grow(sequence, start + 1)
             sequence.num_computed_tokens = sequence.num_kv_tokens = start + 1
             sequence.last_step = step_id
-            samples, tokens = (sample(sequence),), sequence.tokens
+            samples, tokens = sequence.sample_rows, sequence.tokens
+            if samples is None:
+                samples = sample(sequence)
+            else:
+                sequence.num_in_flight += 1
             token_ids = (tokens[start],) if start < len(tokens) else _UNKNOWN
             request_id, epoch, table = sequence.request.new.request_id, sequence.epoch, tables[seq_id]
             scheduled.append(
@@ -97,7 +101,7 @@ class Committer:
         sequence.last_step = step_id
         samples: tuple[SampleRow, ...] = ()
         if chunk.is_last:
-            samples = (self._sample(sequence),) if request.is_forked else self._fork(sequence, step_id)
+            samples = self._sample(sequence) if request.is_forked else self._fork(sequence, step_id)
         token_ids = sequence.tokens[start:end]
         if len(token_ids) < chunk.num_tokens:
             token_ids.append(UNKNOWN_TOKEN)
@@ -123,22 +127,29 @@ class Committer:
                 child.num_kv_tokens = request.num_prompt_tokens
                 child.last_step = step_id
         request.is_forked = True
-        return tuple(self._sample(sequence) for sequence in request.unfinished) if samples_now else ()
+        if not samples_now:
+            return ()
+        return tuple(row for sequence in request.unfinished for row in self._sample(sequence))
 
     @staticmethod
-    def _sample(sequence: Sequence) -> SampleRow:
+    def _sample(sequence: Sequence) -> tuple[SampleRow, ...]:
+        """What is asked for its next token; remembered where every step asks the same."""
         request = sequence.request
         new = request.new
-        position = len(sequence.tokens) + sequence.num_in_flight
+        is_banned = len(sequence.tokens) + sequence.num_in_flight < request.min_total_tokens
         sequence.num_in_flight += 1
-        return SampleRow(
-            sequence.seq_id,
-            sequence.epoch,
-            sequence.index,
-            position,
-            new.seed,
-            new.params,
-            new.prompt_token_ids if request.needs_history else (),
-            sequence.output_view() if request.needs_history else (),
-            request.stop_ids if position < request.min_total_tokens else (),
+        rows = (
+            SampleRow(
+                sequence.seq_id,
+                sequence.epoch,
+                sequence.index,
+                new.seed,
+                new.params,
+                new.prompt_token_ids if request.needs_history else (),
+                sequence.output_view() if request.needs_history else (),
+                request.stop_ids if is_banned else (),
+            ),
         )
+        if not is_banned and not request.needs_history:
+            sequence.sample_rows = rows
+        return rows

@@ -140,7 +140,7 @@ def test_the_sampler_chooses_alike_on_both_devices(params: SamplingParams) -> No
     """The devices round a sum differently, so that a number drawn at a border may fall on either side."""
     num_rows, vocab_size = 128, 49_152
     logits = (3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0))).bfloat16()
-    row = SampleRow(0, 0, 0, 7, 3, params, prompt_token_ids=(1, 2), output_token_ids=(3,))
+    row = SampleRow(0, 0, 0, 3, params, prompt_token_ids=(1, 2), output_token_ids=(3,))
     output = SchedulerOutput(
         0,
         tuple(

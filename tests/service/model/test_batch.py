@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def scheduled(
     seq_id: int, tokens: list[int], start: int, write_start: int, table: list[int], *, samples: int = 1
 ) -> ScheduledSequence:
-    rows = tuple(SampleRow(seq_id, 0, i, 0, 0, SamplingParams()) for i in range(samples))
+    rows = tuple(SampleRow(seq_id, 0, i, 0, SamplingParams()) for i in range(samples))
     return ScheduledSequence(seq_id, str(seq_id), 0, tuple(tokens), start, write_start, tuple(table), rows)
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.reference_sampler import allowed_probabilities, greedy_token, sample_row, step_of
+from support.reference_sampler import PlacedRow, allowed_probabilities, greedy_token, sample_row, step_of
 
-from pageturner.service.core.outputs import SampledSequence, SampleRow
+from pageturner.service.core.outputs import SampledSequence
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenLog
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits
@@ -31,7 +31,7 @@ def _logits(num_rows: int, width: int, *, seed: int = 0, scale: float = 2.0) -> 
     return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def _sample(logits: torch.Tensor, *rows: SampleRow) -> tuple[SampledSequence, ...]:
+def _sample(logits: torch.Tensor, *rows: PlacedRow) -> tuple[SampledSequence, ...]:
     return Sampler(logits.shape[-1]).sample(logits, step_of(*([row] for row in rows)))
 
 
@@ -40,7 +40,7 @@ def _tokens(results: Sequence[SampledSequence]) -> list[int]:
     return [result.tokens[0].token_id for result in results]
 
 
-def _draw_many(logits: torch.Tensor, row: SampleRow, count: int) -> Counter[int]:
+def _draw_many(logits: torch.Tensor, row: PlacedRow, count: int) -> Counter[int]:
     """Tokens drawn at positions 0 .. count - 1 of one stream, all from the same logits [V]."""
     rows = [replace(row, position=position) for position in range(count)]
     return Counter(_tokens(_sample(logits.expand(count, -1), *rows)))
@@ -211,7 +211,7 @@ def test_greedy_takes_the_largest_and_among_equals_the_lowest_id(dtype: torch.dt
 def test_penalties_bias_and_bans_move_the_greedy_choice() -> None:
     logits = torch.tensor([[5.0, 4.0, 3.0, -1.0, -2.0]])
 
-    def choice(row: SampleRow) -> int:
+    def choice(row: PlacedRow) -> int:
         assert greedy_token(logits[0].tolist(), row) == _tokens(_sample(logits, row))[0]
         return _tokens(_sample(logits, row))[0]
 
@@ -451,7 +451,7 @@ _PARAMS = st.builds(
     ),
 )
 _ROWS = st.builds(
-    SampleRow,
+    PlacedRow,
     seq_id=st.just(0),
     epoch=st.just(0),
     index=st.integers(0, 3),
@@ -466,7 +466,7 @@ _ROWS = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_ROWS, min_size=1, max_size=5), st.integers(0, 2**31))
-def test_any_mix_of_rows_draws_what_the_definition_allows(rows: list[SampleRow], seed: int) -> None:
+def test_any_mix_of_rows_draws_what_the_definition_allows(rows: list[PlacedRow], seed: int) -> None:
     logits = _logits(len(rows), 24, seed=seed)
     results = _sample(logits, *rows)
     for row, row_logits, result in zip(rows, logits, results, strict=True):
