@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 from pageturner.service.commands import (
     bench_accuracy,
@@ -109,6 +110,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=4096,
         metavar="N",
         help="no more running requests than that (default 4096)",
+    )
+    scheduler.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PYTHON",
+        help="of an environment with vLLM: its v1 scheduler is measured in turns with ours, and nothing else",
     )
     scheduler.add_argument("--json", action="store_true", help="the figures as JSON")
     scheduler.set_defaults(measure=_scheduler)
@@ -296,6 +303,8 @@ def _simulator(arguments: argparse.Namespace) -> int:
 
 
 def _scheduler(arguments: argparse.Namespace) -> int:
+    if arguments.vllm_python is not None:
+        return _scheduler_beside_vllm(arguments)
     from pageturner.service.bench.block_operations import measure_block_operations, measure_long_queue
     from pageturner.service.bench.scheduler import (
         BATCH_SIZES,
@@ -336,4 +345,21 @@ def _scheduler(arguments: argparse.Namespace) -> int:
     write(f"a prefix cache that nothing hits adds, in microseconds a step: {added}")
     for operation in operations:
         write(f"{operation.name}: {operation.nanoseconds:.0f} ns")
+    return 0
+
+
+def _scheduler_beside_vllm(arguments: argparse.Namespace) -> int:
+    from pageturner.service.bench.scheduler_peer import ROUNDS, SIZES, compare_with_vllm
+
+    with progress(ROUNDS * len(SIZES)) as advance:
+        costs = compare_with_vllm(arguments.vllm_python, lambda text: advance(text, 1))
+    if arguments.json:
+        write(json.dumps([dataclasses.asdict(cost) | {"ratio": cost.ratio} for cost in costs], indent=2))
+        return 0
+    write("running  step us  vLLM's us  ratio")
+    for cost in costs:
+        write(
+            f"{cost.num_running:7d}  {cost.step_microseconds:7.0f}  {cost.vllm_microseconds:9.0f}  "
+            f"{cost.ratio:5.2f}"
+        )
     return 0
