@@ -82,13 +82,13 @@ def measure_step(
 ) -> StepCost:
     """Median over `num_steps` steps, after as many tokens as a block holds to warm up."""
     max_tokens = 2 * BLOCK_SIZE + num_steps
-    scheduler = _loaded_scheduler(num_running, num_waiting, max_tokens, caches_prefixes)
+    scheduler = loaded_scheduler(num_running, num_waiting, max_tokens, caches_prefixes)
     policy_clock = _PolicyClock(scheduler)
     now = 0.0
     while len(scheduler.state.running) < num_running or now < BLOCK_SIZE:
         now += 1.0
         output = scheduler.schedule(now)
-        scheduler.update(output, _null_model(output), now)
+        scheduler.update(output, null_model(output), now)
     schedule_seconds, update_seconds, policy_seconds = [], [], []
     gc.collect()
     gc.disable()
@@ -99,7 +99,7 @@ def measure_step(
             started = time.perf_counter()
             output = scheduler.schedule(now)
             scheduled = time.perf_counter()
-            sampled = _null_model(output)
+            sampled = null_model(output)
             computed = time.perf_counter()
             scheduler.update(output, sampled, now)
             updated = time.perf_counter()
@@ -153,9 +153,8 @@ class _PolicyClock:
         return timed
 
 
-def _loaded_scheduler(
-    num_running: int, num_waiting: int, max_tokens: int, caches_prefixes: bool
-) -> Scheduler:
+def loaded_scheduler(num_running: int, num_waiting: int, max_tokens: int, caches_prefixes: bool) -> Scheduler:
+    """A scheduler with so many requests queued, of which `num_running` fit at once."""
     num_blocks = num_running * -(-(PROMPT_TOKENS + max_tokens) // BLOCK_SIZE)
     options = SchedulerOptions(
         max_model_len=PROMPT_TOKENS + max_tokens,
@@ -175,7 +174,8 @@ def _loaded_scheduler(
     return scheduler
 
 
-def _null_model(output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+def null_model(output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+    """The same token for every row, in no time."""
     token = (SampledToken(7),)
     return tuple(
         SampledSequence(row.seq_id, row.epoch, token) for part in output.scheduled for row in part.samples

@@ -306,6 +306,7 @@ def _scheduler(arguments: argparse.Namespace) -> int:
     if arguments.vllm_python is not None:
         return _scheduler_beside_vllm(arguments)
     from pageturner.service.bench.block_operations import measure_block_operations, measure_long_queue
+    from pageturner.service.bench.engine_step import measure_engine_steps
     from pageturner.service.bench.scheduler import (
         BATCH_SIZES,
         cache_microseconds,
@@ -325,11 +326,13 @@ def _scheduler(arguments: argparse.Namespace) -> int:
             what = f"{cost.num_running} running, {cost.num_waiting} waiting"
             advance(f"{what}: {cost.step_microseconds:.0f} us a step", 1)
     cache = cache_microseconds(costs)
+    engine_steps = list(measure_engine_steps())
     operations = measure_block_operations() + measure_long_queue()
     if arguments.json:
         figures = {
             "steps": [dataclasses.asdict(cost) for cost in costs],
             "cache_microseconds": cache,
+            "engine_steps": [dataclasses.asdict(cost) for cost in engine_steps],
             "operations": [dataclasses.asdict(operation) for operation in operations],
         }
         write(json.dumps(figures, indent=2))
@@ -343,6 +346,12 @@ def _scheduler(arguments: argparse.Namespace) -> int:
         )
     added = ", ".join(f"{microseconds:.1f} at {count} running" for count, microseconds in cache.items())
     write(f"a prefix cache that nothing hits adds, in microseconds a step: {added}")
+    write("running  scheduler us  engine us  flight record us  batch arrays us: the engine thread's step")
+    for step in engine_steps:
+        write(
+            f"{step.num_running:7d}  {step.scheduler_microseconds:12.1f}  {step.engine_microseconds:9.1f}  "
+            f"{step.recorder_microseconds:16.1f}  {step.batch_microseconds:15.1f}"
+        )
     for operation in operations:
         write(f"{operation.name}: {operation.nanoseconds:.0f} ns")
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pageturner.service.bench.block_operations import measure_block_operations
+from pageturner.service.bench.engine_step import measure_engine_steps
 from pageturner.service.bench.scheduler import measure_scheduler
 from pageturner.service.bench.scheduler_peer import compare_with_vllm
 from pageturner.service.errors import ConfigError
@@ -29,6 +30,14 @@ def test_each_block_operation_touches_blocks() -> None:
     costs = {cost.name: cost.nanoseconds for cost in measure_block_operations()}
     assert costs.keys() == {"allocate", "fork", "hash", "publish", "free cached", "hit"}
     assert all(nanoseconds > 0 for nanoseconds in costs.values())
+
+
+def test_the_parts_of_the_engines_step_are_measured_at_each_size() -> None:
+    costs = list(measure_engine_steps((1, 3), num_steps=4))
+    assert [cost.num_running for cost in costs] == [1, 3]
+    for cost in costs:
+        assert cost.scheduler_microseconds > 0
+        assert cost.batch_microseconds > 0
 
 
 def stand_in(folder: Path, script: str) -> Path:
