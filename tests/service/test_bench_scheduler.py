@@ -33,7 +33,7 @@ def test_each_block_operation_touches_blocks() -> None:
 
 
 def test_the_parts_of_the_engines_step_are_measured_at_each_size() -> None:
-    costs = list(measure_engine_steps((1, 3), num_steps=4))
+    costs = list(measure_engine_steps((1, 3), num_steps=16))
     assert [cost.num_running for cost in costs] == [1, 3]
     for cost in costs:
         assert cost.scheduler_microseconds > 0
