@@ -109,7 +109,7 @@ class NullModel:
         """The text's next token for each row."""
         tokens, length = self._tokens, len(self._tokens)
         sampled = tuple(
-            SampledSequence(row.seq_id, row.epoch, tokens[row.position % length])
+            SampledSequence(row.seq_id, row.epoch, tokens[part.end % length])
             for part in output.scheduled
             for row in part.samples
         )

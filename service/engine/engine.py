@@ -26,7 +26,7 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
-from pageturner.service.engine.step_computation import StepComputation
+from pageturner.service.engine.step_computation import Device, StepComputation
 from pageturner.service.engine.thread_messages import (
     Abort,
     ChangePolicies,
@@ -79,18 +79,6 @@ class StepScheduler(Protocol):
     def quarantine(self, axis: str, reason: str, now: float) -> None: ...
     @property
     def policy_host(self) -> PolicyHost: ...
-
-
-class Device(Protocol):
-    """What the model computes on."""
-
-    def adopt_thread(self) -> None:
-        """Called once by the thread that will compute, before all else."""
-        ...
-
-    def synchronize(self) -> None:
-        """Return when all that was enqueued is done. Raises if the device can't go on."""
-        ...
 
 
 class Engine:

@@ -41,6 +41,18 @@ class Sampler(Protocol[LogitsIn]):
     def sample(self, logits: LogitsIn, output: SchedulerOutput) -> tuple[SampledSequence, ...]: ...
 
 
+class Device(Protocol):
+    """What the model computes on."""
+
+    def adopt_thread(self) -> None:
+        """Called once by the thread that will compute, before all else."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when all that was enqueued is done. Raises if the device can't go on."""
+        ...
+
+
 class StepComputation(Protocol):
     """Carries out steps, in their order; each is finished before the next is started."""
 

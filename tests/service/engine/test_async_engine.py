@@ -37,10 +37,10 @@ from pageturner.service.engine.api import (
     StreamEvent,
 )
 from pageturner.service.engine.async_engine import AsyncEngine
-from pageturner.service.engine.engine import Device, Engine
+from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
-from pageturner.service.engine.step_computation import DirectSteps
+from pageturner.service.engine.step_computation import Device, DirectSteps
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import (
     DeadlineExceeded,

@@ -25,10 +25,10 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import AcceptedEvent
-from pageturner.service.engine.engine import STATS_INTERVAL, Device, Engine
+from pageturner.service.engine.engine import STATS_INTERVAL, Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
-from pageturner.service.engine.step_computation import DirectSteps
+from pageturner.service.engine.step_computation import Device, DirectSteps
 from pageturner.service.engine.thread_messages import (
     Abort,
     EngineOutput,
