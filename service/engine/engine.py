@@ -89,9 +89,8 @@ class Engine:
     after max_consecutive_failures failed steps without a success, or after one that the device did not
     survive. (A GPU's kernel that faults fails every call from then on, and no request is to blame.)
 
-    depth: the scheduler's, 0 or 1: how many steps are in flight while one is planned. device: None for the
-    machine's own processor. on_fault: told, without a word of any user's, of the first step of a row that
-    fails.
+    depth: the scheduler's: 0, or 1 to have a step in flight while one is planned. device: None for the
+    machine's own processor. on_fault: told, without a word of any user's, of the first step of a row to fail.
     """
 
     def __init__(
@@ -162,8 +161,7 @@ class Engine:
         return ()
 
     def step(self) -> tuple[Event, ...]:
-        """Advance everything that can advance by one forward of the model; at depth 1 its tokens come with
-        the next step."""
+        """Advance all that can by one forward of the model; at depth 1 its tokens come with the next step."""
         return self.begin_step() + self.finish_step()
 
     def begin_step(self) -> tuple[Event, ...]:
@@ -180,8 +178,7 @@ class Engine:
         return events
 
     def finish_step(self) -> tuple[Event, ...]:
-        """Compute what was planned, if anything was; at depth 1 start it, and take the results of the step
-        that was started before."""
+        """Compute what was planned; at depth 1 start it, and take the results of the step before it."""
         planned, before = self._planned, self._in_flight
         self._planned = self._in_flight = None
         if self._depth and (planned or before):
@@ -234,8 +231,7 @@ class Engine:
         return events
 
     def _void(self, output: SchedulerOutput) -> tuple[Event, ...]:
-        """End a step that was planned behind one that failed. Its block traffic is carried out all the same,
-        for the blocks that it clears."""
+        """End a step planned behind one that failed. Blocks are moved all the same, for those it clears."""
         try:
             self._steps.copy_blocks(output.block_copies)
         except Exception as error:
