@@ -385,7 +385,7 @@ def play(script: list[tuple[str, int]], bench: Bench) -> None:
                 live.remove(output.request_id)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(scripts)
 def test_every_accepted_request_ends_exactly_once(script: list[tuple[str, int]]) -> None:
     play(script, make_bench(max_requests=4))
