@@ -10,27 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Protocol
 
-from pageturner.service.core.sampling_params import SamplingParams
-from pageturner.service.core.token_log import TokenView
+from pageturner.service.core.sample_row import SampleRow as SampleRow
+from pageturner.service.core.sample_row import record as record
 from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
     from pageturner.service.core.request import NewRequest
-
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True)
-def record(cls: type[T]) -> type[T]:
-    """A slotted dataclass that mypy holds to be frozen, for the few kinds a step makes one of a sequence.
-
-    `frozen=True` guards each field at run time by `object.__setattr__`: 2 us for eight fields where plain
-    assignment takes 0.1, and so half of a whole step at 256 decodes.
-    """
-    return dataclass(slots=True, unsafe_hash=True)(cls)
-
 
 UNKNOWN_TOKEN = -1
 """Stands for the token that the previous, unfinished step samples for this sequence (depth 1)."""
@@ -60,27 +47,6 @@ class BlockCopies:
 
     def __bool__(self) -> bool:
         return bool(self.clears or self.swap_outs or self.swap_ins or self.copies)
-
-
-@record
-class SampleRow:
-    """One token to be sampled from the last computed row of a scheduled sequence, for the position behind it.
-
-    It says nothing of the step: a sequence asks with the same one for as long as nothing else changes.
-    """
-
-    seq_id: int
-    epoch: int
-    index: int
-    """The choice (0 .. n-1)."""
-    seed: int
-    params: SamplingParams
-    prompt_token_ids: tuple[int, ...] = ()
-    """Filled only when params.needs_history."""
-    output_token_ids: tuple[int, ...] | TokenView = ()
-    """Likewise: a view of the sequence's log, which grows."""
-    banned_token_ids: tuple[int, ...] = ()
-    """Ids that must not be sampled (stops below min_tokens)."""
 
 
 @record

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
-from pageturner.service.core.outputs import SampleRow
+from pageturner.service.core.sample_row import SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenLog, TokenView
 
