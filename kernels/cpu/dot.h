@@ -1,12 +1,14 @@
 // Sums of products of codes over one group, exact in integers: `Dot` is this machine's way of making them.
 //
-// Dot::WIDTH outputs at once, 8 or 16, and ROWS rows: a weight's codes are unpacked once for all of them.
+// Dot::WIDTH outputs at once, 8 or 16, and up to Dot::MAX_ROWS rows, as many as registers hold: a weight's
+// codes are unpacked once for all of them.
 // A chunk is 4 inputs of WIDTH outputs, [WIDTH][4] bytes, and chunks lie 64 bytes apart (packed.py). Codes
 // of 4 bits are 0 to 15, those of 8 bits -128 to 127, and a row's -127 to 127.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -40,6 +42,17 @@ V load_as(const void* from) {
   return x;
 }
 
+#define PAGETURNER_INLINE __attribute__((always_inline))
+
+// f(0), f(1) .. f(COUNT - 1) as constants, written out before the compiler looks for registers.
+template <int COUNT, class F>
+inline PAGETURNER_INLINE void unrolled(const F& f) {
+  if constexpr (COUNT > 0) {
+    unrolled<COUNT - 1>(f);
+    f(std::integral_constant<int, COUNT - 1>{});
+  }
+}
+
 // The same group of consecutive rows.
 template <int GROUP>
 struct RowGroups {
@@ -56,16 +69,18 @@ struct RowGroups {
 
 // f(constant index, codes [WIDTH][4]) for each chunk of a group.
 template <int BITS, int GROUP, class Shorts, class F>
-inline __attribute__((always_inline)) void for_each_chunk(const std::uint8_t* codes, const F& f) {
+inline PAGETURNER_INLINE void for_each_chunk(const std::uint8_t* codes, const F& f) {
   if constexpr (BITS == 4) {
     constexpr int HALF = GROUP / CHUNK / 2;
-    for (int index = 0; index < HALF; index++) {
+    unrolled<HALF>([&](auto index) PAGETURNER_INLINE {
       const Shorts both = load_as<Shorts>(codes + CHUNK_BYTES * index);
       f(index, both & 0x0f0f);
       f(index + HALF, both >> 4 & 0x0f0f);
-    }
+    });
   } else {
-    for (int index = 0; index < GROUP / CHUNK; index++) f(index, load_as<Shorts>(codes + CHUNK_BYTES * index));
+    unrolled<GROUP / CHUNK>([&](auto index) PAGETURNER_INLINE {
+      f(index, load_as<Shorts>(codes + CHUNK_BYTES * index));
+    });
   }
 }
 
@@ -81,12 +96,13 @@ inline __attribute__((always_inline)) void for_each_chunk(const std::uint8_t* co
 // unsigned: those of 8 bits are raised by 128, and the sum starts from what that adds too much.
 struct Dot {
   static constexpr int WIDTH = PAGETURNER_VNNI;
+  static constexpr int MAX_ROWS = WIDTH == 16 ? 8 : 6;
   static constexpr const char* NAME = WIDTH == 16 ? "avx512-vnni" : "avx-vnni";
   using Ints = Vectors<WIDTH>::Ints;
   using Shorts = Vectors<WIDTH>::Shorts;
 
   template <int ROWS, int BITS, int GROUP>
-  static inline __attribute__((always_inline)) void sums(const std::uint8_t* codes,
+  static inline PAGETURNER_INLINE void sums(const std::uint8_t* codes,
                                                           const RowGroups<GROUP>& rows, Ints (&sums)[ROWS]) {
     for (int row = 0; row < ROWS; row++)
       sums[row] = BITS == 8 ? rows[row].unsigned_start - Ints{} : Ints{};
@@ -114,31 +130,33 @@ struct Dot {
 // vpmaddubsw: two products of unsigned and signed bytes as a 16-bit sum, which saturates beyond 32,767.
 struct Dot {
   static constexpr int WIDTH = 8;
+  static constexpr int MAX_ROWS = 6;
   static constexpr const char* NAME = "avx2";
   using Ints = Vectors<WIDTH>::Ints;
   using Shorts = Vectors<WIDTH>::Shorts;
 
   template <int ROWS, int BITS, int GROUP>
-  static inline __attribute__((always_inline)) void sums(const std::uint8_t* codes,
+  static inline PAGETURNER_INLINE void sums(const std::uint8_t* codes,
                                                           const RowGroups<GROUP>& rows, Ints (&sums)[ROWS]) {
     if constexpr (BITS == 4) {
       // Eight chunks of 2 * 15 * 127 stay below 32,767: the group is widened once.
       static_assert(GROUP / CHUNK * 2 * 15 * 127 <= 32767);
       Shorts narrow[ROWS] = {};
-      for_each_chunk<BITS, GROUP, Shorts>(codes, [&](int index, Shorts weight) {
-        for (int row = 0; row < ROWS; row++)
-          narrow[row] += pairs(weight, __m256i(rows.template chunk<Ints>(row, index)));
+      for_each_chunk<BITS, GROUP, Shorts>(codes, [&](int index, Shorts weight) PAGETURNER_INLINE {
+        unrolled<ROWS>([&](auto row) PAGETURNER_INLINE {
+          add(narrow[row], pairs(weight, __m256i(rows.template chunk<Ints>(row, index))));
+        });
       });
-      for (int row = 0; row < ROWS; row++) sums[row] = widened(narrow[row]);
+      unrolled<ROWS>([&](auto row) PAGETURNER_INLINE { sums[row] = widened(narrow[row]); });
     } else {
       // |w| times the row with the sign of w: 2 * 128 * 127 at most, so that every pair is widened.
-      for (int row = 0; row < ROWS; row++) sums[row] = Ints{};
-      for_each_chunk<BITS, GROUP, Shorts>(codes, [&](int index, Shorts weight) {
+      unrolled<ROWS>([&](auto row) PAGETURNER_INLINE { sums[row] = Ints{}; });
+      for_each_chunk<BITS, GROUP, Shorts>(codes, [&](int index, Shorts weight) PAGETURNER_INLINE {
         const Shorts size = Shorts(_mm256_abs_epi8(__m256i(weight)));
-        for (int row = 0; row < ROWS; row++) {
+        unrolled<ROWS>([&](auto row) PAGETURNER_INLINE {
           const __m256i x = __m256i(rows.template chunk<Ints>(row, index));
-          sums[row] += widened(pairs(size, _mm256_sign_epi8(x, __m256i(weight))));
-        }
+          add(sums[row], widened(pairs(size, _mm256_sign_epi8(x, __m256i(weight)))));
+        });
       });
     }
   }
@@ -150,6 +168,12 @@ struct Dot {
   static Ints widened(Shorts pairs) {
     return Ints(_mm256_madd_epi16(__m256i(pairs), _mm256_set1_epi16(1)));
   }
+  // Now: the compiler would rather make all products first, for which there are too few registers.
+  template <class V>
+  static void add(V& sum, V products) {
+    sum += products;
+    asm("" : "+x"(sum));
+  }
 };
 
 #else
@@ -157,12 +181,13 @@ struct Dot {
 // In the compiler's vectors, two bytes of a 16-bit lane at a time: the same sums as AVX2, with the same bounds.
 struct Dot {
   static constexpr int WIDTH = 8;
+  static constexpr int MAX_ROWS = 4;
   static constexpr const char* NAME = "portable";
   using Ints = Vectors<WIDTH>::Ints;
   using Shorts = Vectors<WIDTH>::Shorts;
 
   template <int ROWS, int BITS, int GROUP>
-  static inline __attribute__((always_inline)) void sums(const std::uint8_t* codes,
+  static inline PAGETURNER_INLINE void sums(const std::uint8_t* codes,
                                                           const RowGroups<GROUP>& rows, Ints (&sums)[ROWS]) {
     Shorts narrow[ROWS] = {};
     for (int row = 0; row < ROWS; row++) sums[row] = Ints{};

@@ -71,7 +71,7 @@ inline Tile open_tile(const PackedWeight& weight, std::int64_t index, float* scr
 // into the second cache meanwhile. The processor's own prefetching starts anew at every tile, a third as fast.
 constexpr std::int64_t AHEAD = 24 << 10;
 
-constexpr int MAX_ROWS = Dot::WIDTH == 16 ? 8 : 4;  // as many as registers hold
+constexpr int MAX_ROWS = Dot::MAX_ROWS;
 
 // output[row][0 .. tile.outputs) for ROWS rows from `codes` on.
 template <int ROWS, int BITS, int GROUP, bool OFFSETS>
