@@ -194,7 +194,7 @@ def quantise_rows(rows: torch.Tensor, group: int) -> QuantisedRows:
     coded = finite & (scales > 0)
     inverse = torch.where(coded, 1 / scales, 0)
     codes = torch.where(coded[..., None], groups, 0) * inverse[..., None]
-    codes = codes.round().clamp(-127, 127).to(torch.int8)
+    codes = codes.round().to(torch.int8)
     return QuantisedRows(
         codes.flatten(1), scales.masked_fill(~finite, math.nan), codes.sum(dim=-1, dtype=torch.int32)
     )

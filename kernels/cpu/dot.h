@@ -168,7 +168,7 @@ struct Dot {
   static Ints widened(Shorts pairs) {
     return Ints(_mm256_madd_epi16(__m256i(pairs), _mm256_set1_epi16(1)));
   }
-  // Now: the compiler would rather make all products first, for which there are too few registers.
+  // At once: the compiler would rather make all products first, for which there are too few registers.
   template <class V>
   static void add(V& sum, V products) {
     sum += products;
@@ -189,7 +189,7 @@ struct Dot {
   template <int ROWS, int BITS, int GROUP>
   static inline PAGETURNER_INLINE void sums(const std::uint8_t* codes,
                                                           const RowGroups<GROUP>& rows, Ints (&sums)[ROWS]) {
-    Shorts narrow[ROWS] = {};
+    Shorts short_sums[ROWS] = {};
     for (int row = 0; row < ROWS; row++) sums[row] = Ints{};
     for_each_chunk<BITS, GROUP, Shorts>(codes, [&](int index, Shorts weight) {
       const Shorts first = low(weight), second = high(weight);
@@ -197,13 +197,13 @@ struct Dot {
         const Shorts x = Shorts(rows.template chunk<Ints>(row, index));
         const Shorts pairs = first * low(x) + second * high(x);
         if constexpr (BITS == 4)
-          narrow[row] += pairs;
+          short_sums[row] += pairs;
         else
           sums[row] += widened(pairs);
       }
     });
     if constexpr (BITS == 4)
-      for (int row = 0; row < ROWS; row++) sums[row] = widened(narrow[row]);
+      for (int row = 0; row < ROWS; row++) sums[row] = widened(short_sums[row]);
   }
 
  private:

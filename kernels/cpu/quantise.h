@@ -43,10 +43,9 @@ void quantise_group(const f32x16 (&x)[GROUP / LANES], CodeGroup<GROUP>& to) {
     const float inverse = 1.0f / scale;
     i32x16 sum = {};
     for (int part = 0; part < GROUP / LANES; part++) {
-      f32x16 code = x[part] * inverse;
-      code = code > 127.0f ? broadcast(127.0f) : code < -127.0f ? broadcast(-127.0f) : code;
-      // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits.
-      const i32x16 rounded = reinterpret_cast<i32x16>(code + 12582912.0f) - 0x4b400000;
+      // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits. It is at most 127,
+      // since neither the scale nor its inverse is subnormal.
+      const i32x16 rounded = reinterpret_cast<i32x16>(x[part] * inverse + 12582912.0f) - 0x4b400000;
       const auto narrow = __builtin_convertvector(rounded, i8x16);
       std::memcpy(to.codes + part * LANES, &narrow, sizeof narrow);
       sum += rounded;

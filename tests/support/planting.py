@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from pageturner.kernels.cpu.build import SOURCES, load_library
+from pageturner.kernels.cpu.build import NATIVE, SOURCES, load_library
 
 
 def plant(module: ModuleType, old: str, new: str) -> ModuleType:
@@ -35,10 +35,17 @@ class ExpressionBug:
 class BuggyLibrary:
     """The C++ operations with every bug in them and none of them on: one compilation serves all."""
 
-    def __init__(self, bugs: Sequence[ExpressionBug], folder: Path, cache_dir: Path) -> None:
-        for path in SOURCES.glob("*.*"):
-            if path.suffix in (".cpp", ".h"):
-                shutil.copy(path, folder)
+    def __init__(
+        self,
+        bugs: Sequence[ExpressionBug],
+        folder: Path,
+        cache_dir: Path,
+        pattern: str = "*.cpp",
+        machine: Sequence[str] = NATIVE,
+    ) -> None:
+        """pattern: of the sources to compile. machine: as `load_library` takes it."""
+        for path in (*SOURCES.glob(pattern), *SOURCES.glob("*.h")):
+            shutil.copy(path, folder)
         for number, bug in enumerate(bugs, start=1):
             text = (folder / bug.file).read_text()
             assert text.count(bug.right) == 1, f"{bug.right!r} occurs {text.count(bug.right)} times"
@@ -47,12 +54,12 @@ class BuggyLibrary:
         header = folder / "simd.h"
         switch = '#pragma once\nextern "C" { inline int planted_bug = 0; }\n'
         header.write_text(header.read_text().replace("#pragma once\n", switch))
-        self.library = load_library(cache_dir, sources=folder)
-        self._bugs = tuple(bugs)
+        self.library = load_library(cache_dir, sources=folder, machine=machine)
+        self.bugs = tuple(bugs)
         self._switch = ctypes.c_int.in_dll(self.library, "planted_bug")
 
     def switch_on(self, bug: ExpressionBug) -> None:
-        self._switch.value = self._bugs.index(bug) + 1
+        self._switch.value = self.bugs.index(bug) + 1
 
     def switch_off(self) -> None:
         self._switch.value = 0

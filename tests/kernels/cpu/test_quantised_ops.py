@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.grouped import KINDS, grouped_weight
+from support.machines import MACHINES, has
 from support.ops import cpu_cache_dir, cpu_library
 from support.quantised_checks import CHECKS, MLPS, Check, assert_bits, make_mlp, random_rows
 
@@ -19,20 +20,6 @@ from pageturner.kernels.cpu.quantised_ops import STRUCTURES, CpuQuantisedOps
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.packed import pack
 from pageturner.kernels.reference import quantise_rows
-
-MACHINES = {
-    "native": (build.NATIVE, ()),
-    "avx-vnni": (("-march=x86-64-v3", "-mavxvnni"), ("avx_vnni",)),
-    "avx-vnni as avx512vl": (("-march=x86-64-v3", "-mavx512vl", "-mavx512vnni"), ("avx512_vnni", "avx512vl")),
-    "avx2": (("-march=x86-64-v3",), ("avx2", "fma", "f16c")),
-    "portable": (("-march=x86-64",), ()),
-}
-"""Compiler flags, and the CPU's flags that their code needs."""
-
-
-def has(features: tuple[str, ...]) -> bool:
-    """Whether this CPU can run such code."""
-    return set(features) <= set(Path("/proc/cpuinfo").read_text().split())
 
 
 @pytest.fixture(scope="module")
