@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from pageturner.service.commands.output import show, write
+from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError
@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace) -> int:
             f"{t.num_sequences:5} {t.num_rows:5} {t.num_keys:5} {t.milliseconds:8.2f} "
             + " ".join(f"{t.phases[name]:9.2f}" for name in phases)
         )
-    show("\n".join(lines))
+    write("\n".join(lines))
     return 0
 
 
