@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support.exact_products import ExactQuantisedOps
 from support.ops import cpu_library
 
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cpu.quantised_ops import CpuQuantisedOps
+from pageturner.kernels.packed import PackedWeight, unpack
 from pageturner.service.model.accuracy import KL_BOUND, measure_accuracy, packaged_text, windows_of
 from pageturner.service.model.candidate_forwards import candidate_forwards
 from pageturner.service.model.options import ModelOptions
 
 NUM_TOKENS = 192
 PRODUCTS = CpuQuantisedOps(cpu_library())
+
+
+class NoMinima(ExactQuantisedOps):
+    """Planted: what groups add to their scaled codes is left out."""
+
+    def linear(self, rows: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        groups = replace(unpack(weight), offsets=None)
+        return torch.nn.functional.linear(rows, groups.dequantised(), weight.bias)
 
 
 def test_uniform_logits_have_the_perplexity_of_the_vocabulary() -> None:
@@ -58,3 +69,6 @@ def test_the_embedded_model_in_its_own_groups_stays_near_float32(tmp_path: Path)
     found = measure_accuracy(reference, {"file": quantised}, [window])["file"]
     assert 0 < found.mean_kl < KL_BOUND
     assert found.top1_agreement > 0.9
+    bad = candidate_forwards(options, tmp_path, lambda heads, dtype: CpuOps(cpu_library()), NoMinima())
+    dropped = measure_accuracy(reference, {"file": bad.logits("file")}, [window[:32]])["file"]
+    assert dropped.mean_kl > 100 * KL_BOUND
