@@ -15,6 +15,7 @@ from pageturner.service.commands import (
     bench_kernels,
     bench_memory,
     bench_neighbours,
+    bench_products,
     bench_steps,
 )
 from pageturner.service.commands.flags import add_config_flags, config_arguments
@@ -138,6 +139,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "kernels",
             help="attention beside torch's and what the GPU can do; without a GPU, on paper and on the CPU",
             epilog=f"example: {bench_kernels.EXAMPLE}",
+        )
+    )
+    bench_products.add_arguments(
+        benches.add_parser(
+            "products",
+            help="matrix products of one step on this CPU: quantised, in float32 and in bfloat16",
+            epilog=f"example: {bench_products.EXAMPLE}",
         )
     )
     bench_cache.add_arguments(
