@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 
 import torch
@@ -17,26 +18,49 @@ from pageturner.service.model.products import Layer, LayerProducts, Products
 
 ROWS = (1, 16, 64)
 """Of a step: one request alone, some, many."""
-_ROUNDS = 3
+_ROUNDS = (4, 12)
+"""At least, of which the first loads code and wakes threads, and at most."""
+_BUDGET_SECONDS = 3.0
+_STEADY = 1.25
+"""The two fastest rounds of a step agree within this factor where nothing disturbed both."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedProducts:
+    """seconds: of a step's products for each of ROWS, by candidate: the least of some rounds. steady: whether
+    rounds agreed; else other programs had the processors, and the figures may compare nothing."""
+
+    seconds: Mapping[str, tuple[float, ...]]
+    steady: bool = True
 
 
 @torch.inference_mode()
 def time_products(
     candidates: Mapping[str, Products], config: DecoderConfig, timer: Callable[[], float]
-) -> dict[str, tuple[float, ...]]:
-    """Seconds of a step's products for each of ROWS: the least of a few rounds, all candidates in turns.
+) -> TimedProducts:
+    """All candidates in turns, round by round until they agree, or that has taken a few seconds.
 
     timer: seconds.
     """
     layers = {name: cycle(products.layers) for name, products in candidates.items()}
-    best = {name: [math.inf] * len(ROWS) for name in candidates}
-    for number in range(_ROUNDS + 1):  # the first loads code and wakes threads
-        for place, rows in enumerate(ROWS):
+    found: dict[tuple[str, int], list[float]] = {}
+    started, steady = timer(), False
+    for number in range(_ROUNDS[1]):
+        for rows in ROWS:
             for name, products in candidates.items():
                 seconds = _time_step(products, layers[name], config, rows, timer)
                 if number:
-                    best[name][place] = min(best[name][place], seconds)
-    return {name: tuple(seconds) for name, seconds in best.items()}
+                    found.setdefault((name, rows), []).append(seconds)
+        steady = number > 1 and all(map(_agree, found.values()))
+        if number + 1 >= _ROUNDS[0] and (steady or timer() - started > _BUDGET_SECONDS):
+            break
+    seconds_of = {name: tuple(min(found[name, rows]) for rows in ROWS) for name in candidates}
+    return TimedProducts(seconds_of, steady)
+
+
+def _agree(seconds: list[float]) -> bool:
+    first, second, *_ = sorted(seconds)
+    return second <= _STEADY * first
 
 
 def score(seconds: Sequence[float]) -> float:

@@ -35,7 +35,7 @@ from pageturner.service.model.product_choice import (
     choose_fastest,
     obey,
 )
-from pageturner.service.model.product_timing import SyntheticWeights, time_products
+from pageturner.service.model.product_timing import SyntheticWeights, TimedProducts, time_products
 from pageturner.service.model.products import Products
 from pageturner.service.model.quantised_products import QuantisedProducts
 
@@ -49,7 +49,7 @@ class Machine:
 
     cpuinfo: str
     memory: int
-    measure: Callable[[Mapping[str, Products], DecoderConfig], Mapping[str, Sequence[float]]] = partial(
+    measure: Callable[[Mapping[str, Products], DecoderConfig], TimedProducts] = partial(
         time_products, timer=time.perf_counter
     )
 
@@ -179,8 +179,12 @@ def _remembered(
     if choice is None:
         measurement = _Measurement(found, options, backend, cache_dir, machine)
         logger.info("measuring_products", candidates=measurement.candidates)
-        choice = measurement.choose()
-        cache.write(choice)
+        choice, steady = measurement.choose()
+        if steady:
+            cache.write(choice)
+        else:
+            reason = "other programs ran while products were timed; the next start measures them again"
+            logger.warning("products", reason=reason)
     return choice
 
 
@@ -215,16 +219,17 @@ class _Measurement:
             names = tuple(dict.fromkeys((*names, name)))
         self.candidates = tuple(each for each in names if each == name or self._fits(each))
 
-    def choose(self) -> ProductChoice:
-        """Measure, and decide. Raises ModelError for weights that can't be read."""
+    def choose(self) -> tuple[ProductChoice, bool]:
+        """(what measuring decides, whether its times can be relied on). Raises ModelError for weights that
+        can't be read."""
         found = self._found
         products = {name: self._one_layer(name) for name in self.candidates}
-        seconds = self._machine.measure(products, found.config)
+        timed = self._machine.measure(products, found.config)
         del products
         name = _name(self._options)
         if name is not None:
-            return obey(name, seconds)
-        return choose_fastest(seconds, self._mean_kl)
+            return obey(name, timed.seconds), timed.steady
+        return choose_fastest(timed.seconds, self._mean_kl), timed.steady
 
     def _fits(self, name: str) -> bool:
         """Whether the machine's memory holds the whole model on such products."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.product_timing import TimedProducts
 from pageturner.service.model.products import Products
 from pageturner.service.model.streams import streams_of
 from pageturner.service.startup import products
@@ -41,13 +42,12 @@ class Stopwatch:
 
     seconds: Mapping[str, float]
     asked: list[tuple[str, ...]] = field(default_factory=list)
+    steady: bool = True
 
-    def __call__(
-        self, candidates: Mapping[str, Products], config: DecoderConfig
-    ) -> Mapping[str, Sequence[float]]:
+    def __call__(self, candidates: Mapping[str, Products], config: DecoderConfig) -> TimedProducts:
         assert config.num_layers == 2
         self.asked.append(tuple(candidates))
-        return {name: (self.seconds[name],) * 3 for name in candidates}
+        return TimedProducts({name: (self.seconds[name],) * 3 for name in candidates}, self.steady)
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +156,15 @@ def test_a_choice_by_name_is_obeyed_and_warned_about_where_it_is_slow(
     assert found == named
     assert any("was asked for and takes" in line["reason"] for line in lines) == warned
     assert (tmp_path / "converted").exists() == ("quantization" in options)
+
+
+def test_times_that_other_programs_disturbed_are_not_kept(folder: Path, tmp_path: Path) -> None:
+    stopwatch = Stopwatch(FAST_INT8, steady=False)
+    for count in (1, 2):
+        named, _, lines = settle(folder, tmp_path, stopwatch)
+        assert (named, len(stopwatch.asked)) == (("auto", "int8"), count)
+        assert "the next start measures them again" in lines[0]["reason"]
+    assert not (tmp_path / "choices").exists()
 
 
 def test_what_memory_does_not_hold_is_no_candidate(folder: Path, tmp_path: Path) -> None:
