@@ -12,6 +12,7 @@ from pageturner.service.model.accuracy import KL_BOUND
 from pageturner.service.model.product_timing import ROWS, score
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
+_CLEAR_LEAD = 2.0
 WARNED_RATIO = 1.5
 """A choice by name that takes so many times as long as another is obeyed, with a warning."""
 
@@ -48,6 +49,12 @@ class ProductChoice:
     reason: str
     measured: tuple[MeasuredProducts, ...] = ()
     warning: str | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the fastest leads by so much that disturbed times would not have told otherwise."""
+        scores = [score(found.seconds) for found in self.measured]
+        return len(scores) < 2 or _CLEAR_LEAD * scores[0] <= scores[1]
 
 
 def candidates_of(*, quantised: str | None, has_bfloat16: bool) -> tuple[str, ...]:

@@ -180,7 +180,7 @@ def _remembered(
         measurement = _Measurement(found, options, backend, cache_dir, machine)
         logger.info("measuring_products", candidates=measurement.candidates)
         choice, steady = measurement.choose()
-        if steady:
+        if steady or choice.is_clear:
             cache.write(choice)
         else:
             reason = "other programs ran while products were timed; the next start measures them again"

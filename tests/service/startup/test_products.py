@@ -159,12 +159,16 @@ def test_a_choice_by_name_is_obeyed_and_warned_about_where_it_is_slow(
 
 
 def test_times_that_other_programs_disturbed_are_not_kept(folder: Path, tmp_path: Path) -> None:
-    stopwatch = Stopwatch(FAST_INT8, steady=False)
+    stopwatch = Stopwatch(FAST_INT8 | {"int8": 1.1}, steady=False)
     for count in (1, 2):
         named, _, lines = settle(folder, tmp_path, stopwatch)
         assert (named, len(stopwatch.asked)) == (("auto", "int8"), count)
         assert "the next start measures them again" in lines[0]["reason"]
     assert not (tmp_path / "choices").exists()
+    clear = Stopwatch(FAST_INT8, steady=False)
+    for _ in range(2):
+        assert settle(folder, tmp_path, clear)[0] == ("auto", "int8")
+    assert len(clear.asked) == 1, "half the time of the next is beyond doubt"
 
 
 def test_what_memory_does_not_hold_is_no_candidate(folder: Path, tmp_path: Path) -> None:
