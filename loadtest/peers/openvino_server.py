@@ -1,7 +1,7 @@
 """OpenVINO GenAI's pipeline as a server: `python openvino_server.py MODEL PORT SEQUENCES`, in its own Python.
 
 Speaks as much of OpenAI's completions as the comparison asks for, token ids in and out; no text is made,
-which favours it. One thread steps the pipeline, as in the servers that are built on it. Imports nothing of
+which favours it. Imports nothing of
 Pageturner: it runs in an environment that has none of it.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import queue
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,61 +21,54 @@ import openvino_genai as genai
 Deliver = Callable[["list[int] | None"], None]
 """Takes the tokens of a step, or None at the end."""
 
+_TURNS = 6
+"""Of the event loop after each step: what a new connection takes to be accepted, read and asked."""
 
-class Stepper(threading.Thread):
+
+class Stepper:
     """Owns the pipeline: adds what was asked for, steps while anything is unfinished, hands out tokens."""
 
-    def __init__(self, pipeline: Any, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(daemon=True)
+    def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
-        self._loop = loop
-        self._asked: queue.SimpleQueue[tuple[list[int], int, Deliver]] = queue.SimpleQueue()
         self._running: list[tuple[Any, Deliver]] = []
+        self._asked = asyncio.Event()
         self._num_added = 0
 
     def ask(self, token_ids: list[int], max_tokens: int, deliver: Deliver) -> None:
-        """deliver is called on the event loop."""
-        self._asked.put((token_ids, max_tokens, deliver))
-
-    def run(self) -> None:
-        while True:
-            if not self._running:
-                self._add(*self._asked.get())
-            while not self._asked.empty():
-                self._add(*self._asked.get())
-            self._pipeline.step()
-            told = [(deliver, *_read(handle)) for handle, deliver in self._running]
-            self._running = [
-                pair for pair, (_, _, is_over) in zip(self._running, told, strict=True) if not is_over
-            ]
-            self._loop.call_soon_threadsafe(_hand_out, told)
-
-    def _add(self, token_ids: list[int], max_tokens: int, deliver: Deliver) -> None:
+        """Have them continued from the next step on; deliver is called after each."""
         config = genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = max_tokens
         config.ignore_eos = True
         prompt = ov.Tensor(np.array([token_ids], dtype=np.int64))
         self._running.append((self._pipeline.add_request(self._num_added, prompt, config), deliver))
         self._num_added += 1
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Step for ever, in turns with the connections: a step keeps the interpreter's lock, so that from a
+        thread of its own it would leave them one operation a step."""
+        while True:
+            if not self._running:
+                self._asked.clear()
+                await self._asked.wait()
+            self._pipeline.step()
+            self._running = [
+                (handle, deliver) for handle, deliver in self._running if _deliver(handle, deliver)
+            ]
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
 
 
-def _read(handle: Any) -> tuple[list[int], bool]:
-    """The tokens since the last time, and whether they were the last."""
-    token_ids: list[int] = []
-    is_over = False
+def _deliver(handle: Any, deliver: Deliver) -> bool:
+    """Hand out the tokens since the last time; whether there are more to come."""
     while handle.can_read():
         for output in handle.read().values():
-            token_ids += output.generated_ids
-            is_over = is_over or output.finish_reason != genai.GenerationFinishReason.NONE
-    return token_ids, is_over
-
-
-def _hand_out(told: list[tuple[Deliver, list[int], bool]]) -> None:
-    for deliver, token_ids, is_over in told:
-        if token_ids:
-            deliver(token_ids)
-        if is_over:
-            deliver(None)
+            if output.generated_ids:
+                deliver(output.generated_ids)
+            if output.finish_reason != genai.GenerationFinishReason.NONE:
+                deliver(None)
+                return False
+    return True
 
 
 async def answer(stepper: Stepper, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -99,10 +90,9 @@ async def serve(model: str, port: int, num_sequences: int) -> None:
     """Load the model, then serve until the process is ended."""
     scheduling = genai.SchedulerConfig()
     scheduling.max_num_seqs = max(scheduling.max_num_seqs, num_sequences)
-    stepper = Stepper(genai.ContinuousBatchingPipeline(model, scheduling, "CPU"), asyncio.get_running_loop())
-    stepper.start()
-    server = await asyncio.start_server(partial(answer, stepper), "127.0.0.1", port)
-    await server.serve_forever()
+    stepper = Stepper(genai.ContinuousBatchingPipeline(model, scheduling, "CPU"))
+    async with await asyncio.start_server(partial(answer, stepper), "127.0.0.1", port):
+        await stepper.run()
 
 
 if __name__ == "__main__":
