@@ -77,7 +77,7 @@ class PackedFile:
         try:
             self._entries: Mapping[str, Mapping[str, Any]] = json.loads((folder / INDEX).read_bytes())
             self._bytes = _read(self._path)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
             raise ModelError(f"{folder} cannot be read: {error}") from error
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:

@@ -25,6 +25,7 @@ from pageturner.kernels.packed import unpack
 from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
+from pageturner.service.model import packed_file
 from pageturner.service.model.decoder import Decoder, QuantisedDecoder, load_decoder, load_quantised_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
 from pageturner.service.model.loader import WeightFiles, load_artifacts, open_weights, read_folder
@@ -231,6 +232,15 @@ def test_a_model_of_other_sizes_and_a_cut_file_are_refused(tmp_path: Path) -> No
         quantised(folder, PackedFile(tmp_path / "packed"), ops, ReferenceQuantisedOps())
     with pytest.raises(ModelError, match=r"cannot be read"):
         PackedFile(tmp_path)
+
+
+def test_memory_that_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> torch.Tensor:
+        raise MemoryError("64 bytes of the host cannot be had")
+
+    monkeypatch.setattr(packed_file, "own_pages", refused)
+    with pytest.raises(ModelError, match=r"cannot be read: 64 bytes of the host cannot be had"):
+        packed(tiny_folder("llama_tied", tmp_path / "model"), tmp_path / "packed")
 
 
 def test_weights_that_cannot_be_quantised_are_named(tmp_path: Path) -> None:
