@@ -29,7 +29,7 @@ class Accuracy:
     """Of one forward, beside a reference, over the same tokens.
 
     perplexity: of the text. mean_kl: KL(reference || this), in nats a token. top1_agreement: share of tokens
-    after which both find the same one likeliest.
+    after which both find the same one likeliest. Of no tokens, all three are NaN.
     """
 
     num_tokens: int
@@ -105,9 +105,13 @@ class _Sums:
 
     def mean(self) -> Accuracy:
         count = self.num_tokens
-        return Accuracy(
-            count, math.exp(self.surprise / count), self.divergence / count, self.agreeing / count
-        )
+        if not count:
+            return Accuracy(0, math.nan, math.nan, math.nan)
+        try:
+            perplexity = math.exp(self.surprise / count)
+        except OverflowError:
+            perplexity = math.inf
+        return Accuracy(count, perplexity, self.divergence / count, self.agreeing / count)
 
 
 def _pieces(

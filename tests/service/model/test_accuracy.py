@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,16 @@ def test_uniform_logits_have_the_perplexity_of_the_vocabulary() -> None:
     found = measure_accuracy(uniform, {"uniform": uniform}, [range(10), range(10, 30)])["uniform"]
     assert (found.num_tokens, found.mean_kl, found.top1_agreement) == (28, 0.0, 1.0)
     assert found.perplexity == pytest.approx(50)
+
+
+def test_logits_however_far_and_texts_however_short_have_figures() -> None:
+    def sure_of(token: int) -> Callable[[Sequence[int]], torch.Tensor]:
+        return lambda window: torch.eye(50)[[token] * len(window)] * 2000
+
+    found = measure_accuracy(sure_of(3), {"other": sure_of(4)}, [range(10)])["other"]
+    assert (found.perplexity, found.top1_agreement) == (math.inf, 0.0)
+    assert found.mean_kl == pytest.approx(2000)
+    assert math.isnan(measure_accuracy(sure_of(3), {"same": sure_of(3)}, [[5]])["same"].mean_kl)
 
 
 def test_the_divergence_is_from_the_reference_to_the_other() -> None:
