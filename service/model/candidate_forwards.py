@@ -58,12 +58,16 @@ class CandidateForwards:
     def logits(self, name: str, *, streamed: bool = True) -> Logits:
         """Of a candidate by name. streamed: a dense one is read layer by layer, in each forward anew."""
         if name not in DENSE:
-            ops = self.ops(torch.float32)
-            return logits_of(Decoder(self.config, self.products(name), ops), ops)
+            return self.quantised_logits(self.products(name))
         dtype: torch.dtype = getattr(torch, name)
         ops = self.ops(dtype)
         weights = open_weights(self.artifacts)
         return logits_of(load_decoder(self.config, weights, ops, dtype, streamed=streamed), ops)
+
+    def quantised_logits(self, products: QuantisedProducts) -> Logits:
+        """Of a candidate whose products are loaded: a second copy might not fit in memory."""
+        ops = self.ops(torch.float32)
+        return logits_of(Decoder(self.config, products, ops), ops)
 
 
 def candidate_forwards(

@@ -10,13 +10,20 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from pageturner.service.codec import strict_converter
+from pageturner.service.codec import scalar, strict_converter
 from pageturner.service.model.product_choice import ProductChoice
 
 FORMAT_VERSION = 1
 """Raised whenever the same machine and model would be measured or judged otherwise."""
 
+
+def _number(value: object, annotation: type[float]) -> float:
+    """Finite or not: logits that are no numbers have a KL that is none, and are not to be judged again."""
+    return value if isinstance(value, float) else float(scalar(value, annotation))
+
+
 _CONVERTER = strict_converter()
+_CONVERTER.register_structure_hook(float, _number)
 
 
 class ChoiceCache:

@@ -18,6 +18,7 @@ from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.accuracy import measure_accuracy
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend
+from pageturner.service.model.build import pool_dtype
 from pageturner.service.model.candidate_forwards import CandidateForwards
 from pageturner.service.model.choice_cache import ChoiceCache
 from pageturner.service.model.conversion_cache import content_key
@@ -128,8 +129,14 @@ def _measurable(options: ModelOptions, backend: Backend, cache_dir: Path) -> _Me
         if is_file or options.quantised:
             raise
         return str(reason)
-    if artifacts.tokenizer is None and _name(options) is None:
-        return "the model has no tokenizer, so that its accuracy on a text can't be measured"
+    if _name(options) is None:
+        if artifacts.tokenizer is None:
+            return "the model has no tokenizer, so that its accuracy on a text can't be measured"
+        forwards = CandidateForwards(
+            artifacts, config, options, cache_dir, backend.choose_ops, backend.quantised.ops
+        )
+        if min(len(forwards.text_tokens(2)), config.max_position) < 2:
+            return "the model takes no two tokens of a text, so that its accuracy can't be measured"
     return _Measurable(artifacts, config, None if scheme == "none" else scheme, backend.quantised.ops)
 
 
@@ -217,7 +224,10 @@ class _Measurement:
         )
         if name is not None:
             names = tuple(dict.fromkeys((*names, name)))
-        self.candidates = tuple(each for each in names if each == name or self._fits(each))
+        self._pooled = [each for each in names if each == name or self._has_pool(each)]
+        if not self._pooled:
+            self._check_pool(names[0])
+        self.candidates = tuple(each for each in self._pooled if each == name or self._fits(each))
 
     def choose(self) -> tuple[ProductChoice, bool]:
         """(what measuring decides, whether its times can be relied on). Raises ModelError for weights that
@@ -239,6 +249,20 @@ class _Measurement:
         dtype: torch.dtype = getattr(torch, name)
         return self._quantised.num_parameters * dtype.itemsize < self._machine.memory
 
+    def _has_pool(self, name: str) -> bool:
+        """Whether the KV pool that the configuration wants can hold what such products give."""
+        try:
+            self._check_pool(name)
+        except ConfigError:
+            return False
+        return True
+
+    def _check_pool(self, name: str) -> None:
+        """Raises ConfigError."""
+        quantised = name == self._found.scheme
+        rows: torch.dtype = torch.float32 if quantised else getattr(torch, name)
+        pool_dtype(self._options, self._forwards.ops(rows), quantised=quantised, rows=rows)
+
     def _one_layer(self, name: str) -> Products:
         """Products as fast as the model's: its own where they are packed, else of one layer of its sizes."""
         found = self._found
@@ -255,8 +279,12 @@ class _Measurement:
 
     @cached_property
     def _quantised(self) -> QuantisedProducts:
-        assert self._found.scheme is not None
-        return self._forwards.products(self._found.scheme)
+        scheme = self._found.scheme
+        assert scheme is not None
+        if scheme in self._pooled:
+            return self._forwards.products(scheme)
+        # No candidate: its weights are only counted.
+        return replace(self._forwards, options=replace(self._options, kv_dtype="auto")).products(scheme)
 
     @cached_property
     def _window(self) -> Sequence[int]:
@@ -267,5 +295,8 @@ class _Measurement:
         return self._forwards.logits(FLOAT32)(self._window)
 
     def _mean_kl(self, name: str) -> float:
-        candidate = {name: self._forwards.logits(name)}
-        return measure_accuracy(lambda _: self._expected, candidate, [self._window])[name].mean_kl
+        is_loaded = name == self._found.scheme
+        logits = (
+            self._forwards.quantised_logits(self._quantised) if is_loaded else self._forwards.logits(name)
+        )
+        return measure_accuracy(lambda _: self._expected, {name: logits}, [self._window])[name].mean_kl

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,10 +21,13 @@ from support.tiny_tokenizers import byte_level_bpe
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.selection import QuantisedKernels
+from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ConfigError, ModelError
+from pageturner.service.model import candidate_forwards
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.product_timing import TimedProducts
 from pageturner.service.model.products import Products
 from pageturner.service.model.streams import streams_of
@@ -222,3 +227,47 @@ def test_a_model_of_other_sizes_and_one_without_a_tokenizer_keep_theirs(folder: 
     source = save(mute, tmp_path / "mute")
     assert settle(source, tmp_path, stopwatch)[0] == ("auto", "none")
     assert settle(source, tmp_path, stopwatch, quantization="int8")[0] == ("auto", "int8")
+
+
+def test_what_the_pool_that_is_wanted_cannot_hold_is_no_candidate(folder: Path, tmp_path: Path) -> None:
+    stopwatch = Stopwatch(FAST_BF16)
+    assert settle(folder, tmp_path, stopwatch, kv_dtype="float32")[0] == ("auto", "int8")
+    assert stopwatch.asked == [("float32", "int8")]
+    plain = backend(choose_ops=lambda heads, dtype: TorchOps())
+    assert settle(folder, tmp_path, stopwatch, on=plain, kv_dtype="bfloat16")[0] == ("bfloat16", "none")
+    with pytest.raises(ConfigError, match=r"float32 rows can't be kept in torch\.bfloat16"):
+        settle(folder, tmp_path, stopwatch, on=plain, cpuinfo=AVX2, kv_dtype="bfloat16")
+
+
+def test_packed_weights_are_in_memory_once_while_they_are_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(packed: Path) -> PackedFile:
+        read.append(packed)
+        return PackedFile(packed)
+
+    monkeypatch.setattr(candidate_forwards, "PackedFile", counted)
+    assert settle(folder, tmp_path, Stopwatch(FAST_INT8))[0] == ("auto", "int8")
+    assert len(read) == 1
+
+
+def test_a_model_that_takes_no_two_tokens_of_a_text_is_not_judged(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "short"
+    shutil.copytree(folder, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1}))
+    found, _, lines = settle(source, tmp_path, Stopwatch(FAST_INT8))
+    assert found == ("auto", "none")
+    assert lines[0]["reason"].startswith("the model takes no two tokens of a text")
+
+
+def test_a_choice_whose_logits_are_no_numbers_is_kept_as_well(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products._Measurement, "_mean_kl", lambda self, name: math.nan)
+    stopwatch = Stopwatch(FAST_INT8)
+    for _ in range(2):
+        assert settle(folder, tmp_path, stopwatch)[0] == ("float32", "none")
+    assert len(stopwatch.asked) == 1
