@@ -34,10 +34,10 @@ void quantise_group(const f32x16 (&x)[GROUP / LANES], CodeGroup<GROUP>& to) {
     const i32x16 magnitude = reinterpret_cast<i32x16>(part) & 0x7fffffff;  // ordered as the floats are
     top = magnitude > top ? magnitude : top;
   }
-  const float largest = max_lanes(reinterpret_cast<f32x16>(top >= INFINITE ? i32x16{} : top));
+  const float largest = max_lanes(reinterpret_cast<f32x16>(top > INFINITE ? i32x16{} + INFINITE : top));
   const float scale = largest / 127.0f;
   to = {};
-  if (max_lanes(top >= INFINITE ? broadcast(1.0f) : f32x16{}) != 0) {
+  if (largest == INFINITY) {
     to.scale = to.shift = NAN;
   } else if (scale >= FLT_MIN) {
     const float inverse = 1.0f / scale;
