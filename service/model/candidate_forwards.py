@@ -22,6 +22,8 @@ from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.quantised_products import QuantisedProducts, load_quantised_products
 
 DENSE = ("float32", "bfloat16")
+_MOST_CHARACTERS = 64
+"""Of the text that are read for one token: prose has four or five."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class CandidateForwards:
         """The first tokens of the packaged text that the model has embeddings for; it has a tokenizer."""
         tokenizer = self.artifacts.tokenizer
         assert tokenizer is not None, "without a tokenizer there is no text"
-        ids = tokenizer.encode(packaged_text()).ids
+        end = None if count is None else count * _MOST_CHARACTERS  # a start that asks for two need not wait
+        ids = tokenizer.encode(packaged_text()[:end]).ids
         return [token for token in ids if token < self.config.vocab_size][:count]
 
     def products(self, scheme: str) -> QuantisedProducts:
