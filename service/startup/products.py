@@ -176,6 +176,7 @@ def _remembered(
         str(_name(options)),
         options.quantization,
         options.kv_dtype,
+        str(options.deterministic),
         found.quantised_ops.name,
         str(torch.get_num_threads()),
         torch.__version__,
@@ -233,7 +234,7 @@ class _Measurement:
         """(what measuring decides, whether its times can be relied on). Raises ModelError for weights that
         can't be read."""
         found = self._found
-        products = {name: self._one_layer(name) for name in self.candidates}
+        products = self._loaded()
         timed = self._machine.measure(products, found.config)
         del products
         name = _name(self._options)
@@ -263,6 +264,21 @@ class _Measurement:
         rows: torch.dtype = torch.float32 if quantised else getattr(torch, name)
         pool_dtype(self._options, self._forwards.ops(rows), quantised=quantised, rows=rows)
 
+    def _loaded(self) -> dict[str, Products]:
+        """The candidates, save those that this machine doesn't multiply deterministically where it's to."""
+        found: dict[str, Products] = {}
+        refusals: list[ModelError] = []
+        for name in self.candidates:
+            try:
+                found[name] = self._one_layer(name)
+            except ModelError as reason:
+                if name in (self._found.scheme, _name(self._options)):
+                    raise
+                refusals.append(reason)
+        if not found:
+            raise refusals[0]
+        return found
+
     def _one_layer(self, name: str) -> Products:
         """Products as fast as the model's: its own where they are packed, else of one layer of its sizes."""
         found = self._found
@@ -275,7 +291,13 @@ class _Measurement:
             rotated=found.config.rotated[:1],
         )
         dtype: torch.dtype = getattr(torch, name)
-        return load_dense_products(config, SyntheticWeights(), self._forwards.ops(dtype), dtype)
+        return load_dense_products(
+            config,
+            SyntheticWeights(),
+            self._forwards.ops(dtype),
+            dtype,
+            deterministic=bool(self._options.deterministic),
+        )
 
     @cached_property
     def _quantised(self) -> QuantisedProducts:

@@ -23,7 +23,7 @@ from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.selection import QuantisedKernels
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ConfigError, ModelError
-from pageturner.service.model import candidate_forwards
+from pageturner.service.model import candidate_forwards, linear
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.options import ModelOptions
@@ -271,3 +271,20 @@ def test_a_choice_whose_logits_are_no_numbers_is_kept_as_well(
     for _ in range(2):
         assert settle(folder, tmp_path, stopwatch)[0] == ("float32", "none")
     assert len(stopwatch.asked) == 1
+
+
+def test_products_that_cannot_be_deterministic_are_no_candidate_where_they_must(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_float32(make: object, shape: object, dtype: torch.dtype, *_: object, **__: object) -> tuple[int]:
+        if dtype is torch.bfloat16:
+            raise ModelError("deterministic: a row's place matters")
+        return (8,)
+
+    monkeypatch.setattr(linear, "probe_row_invariance", only_float32)
+    stopwatch = Stopwatch(FAST_BF16)
+    assert settle(folder, tmp_path, stopwatch, deterministic=True)[0] == ("auto", "int8")
+    assert settle(folder, tmp_path, stopwatch)[0] == ("bfloat16", "none"), "a choice of its own"
+    assert stopwatch.asked == [("float32", "int8"), ("float32", "bfloat16", "int8")]
+    with pytest.raises(ModelError, match="a row's place matters"):
+        settle(folder, tmp_path, stopwatch, deterministic=True, dtype="bfloat16")
