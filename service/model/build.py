@@ -50,13 +50,17 @@ def build_model(
 
     choose_ops: operations for a shape of heads. quantised: what computes with packed weights. Raises
     ModelError, with the reason, for a model that neither forward runs, or that `options` bind to one that
-    does not, or that is not deterministic here though it was asked to be.
+    does not, or that is not deterministic here though it was asked to be, and ConfigError for a KV
+    dtype that its forward doesn't have.
     """
     if artifacts.packed is not None:
         return _build_quantised(artifacts, options, block_size, choose_ops, quantised)
     config = None if options.forward == "transformers" else lean_config(artifacts, options)
     if config is not None:
         return _build_lean(config, artifacts, options, block_size, choose_ops, device)
+    if options.kv_dtype not in ("auto", artifacts.dtype):
+        reason = f"transformers' forward keeps KV in {artifacts.dtype}, that of its activations"
+        raise ConfigError("model.kv_dtype", f"{reason}, not in {options.kv_dtype}")
     # Importing transformers takes two seconds, which a lean start does not spend.
     from pageturner.service.model.transformers_model import load_transformers_model
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from support.random_models import save, tiny_model
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.torch_ops import TorchOps
-from pageturner.service.errors import ModelError
+from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.build import build_model
 from pageturner.service.model.loader import read_folder
-from pageturner.service.model.options import Forward, ModelOptions
+from pageturner.service.model.options import Forward, KvDtype, ModelOptions
+
+KV_DTYPES = frozenset({"float32", "bfloat16"})
 
 
 def artifacts_of(family: str, folder: Path) -> ModelArtifacts:
@@ -54,6 +58,18 @@ def test_the_lean_decoder_is_taken_where_it_fits(
 def test_a_model_bound_to_the_lean_decoder_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lean decoder: model_type 'phi3'"):
         build_model(artifacts_of("phi3", tmp_path), options("lean"), 16, lambda _: TorchOps())
+
+
+def test_a_dtype_of_the_pool_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
+    artifacts = artifacts_of("phi3", tmp_path)
+    other = KV_DTYPES - {artifacts.dtype}
+    for kv_dtype in sorted(KV_DTYPES):
+        asked = replace(options(), kv_dtype=cast(KvDtype, kv_dtype))
+        if kv_dtype in other:
+            with pytest.raises(ConfigError, match=rf"keeps KV in {artifacts.dtype}.* not in {kv_dtype}"):
+                build_model(artifacts, asked, 16, lambda _: TorchOps())
+        else:
+            build_model(artifacts, asked, 16, lambda _: TorchOps())
 
 
 class FickleOps(TorchOps):
