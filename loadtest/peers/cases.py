@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +21,13 @@ class Case:
     num_requests: int
 
     def workload(self, token_ids: tuple[int, ...], seed: int) -> LoadtestWorkload:
-        """Its requests; those of another seed share no prefix with them."""
+        """Its requests; their prompts are of no other seed or case, which a server may have cached."""
         return LoadtestWorkload(
             num_requests=self.num_requests,
             prompt_lengths=Lengths(self.prompt_tokens, self.prompt_tokens),
             output_lengths=Lengths(self.output_tokens, self.output_tokens),
             token_ids=token_ids,
-            seed=seed,
+            seed=zlib.crc32(f"{self.name}/{seed}".encode()),
         )
 
 

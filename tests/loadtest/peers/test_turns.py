@@ -12,7 +12,7 @@ import pytest
 from support.fake_completions import fake_openvino_python
 
 from pageturner.loadtest.errors import ServerError
-from pageturner.loadtest.peers.cases import Case
+from pageturner.loadtest.peers.cases import CASE_SETS, Case
 from pageturner.loadtest.peers.openvino import OpenVino
 from pageturner.loadtest.peers.turns import Contender, Slice, contenders, take_turns
 from pageturner.loadtest.workload import plan_requests
@@ -83,3 +83,15 @@ def test_a_case_draws_the_same_prompts_for_a_round_and_others_for_the_next() -> 
         for seed in (1, 1, 2)
     )
     assert first == again != second
+
+
+def test_no_case_repeats_the_prompts_of_another_whose_cache_it_would_find() -> None:
+    """Requests are drawn by seed and index: with one seed for all, later cases would hit earlier ones."""
+    cases = [case for cases in CASE_SETS.values() for case in cases]
+    heads = [
+        request.prompt_token_ids[:16]
+        for case in cases
+        for seed in (1, 2)
+        for request in plan_requests(case.workload(tuple(range(1000)), seed))
+    ]
+    assert len(set(heads)) == len(heads)
