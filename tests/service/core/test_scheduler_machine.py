@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.scheduler_machine import SchedulerMachine, SwappingMachine
 
+from pageturner.policies.interfaces import BatchSplit
+from pageturner.policies.views import BatchView
 from pageturner.service.core import scheduler as scheduler_module
 from pageturner.service.core.request import Request
 from pageturner.service.core.scheduling.decode import plan_decodes
@@ -16,6 +18,7 @@ from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
+from pageturner.service.policy_host.host import PolicyHost
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 MOST_ROUNDS = 10
@@ -59,9 +62,18 @@ def spelt_out(plan: StepPlan) -> StepPlan:
 
 def test_an_ordinary_step_is_planned_as_the_planner_would(monkeypatch: pytest.MonkeyPatch) -> None:
     num_compared = 0
+    ask = PolicyHost.batch_split
+    answers: dict[BatchView, BatchSplit] = {}
+
+    def asked_once(host: PolicyHost, view: BatchView) -> BatchSplit:
+        """Of one step: a policy that answers at random would tell both planners different things."""
+        if view not in answers:
+            answers[view] = ask(host, view)
+        return answers[view]
 
     def compared(state: SchedulerState, guarded: Request | None) -> StepPlan | None:
         nonlocal num_compared
+        answers.clear()
         plan = plan_decodes(state, guarded)
         if plan is not None:
             num_compared += 1
@@ -70,6 +82,7 @@ def test_an_ordinary_step_is_planned_as_the_planner_would(monkeypatch: pytest.Mo
             )
         return plan
 
+    monkeypatch.setattr(PolicyHost, "batch_split", asked_once)
     monkeypatch.setattr(scheduler_module, "plan_decodes", compared)
     for _ in range(MOST_ROUNDS):
         run_state_machine_as_test(
