@@ -21,7 +21,6 @@ from pageturner.service.commands.output import OutputLost, discard_output, note,
 from pageturner.service.config import LoadedConfig, cache_directory, calm_openmp
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import ConfigError, EngineDead
-from pageturner.service.startup.preload import preload_torch
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -49,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     clock = MonotonicClock()
     started_at = clock.now()
-    calm_openmp()  # before torch's libraries are loaded
-    preload_torch()
+    calm_openmp()  # before torch is imported
     # A search for garbage in what imports make finds none and takes a tenth of their time.
     gc.disable()
     with _recording(arguments.record) as recording:
