@@ -22,13 +22,18 @@ def load_batch(arguments: argparse.Namespace) -> Callable[[], float]:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from pageturner.service.model.cpu_features import fit_dtype, read_cpuinfo
     from pageturner.service.model.loader import load_artifacts
     from pageturner.service.model.options import ModelOptions
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    artifacts = load_artifacts(ModelOptions(arguments.model, dtype=arguments.dtype), arguments.cache_dir)
+    # Where bfloat16 is emulated, beating it would prove nothing.
+    options, _ = fit_dtype(
+        ModelOptions(arguments.model, dtype=arguments.dtype), torch.device("cpu"), read_cpuinfo()
+    )
+    artifacts = load_artifacts(options, arguments.cache_dir)
     model = AutoModelForCausalLM.from_pretrained(artifacts.folder, dtype=getattr(torch, artifacts.dtype))
     model.eval()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     generator = torch.Generator().manual_seed(arguments.seed)
