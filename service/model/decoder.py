@@ -11,14 +11,13 @@ from collections.abc import Callable
 import torch
 
 from pageturner.kernels.cpu.forward import CpuDecoder, DecoderWeights
-from pageturner.kernels.interface import AttentionSpec, PagedOps, QuantisedOps
+from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.dense_products import load_dense_products
 from pageturner.service.model.kv_cache import KvCache
-from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.products import Layer, LayerProducts, Products
-from pageturner.service.model.quantised_products import QuantisedProducts, load_quantised_products
+from pageturner.service.model.quantised_products import QuantisedProducts
 from pageturner.service.model.weight_source import WeightSource
 
 
@@ -127,19 +126,4 @@ def load_decoder(
     products = load_dense_products(
         config, weights, ops, dtype, deterministic=deterministic, device=device, streamed=streamed
     )
-    return Decoder(config, products, ops, max_position)
-
-
-def load_quantised_decoder(
-    config: DecoderConfig,
-    weights: PackedFile,
-    ops: PagedOps,
-    quantised_ops: QuantisedOps,
-    *,
-    kv_dtype: torch.dtype,
-    name: str = "quantised",
-    max_position: int | None = None,
-) -> Decoder:
-    """The decoder on packed weights; see `load_quantised_products`."""
-    products = load_quantised_products(name, config, weights, quantised_ops, kv_dtype)
     return Decoder(config, products, ops, max_position)

@@ -20,13 +20,13 @@ from support.tiny_gguf import write_gguf
 from pageturner.kernels.cpu.forward import CpuDecoder
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cpu.quantised_ops import CpuQuantisedOps
-from pageturner.kernels.interface import QuantisedOps
+from pageturner.kernels.interface import PagedOps, QuantisedOps
 from pageturner.kernels.packed import unpack
 from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model import packed_file
-from pageturner.service.model.decoder import Decoder, QuantisedDecoder, load_decoder, load_quantised_decoder
+from pageturner.service.model.decoder import Decoder, QuantisedDecoder, load_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
 from pageturner.service.model.loader import WeightFiles, load_artifacts, open_weights, read_folder
 from pageturner.service.model.options import ModelOptions
@@ -55,8 +55,9 @@ def packed(folder: Path, into: Path, scheme: str = "int8") -> PackedFile:
     return PackedFile(into)
 
 
-def quantised(folder: Path, file: PackedFile, ops: TorchOps, products: QuantisedOps) -> Decoder:
-    return load_quantised_decoder(config_of(folder), file, ops, products, kv_dtype=torch.float32)
+def quantised(folder: Path, file: PackedFile, ops: PagedOps, products: QuantisedOps) -> Decoder:
+    config = config_of(folder)
+    return Decoder(config, load_quantised_products("int8", config, file, products, torch.float32), ops)
 
 
 class Dequantised:
@@ -178,9 +179,7 @@ def test_sizes_are_counted(family: str, tmp_path: Path) -> None:
 def test_bits_do_not_depend_on_company(backend: str, tmp_path: Path) -> None:
     folder = tiny_folder("llama_tied", tmp_path / "model", head_dim=16)
     file, ops = packed(folder, tmp_path / "packed"), BACKENDS[backend]()
-    decoder = load_quantised_decoder(
-        config_of(folder), file, ops, ReferenceQuantisedOps(), kv_dtype=torch.float32
-    )
+    decoder = quantised(folder, file, ops, ReferenceQuantisedOps())
     tokens, others = tokens_of(3), [tokens_of(4, 5), tokens_of(5, 23)]
     alone = PagedSession(decoder, ops, block_size=16)
     expected = alone.step([(alone.add(tokens), NUM_TOKENS)])
