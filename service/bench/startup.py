@@ -44,15 +44,18 @@ def measure_startup(
     def once() -> tuple[float, dict[str, float]]:
         with running_server([*arguments, *_LOG_FLAGS]) as server:
             on_start(f"SERVING after {server.ready_seconds:.2f} s")
-            return server.ready_seconds, _await_parts(server)
+            return server.ready_seconds, await_parts(server)
 
     first, _ = once()
     found = [once() for _ in range(runs)]
     return StartupResult(first, tuple(seconds for seconds, _ in found), tuple(parts for _, parts in found))
 
 
-def _await_parts(server: RunningServer) -> dict[str, float]:
-    """A server's log is written by a thread that may be behind."""
+def await_parts(server: RunningServer) -> dict[str, float]:
+    """The parts of its start by name, once it has logged them: a thread that may be behind writes the log.
+
+    Raises PageturnerError for a server that does not log them within some seconds.
+    """
     deadline = time.monotonic() + _LOG_SECONDS
     while time.monotonic() < deadline:
         if parts := parts_of(server.ready_seconds, server.log()):

@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.model_folders import save_chat_model
 
-from pageturner.service.bench.startup import parts_of
+from pageturner.service.bench.startup import await_parts
 from pageturner.service.client import Client, FinishedEvent, TokenEvent
 from pageturner.service.client.server_process import PROGRAM, READY, RunningServer, running_server
 from pageturner.service.errors import InvalidArgument, ModelError
@@ -500,8 +499,7 @@ def test_sighup_and_a_changed_file_swap_the_policies_and_keep_the_streams(
 
 
 def test_a_server_logs_where_the_time_of_its_start_went(server: RunningServer) -> None:
-    while not (parts := parts_of(server.ready_seconds, server.log())):
-        time.sleep(0.02)  # the log's writer is behind
+    parts = await_parts(server)
     assert sum(parts.values()) == pytest.approx(server.ready_seconds, rel=0.01)
     assert list(parts)[1:3] == ["imports of the server", "bind"]
     assert {"imports of the model", "weights and kernels", "warm-up and rates"} <= set(parts)

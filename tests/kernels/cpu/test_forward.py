@@ -267,7 +267,7 @@ def go_on() -> None:
 
 threading.Thread(target=go_on, daemon=True).start()
 begun.wait()
-time.sleep(0.1)
+time.sleep(0.1)  # between the event and the step there is nothing to wait for
 """
 """Inside the step, not between two: torch ends a process that ends while a daemon thread calls it."""
 
