@@ -21,6 +21,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.errors import InvalidArgument, PageturnerError
+from pageturner.service.identity import ANONYMOUS, Identity
 from pageturner.service.policy_host.reports import PoliciesInfo
 
 MAX_NAME_CHARACTERS = 256
@@ -73,6 +74,8 @@ class GenerationRequest:
     bypass_prefix_cache: bool = False
     deadline_seconds: float | None = None
     """Time left from now, None for no limit."""
+    identity: Identity = ANONYMOUS
+    """Who asks, as proved. Its tenant takes the place of `tenant` where authentication is on."""
 
     def check_names(self) -> None:
         """Raises InvalidArgument for an id, a model's name, a tenant or a salt that is too long."""
