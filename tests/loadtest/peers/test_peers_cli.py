@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from support.peer_slices import slice_of
 
 from pageturner.loadtest.errors import OptionError
+from pageturner.loadtest.peers import cli
 from pageturner.loadtest.peers.cases import Demand
 from pageturner.loadtest.peers.cli import add_arguments, peers_of
 from pageturner.loadtest.peers.machine import Machine
+from pageturner.loadtest.peers.turns import Slice
 from pageturner.service.client.server_process import PROGRAM
 
 AVX2 = Machine("Zen 3", 2, ("avx2",))
@@ -65,3 +73,27 @@ def test_a_peer_that_cannot_be_started_ends_the_command_with_its_reason(tmp_path
     finished = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, cwd=tmp_path)
     assert (finished.returncode, finished.stdout) == (2, "")
     assert "--rounds" in finished.stderr
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 3])
+def test_ctrl_c_ends_with_the_figures_so_far(
+    num_turns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One engine, so that each slice is a turn; without any there is nothing to tell."""
+
+    def turns(*arguments: Any) -> None:
+        on_slice: Callable[[Slice], None] = arguments[-1]
+        for number in range(1, num_turns + 1):
+            on_slice(slice_of("Pageturner", number, 1.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "contenders", lambda *_: nullcontext([MagicMock()]))
+    monkeypatch.setattr(cli, "discover", AsyncMock())
+    monkeypatch.setattr(cli, "Target", str)
+    monkeypatch.setattr(cli, "take_turns", turns)
+    if not num_turns:
+        with pytest.raises(KeyboardInterrupt):
+            cli.run(parse("--json"))
+        return
+    assert cli.run(parse("--json")) == 130
+    assert json.loads(capsys.readouterr().out)["figures"][0]["rounds"] == num_turns
