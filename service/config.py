@@ -22,12 +22,13 @@ from pageturner.policies import presets, registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.spec import PolicySpec
+from pageturner.service.auth.options import AuthOptions
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.logs.structured import LogOptions
 from pageturner.service.model.options import ModelOptions
-from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.rpc.options import ServerOptions, TlsOptions
 from pageturner.service.schema import Key, from_text, from_toml, keys_of, to_plain, to_toml
 from pageturner.service.sizes import Bytes
 
@@ -118,6 +119,8 @@ class ServiceConfig:
     policies: PoliciesConfig
     engine: EngineOptions
     server: ServerOptions
+    tls: TlsOptions
+    auth: AuthOptions
     log: LogOptions
 
     def __iter__(self) -> Iterator[tuple[Key, Any]]:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 
 class PageturnerError(Exception):
     """Base of all errors that a user or an operator may meet; str() is fit to be shown to them."""
@@ -82,6 +84,45 @@ class StepFailed(PageturnerError):
 
 class TextFailed(PageturnerError):
     """The request's tokens could not be turned into text: the tokenizer raised; says what."""
+
+
+class RefusalCause(Enum):
+    """Why a caller was refused: for the log and the counters. The caller is not told which part was wrong."""
+
+    MISSING = "missing"
+    MALFORMED = "malformed"
+    UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 # the name of a cause
+    WRONG_SECRET = "wrong_secret"  # noqa: S105 # the name of a cause
+    EXPIRED = "expired"
+    UNKNOWN_CERTIFICATE = "unknown_certificate"
+    TWO_TENANTS = "two_tenants"
+    OTHER_TENANT = "other_tenant"
+    NOT_ADMIN = "not_admin"
+
+
+class Unauthenticated(PageturnerError):
+    """The call brought no credentials that are known here.
+
+    cause: None at a client, which is not told. credential: which one it claimed to be, where that is known.
+    """
+
+    cause: RefusalCause | None = None
+    credential: str = ""
+
+    def __init__(self, cause: RefusalCause, credential: str = "") -> None:
+        super().__init__("no valid credentials: this server wants a bearer token, or a client's certificate")
+        self.cause = cause
+        self.credential = credential
+
+
+class PermissionDenied(PageturnerError):
+    """The caller is known, and may not do this. cause: None at a client."""
+
+    cause: RefusalCause | None = None
+
+    def __init__(self, reason: str, cause: RefusalCause) -> None:
+        super().__init__(reason)
+        self.cause = cause
 
 
 class ConfigError(PageturnerError):

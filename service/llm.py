@@ -42,6 +42,7 @@ from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine_thread import EngineThread, Progress
 from pageturner.service.errors import InvalidArgument
+from pageturner.service.identity import ANONYMOUS
 from pageturner.service.logs.structured import warnings_on_standard_error
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc import from_wire
@@ -211,5 +212,5 @@ def _build(loaded: LoadedConfig, logger: FilteringBoundLogger) -> AsyncEngine:
 def _to_request(engine: AsyncEngine, prompt: generation_pb2.Prompt, options: Options) -> GenerationRequest:
     message, timeout_seconds = to_request(generation_pb2.GenerateRequest, prompt, options)
     return from_wire.to_generation_request(
-        message, message.request_id, timeout_seconds, engine.limits.generation
+        message, message.request_id, timeout_seconds, engine.limits.generation, ANONYMOUS
     )

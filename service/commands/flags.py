@@ -17,7 +17,7 @@ from pageturner.service.sizes import Bytes, format_size
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
-_PREFIXED = {"log", "policies"}
+_PREFIXED = {"auth", "log", "policies", "tls"}
 _METAVARS: dict[object, str] = {int: "N", float: "X", Bytes: "SIZE", Path: "FILE", PolicySpec: "POLICY"}
 
 

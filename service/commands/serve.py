@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,9 +26,11 @@ from pageturner.service.errors import ConfigError, EngineDead
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from pageturner.service.auth.identities_in_force import IdentitiesInForce
     from pageturner.service.engine.async_engine import AsyncEngine
     from pageturner.service.engine.metrics import Metrics
     from pageturner.service.flight.recording import LineFile
+    from pageturner.service.rpc.certificates import Certificates
     from pageturner.service.startup.stages import Stages
 
 HELP = "run the service"
@@ -75,6 +78,7 @@ async def _serve(
 ) -> int:
     import structlog
 
+    from pageturner.service.auth.proof import Authenticator
     from pageturner.service.engine.api import EngineHealth
     from pageturner.service.engine.metrics import Metrics
     from pageturner.service.logs import structured
@@ -82,7 +86,7 @@ async def _serve(
     from pageturner.service.rpc.server import Server
     from pageturner.service.startup.allocator import bound_arenas
     from pageturner.service.startup.interpreter import share_interpreter
-    from pageturner.service.startup.reload import ConfigReloader
+    from pageturner.service.startup.reload import ConfigReloader, Reloadable, watch
     from pageturner.service.startup.stages import STARTED, Stages
 
     stages = Stages(clock.now, started_at)
@@ -97,8 +101,17 @@ async def _serve(
     options = loaded.config.server
     bound_arenas(options.malloc_arenas)  # before the threads that would have arenas
     share_interpreter()
-    write_timeout = loaded.config.engine.slow_consumer_timeout_seconds
-    server = Server(options, logger, clock, metrics, write_timeout_seconds=write_timeout)
+    identities = _identities(loaded, logger)
+    certificates = _certificates(loaded, logger)
+    server = Server(
+        options,
+        logger,
+        clock,
+        metrics,
+        write_timeout_seconds=loaded.config.engine.slow_consumer_timeout_seconds,
+        authenticator=None if identities is None else Authenticator(identities.current, time.time),
+        certificates=certificates,
+    )
     # Before a thread loads, whose end the process would wait for: an address that is taken is known at once,
     # and health answers NOT_SERVING meanwhile.
     stages.end("imports of the server")
@@ -117,14 +130,16 @@ async def _serve(
         gc.freeze()  # nor is there any later
         gc.enable()
         logger.info(STARTED, **{name: round(seconds, 4) for name, seconds in stages.seconds.items()})
-        reloader = ConfigReloader(engine, load, loaded, logger)
+        reloaded: list[Reloadable] = [ConfigReloader(engine, load, loaded, logger)]
+        reloaded += filter(None, (identities, certificates))
         _say_ready(ready_line(engine.models()[0].name, format_address(options.host, port)))
-        watching = asyncio.create_task(reloader.watch())
+        watching = asyncio.create_task(watch(reloaded))
         while not stopped.is_set() and engine.health is not EngineHealth.DEAD:
             await _first(stopped.wait(), hung_up.wait(), engine.wait_for_health_change(engine.health))
             if hung_up.is_set():
                 hung_up.clear()
-                await reloader.reload("SIGHUP")
+                for part in reloaded:
+                    await part.reload("SIGHUP")
         if engine.health is EngineHealth.DEAD:
             raise EngineDead("the engine met a fault that it cannot recover from; the log has it")
         note("draining; the same signal once more exits at once")
@@ -138,6 +153,24 @@ async def _serve(
         if recording is not None:
             recording.close()
     return 0
+
+
+def _identities(loaded: LoadedConfig, logger: FilteringBoundLogger) -> IdentitiesInForce | None:
+    """Of the file of auth.identities; None where there is none, and so no authentication. Raises
+    ConfigError."""
+    from pageturner.service.auth.identities_in_force import IdentitiesInForce
+
+    path = loaded.config.auth.identities
+    return None if path is None else IdentitiesInForce(path, logger)
+
+
+def _certificates(loaded: LoadedConfig, logger: FilteringBoundLogger) -> Certificates | None:
+    """Of the files of [tls]; None where connections are in plain text. Raises ConfigError."""
+    if not loaded.config.tls.is_on:
+        return None
+    from pageturner.service.rpc.certificates import Certificates
+
+    return Certificates(loaded.config.tls, logger, time.time)
 
 
 async def _load(

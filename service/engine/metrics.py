@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pageturner.service.core.outputs import Event, FinishedEvent, SchedulerStats, TokenEvent
 from pageturner.service.engine.api import AcceptedEvent
+from pageturner.service.errors import RefusalCause
 
 LATENCY_BOUNDS = (
     0.001,
@@ -82,7 +83,7 @@ class Method(NamedTuple):
 class MetricsSnapshot:
     """Values by metric name. requests_finished_total: by outcome, `ok` or the kind of error.
 
-    grpc_server_handled_total: by method and status code.
+    grpc_server_handled_total: by method and status code. callers_refused_total: by cause.
     """
 
     counters: Mapping[str, int]
@@ -91,6 +92,7 @@ class MetricsSnapshot:
     requests_finished_total: Mapping[str, int]
     grpc_server_started_total: Mapping[Method, int]
     grpc_server_handled_total: Mapping[tuple[Method, str], int]
+    callers_refused_total: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class Metrics:
         self._timelines: dict[str, _Timeline] = {}
         self._calls_started: Counter[Method] = Counter()
         self._calls_handled: Counter[tuple[Method, str]] = Counter()
+        self._callers_refused: Counter[str] = Counter()
 
     # Calls of gRPC
 
@@ -135,6 +138,10 @@ class Metrics:
     def call_handled(self, method: Method, code: str) -> None:
         """code: the name of the status that the call ended with."""
         self._calls_handled[method, code] += 1
+
+    def caller_refused(self, cause: RefusalCause) -> None:
+        """A call ended since its caller was not known, or not allowed to make it."""
+        self._callers_refused[cause.value] += 1
 
     # The engine's requests
 
@@ -194,6 +201,7 @@ class Metrics:
             requests_finished_total=dict(self._outcomes),
             grpc_server_started_total=dict(self._calls_started),
             grpc_server_handled_total=dict(self._calls_handled),
+            callers_refused_total=dict(self._callers_refused),
         )
 
     def _observe_tokens(self, event: TokenEvent, now: float) -> None:

@@ -10,6 +10,7 @@ import grpc
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.errors import Draining, InvalidArgument
 from pageturner.service.rpc import convert, from_wire
+from pageturner.service.rpc.callers import current_caller
 from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.process_usage import process_usage
@@ -70,7 +71,8 @@ class AdminServicer(AdminServiceServicer):
     async def SetPolicies(
         self, request: pb.SetPoliciesRequest, context: Context[pb.SetPoliciesRequest, pb.SetPoliciesResponse]
     ) -> pb.SetPoliciesResponse:
-        change = from_wire.to_policy_change(request, origin=f"peer {context.peer()}")
+        origin = ", ".join(filter(None, [f"peer {context.peer()}", current_caller().credential]))
+        change = from_wire.to_policy_change(request, origin)
         if not self._options.allow_policy_imports:
             _refuse_imports("policies", change.policies)
             _refuse_imports("shadows", change.shadows)

@@ -24,7 +24,8 @@ from pageturner.service.engine.api import (
     TextPrompt,
 )
 from pageturner.service.engine.prompt_limits import PromptLimits
-from pageturner.service.errors import InvalidArgument
+from pageturner.service.errors import InvalidArgument, PermissionDenied, RefusalCause
+from pageturner.service.identity import Identity
 from pageturner.v1 import admin_pb2, generation_pb2
 
 MAX_TEMPLATE_VARIABLES = 64
@@ -42,19 +43,35 @@ def to_generation_request(
     request_id: str,
     deadline_seconds: float | None,
     limits: PromptLimits,
+    caller: Identity,
 ) -> GenerationRequest:
-    """Raises InvalidArgument with the field's path in the request."""
+    """Raises InvalidArgument with the field's path in the request, and PermissionDenied as `tenant_of`."""
     return GenerationRequest(
         prompt=to_prompt(request.prompt, limits),
         params=to_sampling_params(request.sampling),
         request_id=request_id,
         model=request.model,
         priority=request.priority,
-        tenant=request.tenant,
+        tenant=tenant_of(request.tenant, caller),
         cache_salt=request.cache_salt,
         bypass_prefix_cache=request.bypass_prefix_cache,
         deadline_seconds=deadline_seconds,
+        identity=caller,
     )
+
+
+def tenant_of(stated: str, caller: Identity) -> str:
+    """On whose account a request runs: the caller's own tenant, or where nobody is known, the one that it
+    states.
+
+    Raises PermissionDenied where a caller states another tenant than its own.
+    """
+    if caller.is_anonymous:
+        return stated
+    if stated not in ("", caller.tenant):
+        reason = "tenant: the credentials are of another; leave it empty"
+        raise PermissionDenied(reason, RefusalCause.OTHER_TENANT)
+    return caller.tenant
 
 
 def to_prompt(prompt: generation_pb2.Prompt, limits: PromptLimits) -> Prompt:

@@ -15,6 +15,7 @@ from pageturner.service.engine.api import (
 )
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc import convert, from_wire
+from pageturner.service.rpc.callers import current_caller
 from pageturner.service.rpc.events import opened
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.models import find_model
@@ -125,7 +126,9 @@ class GenerationServicer(GenerationServiceServicer):
         limits = self._lifecycle.engine.limits.generation
         request_id = request.request_id or self._new_request_id()
         structlog.contextvars.bind_contextvars(request_id=request_id[:MAX_NAME_CHARACTERS])
-        generation = from_wire.to_generation_request(request, request_id, deadline_seconds, limits)
+        generation = from_wire.to_generation_request(
+            request, request_id, deadline_seconds, limits, current_caller()
+        )
         if self._options.log_prompts:
             self._logger.info("prompt", request_id=request_id, prompt=generation.prompt)
         return generation

@@ -1,4 +1,4 @@
-"""Around every call: typed errors become statuses, the access log gets a line, the counters a tick."""
+"""Around every call: who makes it, its errors as statuses, a line in the access log, a tick of counters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from pageturner.service.errors import (
     EngineDead,
     InvalidArgument,
     PageturnerError,
+    PermissionDenied,
+    RefusalCause,
     StepFailed,
     TextFailed,
+    Unauthenticated,
 )
+from pageturner.service.identity import Identity
+from pageturner.service.rpc.callers import Gatekeeper, bind_caller
 from pageturner.service.rpc.status import code_of, to_status
 from pageturner.service.rpc.write_watch import WriteWatch
 
@@ -35,6 +40,7 @@ _QUIET_METHODS = frozenset({"Tokenize", "Detokenize"})
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """The one place where a call begins and ends.
 
+    Its caller is proved before a byte of the request is parsed, and handed on by `callers.current_caller`.
     A streaming handler is an async generator to its author and a coroutine that writes to gRPC. So a
     cancellation, also one that comes while a write waits for a slow client, is raised inside of it, and
     its `finally` runs then and there, not when the garbage collector finds the generator.
@@ -47,9 +53,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         logger: structlog.typing.FilteringBoundLogger,
         clock: Clock,
         metrics: Metrics,
+        gatekeeper: Gatekeeper,
         *,
         write_timeout_seconds: float,
     ) -> None:
+        self._gatekeeper = gatekeeper
         self._write_timeout_seconds = write_timeout_seconds
         self._logger = logger
         self._clock = clock
@@ -100,13 +108,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         started_at, peer = self._clock.now(), context.peer()  # a cancelled call has no peer any more
         self._metrics.call_started(method)
         code = grpc.StatusCode.OK
+        refusal: dict[str, str] = {}
         try:
+            caller = self._gatekeeper.admit(method.grpc_service, context)
+            bind_caller(caller)
+            _bind_to_log(caller)
             yield
         except asyncio.CancelledError:
             code = _cancellation_code(context)
             raise
         except Exception as error:
             code = code_of(error)
+            if isinstance(error, Unauthenticated | PermissionDenied) and error.cause is not None:
+                refusal = self._refused(error, error.cause)
             if not isinstance(error, PageturnerError) or isinstance(error, _BORN_OF_FAULTS):
                 self._logger.error("rpc_error", method=method.grpc_method, exc_info=error, **_bound())
             status = rpc_status.to_status(  # type: ignore[no-untyped-call] # grpcio-status has no types
@@ -127,7 +141,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 seconds=round(self._clock.now() - started_at, 6),
                 peer=peer,
                 **_bound(),
+                **refusal,
             )
+
+    def _refused(self, error: Unauthenticated | PermissionDenied, cause: RefusalCause) -> dict[str, str]:
+        """Count a caller that was turned away; what the log says of it."""
+        self._metrics.caller_refused(cause)
+        claimed = error.credential if isinstance(error, Unauthenticated) else ""
+        return {"cause": cause.value} | ({"claimed": claimed} if claimed else {})
 
 
 _TYPES = {
@@ -165,7 +186,15 @@ def _cancellation_code(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.Stat
     return grpc.StatusCode.CANCELLED
 
 
+def _bind_to_log(caller: Identity) -> None:
+    """Have this call's log lines name the caller; never a secret."""
+    if caller.tenant:
+        structlog.contextvars.bind_contextvars(tenant=caller.tenant)
+    if caller.credential:
+        structlog.contextvars.bind_contextvars(credential=caller.credential)
+
+
 def _bound() -> dict[str, Any]:
-    """What the handler bound for this call's log lines: the request id, once it is known."""
+    """What is bound for this call's log lines: who calls, and the request id once it is known."""
     bound = structlog.contextvars.get_contextvars()
-    return {"request_id": bound["request_id"]} if "request_id" in bound else {}
+    return {name: bound[name] for name in ("request_id", "tenant", "credential") if name in bound}

@@ -2,21 +2,110 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pageturner.service.errors import ConfigError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_ADMIN_PORT = 50052
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """An address to listen on. host_key, port_key: the options that say so, for errors."""
+
+    host: str
+    port: int
+    host_key: str
+    port_key: str
+
+    @property
+    def text(self) -> str:
+        """As gRPC takes it."""
+        return format_address(self.host, self.port)
+
+    @property
+    def socket_path(self) -> Path | None:
+        """The socket file; None where the address is of a network."""
+        return socket_path(self.host)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no other machine reaches it, by the address alone: names but localhost count as
+        reachable."""
+        if self.socket_path is not None or self.host.lower().rstrip(".") == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How connections are encrypted, and whose certificates are trusted; files in PEM form, read again when
+    they change. Socket files are not encrypted. Raises ConfigError."""
+
+    certificate: Path | None = None
+    """The server's certificate and those between it and its authority; with key, connections are
+    encrypted."""
+    key: Path | None = None
+    """The private key of the certificate."""
+    client_ca: Path | None = None
+    """The authorities that sign clients' certificates; auth.identities says whose certificate is which
+    tenant."""
+    require_client_certificate: bool | None = None
+    """Whether a client without a certificate that client_ca has signed is refused; absent, if client_ca is
+    given. gRPC asks each client for one or none at all."""
+
+    def __post_init__(self) -> None:
+        for name, other in (("certificate", "key"), ("key", "certificate"), ("client_ca", "certificate")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise ConfigError(f"tls.{name}", f"needs tls.{other} too")
+        if self.require_client_certificate and self.client_ca is None:
+            raise ConfigError("tls.require_client_certificate", "needs tls.client_ca")
+        if self.require_client_certificate is False and self.client_ca is not None:
+            reason = "gRPC cannot ask for a certificate and do without: leave tls.client_ca out as well"
+            raise ConfigError("tls.require_client_certificate", reason)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.certificate is not None
+
+    @property
+    def wants_client_certificate(self) -> bool:
+        """Whether clients must have one."""
+        return self.client_ca is not None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that are given."""
+        return tuple(filter(None, (self.certificate, self.key, self.client_ca)))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Where to listen, and the bounds of a connection and of a shutdown. Raises ConfigError."""
 
-    host: str = "127.0.0.1"
+    host: str = DEFAULT_HOST
     """Where to listen: an address or name of this machine, or unix:PATH for a socket file, which every
     user reaches who may write to it."""
     port: int = 50051
     """Where to listen; 0 takes any free port."""
+    admin_host: str | None = None
+    """Where AdminService, reflection and channelz listen, apart from all else: an address, a name, or
+    unix:PATH for a socket file that only the server's own user may open, and who does is an admin."""
+    admin_port: int | None = None
+    """Their port; 0 takes any free one. With admin_host alone 50052. Without either they are on `port`."""
+    enable_admin: bool = True
+    """Whether AdminService is served: figures, policies, the flight record."""
+    enable_reflection: bool = True
+    """Whether tools may ask which services there are, and need no stubs."""
+    enable_channelz: bool = False
+    """Whether grpc.channelz.v1 tells admins of connections and calls."""
     max_request_bytes: int = 2 << 20
     """Of one message to the server. A request is parsed before its fields can be counted, which stops all
     streams meanwhile: 2 MiB take 0.15 s at worst, and hold 400,000 tokens of text."""
@@ -53,10 +142,17 @@ class ServerOptions:
     and of installed entry points do without."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError("server.port", f"{self.port} is not in [0, 65535]")
-        if not self.host or self.host.rstrip("/") == "unix:":
-            raise ConfigError("server.host", "is empty")
+        for name in ("port", "admin_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigError(f"server.{name}", f"{port} is not in [0, 65535]")
+        for name in ("host", "admin_host"):
+            host = getattr(self, name)
+            if host is not None and (not host or host.rstrip("/") == "unix:"):
+                raise ConfigError(f"server.{name}", "is empty")
+        admin = self.admin_address
+        if admin is not None and admin.text == self.public_address.text and not admin.text.endswith(":0"):
+            raise ConfigError(admin.host_key, f"{admin.text} is where the server itself listens")
         for name in ("max_request_bytes", "max_response_bytes"):
             if not 1024 <= getattr(self, name) < 1 << 31:
                 raise ConfigError(
@@ -85,9 +181,18 @@ class ServerOptions:
             raise ConfigError("server.max_abort_ids", f"{self.max_abort_ids} is not at least 1")
 
     @property
-    def address(self) -> str:
-        """What gRPC listens on."""
-        return format_address(self.host, self.port)
+    def public_address(self) -> ListenAddress:
+        """Where requests come in."""
+        return ListenAddress(self.host, self.port, "server.host", "server.port")
+
+    @property
+    def admin_address(self) -> ListenAddress | None:
+        """Where AdminService is served, if apart from the rest."""
+        if self.admin_host is None and self.admin_port is None:
+            return None
+        host = DEFAULT_HOST if self.admin_host is None else self.admin_host
+        port = DEFAULT_ADMIN_PORT if self.admin_port is None else self.admin_port
+        return ListenAddress(host, port, "server.admin_host", "server.admin_port")
 
     def channel_arguments(self) -> tuple[tuple[str, int], ...]:
         """What gRPC is told. Without so_reuseport a second server on a port fails instead of sharing it."""

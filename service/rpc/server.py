@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
+from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pageturner.service.auth.proof import Authenticator
 from pageturner.service.core.clock import Clock
 from pageturner.service.engine.api import EngineClient
 from pageturner.service.engine.metrics import Metrics
+from pageturner.service.errors import ConfigError
 from pageturner.service.rpc.admin import AdminServicer
+from pageturner.service.rpc.callers import Gatekeeper
+from pageturner.service.rpc.channelz import enable_channelz
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.health import HealthServicer
 from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import Lifecycle
-from pageturner.service.rpc.listening import Listener, listen
+from pageturner.service.rpc.listening import Listener, Transport, listen
 from pageturner.service.rpc.models import ModelServicer
-from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.rpc.options import ListenAddress, ServerOptions
 from pageturner.service.rpc.reflection import enable_reflection
 from pageturner.v1 import (
     admin_pb2,
@@ -29,6 +37,9 @@ from pageturner.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
+
+if TYPE_CHECKING:
+    from pageturner.service.rpc.certificates import Certificates  # cryptography comes with it
 
 OWN_SERVICES = frozenset(
     service.full_name
@@ -41,12 +52,20 @@ def _random_request_id() -> str:
     return uuid.uuid4().hex
 
 
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    server: grpc.aio.Server
+    address: ListenAddress
+    listener: Listener
+
+
 class Server:
     """Listens from `start` on; serves one engine from `attach` on, and refuses with Loading before.
 
     Health answers from the start: NOT_SERVING while the model loads. The engine is the caller's: it is
-    drained here, neither started nor closed. write_timeout_seconds: a stream is given up when its client's
-    window has had no room for one more message for so long.
+    drained here, neither started nor closed. authenticator: None where every caller is served. certificates:
+    None for plain text. write_timeout_seconds: a stream is given up when its client's window has had no room
+    for one more message for so long.
     """
 
     def __init__(
@@ -57,6 +76,8 @@ class Server:
         metrics: Metrics,
         *,
         write_timeout_seconds: float,
+        authenticator: Authenticator | None = None,
+        certificates: Certificates | None = None,
         new_request_id: Callable[[], str] = _random_request_id,
     ) -> None:
         self._options = options
@@ -64,31 +85,28 @@ class Server:
         self._clock = clock
         self._metrics = metrics
         self._write_timeout_seconds = write_timeout_seconds
+        self._authenticator = authenticator
+        self._certificates = certificates
         self._new_request_id = new_request_id
         self._lifecycle = Lifecycle()
-        self._server: grpc.aio.Server | None = None
-        self._listener: Listener | None = None
+        self._listening: list[_Listening] = []
 
     async def start(self) -> int:
         """Listen; the port in force, or 0 for a socket file. Raises ConfigError if an address is taken."""
-        assert self._server is None, "a server starts once"
-        server = grpc.aio.server(
-            interceptors=[
-                CallInterceptor(
-                    self._logger,
-                    self._clock,
-                    self._metrics,
-                    write_timeout_seconds=self._write_timeout_seconds,
-                )
-            ],
-            options=self._options.channel_arguments(),
-        )
-        self._register(server)
-        self._listener = listen(server, self._options)
-        await server.start()
-        self._server = server
-        self._logger.info("listening", host=self._options.host, port=self._listener.port)
-        return self._listener.port
+        assert not self._listening, "a server starts once"
+        public, admin = self._options.public_address, self._options.admin_address
+        try:
+            listener = self._open(public, has_public=True, has_admin=admin is None)
+            if admin is not None:
+                self._open(admin, has_public=False, has_admin=True)
+        except ConfigError:
+            await self._close(0.0)
+            raise
+        for each in self._listening:
+            await each.server.start()
+            self._logger.info("listening", address=each.address.text, port=each.listener.port)
+        self._warn_of_strangers()
+        return listener.port
 
     def attach(self, engine: EngineClient) -> None:
         """Serve this engine from now on."""
@@ -107,28 +125,86 @@ class Server:
         if not self._lifecycle.is_loading:
             await self._lifecycle.engine.drain(grace_seconds)
         self._lifecycle.stopping.set()
-        if self._server is not None:
-            # Every request has ended, or was told to: what remains is to send that. Then gRPC cancels.
-            await self._server.stop(self._options.abort_seconds)
-        if self._listener is not None:
-            self._listener.remove_socket_file()
+        # Every request has ended, or was told to: what remains is to send that. Then gRPC cancels.
+        await self._close(self._options.abort_seconds)
+
+    async def _close(self, grace_seconds: float) -> None:
+        await asyncio.gather(*(each.server.stop(grace_seconds) for each in self._listening))
+        for each in self._listening:
+            each.listener.remove_socket_file()
 
     async def wait_for_termination(self) -> None:
         """Wait until the server has stopped."""
-        assert self._server is not None, "the server was started"
-        await self._server.wait_for_termination()
+        assert self._listening, "the server was started"
+        await asyncio.gather(*(each.server.wait_for_termination() for each in self._listening))
 
-    def _register(self, server: grpc.aio.Server) -> None:
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(self._options, self._lifecycle, self._logger, self._new_request_id),
-            server,
+    def _open(self, address: ListenAddress, *, has_public: bool, has_admin: bool) -> Listener:
+        """A server of gRPC's own with these services, bound and not started. A socket file that serves admins
+        alone is for the server's own user, who needs no token there."""
+        is_private = not has_public and address.socket_path is not None
+        gatekeeper = Gatekeeper(self._authenticator, trusts_socket=is_private)
+        server = grpc.aio.server(
+            interceptors=[
+                CallInterceptor(
+                    self._logger,
+                    self._clock,
+                    self._metrics,
+                    gatekeeper,
+                    write_timeout_seconds=self._write_timeout_seconds,
+                )
+            ],
+            options=self._options.channel_arguments(),
         )
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._lifecycle), server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self._options, self._lifecycle), server
-        )
+        names = self._register(server, has_public=has_public, has_admin=has_admin)
+        if has_admin and self._options.enable_channelz:
+            names.append(enable_channelz(server))
+        if has_admin and self._options.enable_reflection:
+            enable_reflection(sorted(names), server)
+        certificates = self._certificates
+        new_credentials = None if certificates is None else certificates.server_credentials
+        listener = listen(server, address, Transport(new_credentials, is_private))
+        self._listening.append(_Listening(server, address, listener))
+        return listener
+
+    def _warn_of_strangers(self) -> None:
+        """Say what any program may do that reaches the port: from another machine there are many."""
+        far = [each.address.text for each in self._listening if not each.address.is_local]
+        if not far:
+            return
+        if self._authenticator is None and not self._knows_clients:
+            reason = "other machines reach this address, and auth.identities is not set: all are served"
+            self._logger.warning("no_authentication", addresses=far, reason=reason)
+        elif self._certificates is None:
+            reason = "other machines reach this address, and tls.certificate is not set: tokens are in clear"
+            self._logger.warning("no_encryption", addresses=far, reason=reason)
+
+    @property
+    def _knows_clients(self) -> bool:
+        """Whether a client needs a certificate of an authority that the operator has chosen."""
+        return self._certificates is not None and self._certificates.wants_client_certificate
+
+    def _register(self, server: grpc.aio.Server, *, has_public: bool, has_admin: bool) -> list[str]:
+        """The full names of the services that were registered. Health is everywhere."""
+        names = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+        if has_public:
+            generation = GenerationServicer(
+                self._options, self._lifecycle, self._logger, self._new_request_id
+            )
+            generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+            model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._lifecycle), server)
+            names += [_name_in(generation_pb2.DESCRIPTOR), _name_in(model_pb2.DESCRIPTOR)]
+        if has_admin and self._options.enable_admin:
+            admin = AdminServicer(self._options, self._lifecycle)
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+            names.append(_name_in(admin_pb2.DESCRIPTOR))
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call] # has no types
             HealthServicer(self._lifecycle, OWN_SERVICES), server
         )
-        health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-        enable_reflection((*sorted(OWN_SERVICES), health), server)
+        return names
+
+
+def _name_in(file: FileDescriptor) -> str:
+    """The full name of the one service that a file has."""
+    (service,) = file.services_by_name.values()
+    name: str = service.full_name
+    return name

@@ -36,6 +36,8 @@ class UnknownService(PageturnerError):
 CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
     {
         errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+        errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+        errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
         errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
         errors.DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
@@ -14,11 +14,32 @@ from pageturner.service.config import LoadedConfig, PoliciesConfig
 from pageturner.service.engine.api import EngineClient, PolicyChange
 from pageturner.service.errors import PageturnerError
 from pageturner.service.policy_host.reports import PoliciesInfo
+from pageturner.service.watched_files import WatchedFiles
 
 POLL_SECONDS = 2.0
 """How often the file is looked at: a glance at its time and size."""
 
-_Signature = tuple[int, int, int]
+
+class Reloadable(Protocol):
+    """Something made of files, to be made anew when they change."""
+
+    async def reload(self, origin: str) -> None:
+        """Read them now. origin: who asked, for the log, which is told of faults: nothing is raised."""
+        ...
+
+    async def poll(self) -> None:
+        """Reload if they have changed."""
+        ...
+
+
+async def watch(
+    parts: Sequence[Reloadable], sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> None:
+    """Poll without end."""
+    while True:
+        await sleep(POLL_SECONDS)
+        for part in parts:
+            await part.poll()
 
 
 class ConfigReloader:
@@ -40,11 +61,11 @@ class ConfigReloader:
         self._load = load
         self._loaded = loaded
         self._logger = logger
-        self._seen = _signature(loaded.path)
+        self._files = WatchedFiles(*filter(None, [loaded.path]))
 
     async def reload(self, origin: str) -> None:
         """Read and obey the configuration now. origin: who asked, for the log."""
-        self._seen = _signature(self._loaded.path)
+        self._files.note()
         try:
             loaded = await asyncio.to_thread(self._load)
             change = change_to(loaded.config.policies, self._engine.policies(), origin)
@@ -61,15 +82,8 @@ class ConfigReloader:
 
     async def poll(self) -> None:
         """Reload if the file has changed since it was last read."""
-        signature = _signature(self._loaded.path)
-        if signature is not None and signature != self._seen:
+        if self._files.have_changed():
             await self.reload(f"change of {self._loaded.path}")
-
-    async def watch(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-        """Poll without end."""
-        while True:
-            await sleep(POLL_SECONDS)
-            await self.poll()
 
 
 def change_to(config: PoliciesConfig, in_force: PoliciesInfo, origin: str) -> PolicyChange:
@@ -88,14 +102,3 @@ def change_to(config: PoliciesConfig, in_force: PoliciesInfo, origin: str) -> Po
         if shadow != (None if info.shadow is None else PolicySpec(info.shadow.name, info.shadow.options)):
             watched[info.axis] = shadow
     return PolicyChange(policies, watched, origin=origin)
-
-
-def _signature(path: Path | None) -> _Signature | None:
-    """What changes with the file; None where there is none."""
-    if path is None:
-        return None
-    try:
-        status = path.stat()
-    except OSError:
-        return None  # being replaced; the next look will find it
-    return status.st_mtime_ns, status.st_size, status.st_ino

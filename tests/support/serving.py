@@ -10,10 +10,12 @@ from typing import Any
 import grpc
 import structlog
 
+from pageturner.service.auth.proof import Authenticator
 from pageturner.service.client import Client
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.engine.api import EngineClient
 from pageturner.service.engine.metrics import Metrics
+from pageturner.service.rpc.certificates import Certificates
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.server import Server
 
@@ -45,6 +47,8 @@ def new_server(
     logger: structlog.typing.FilteringBoundLogger | None = None,
     metrics: Metrics | None = None,
     write_timeout_seconds: float = 60.0,
+    authenticator: Authenticator | None = None,
+    certificates: Certificates | None = None,
 ) -> Server:
     """Not started. engine: None while the model loads."""
     server = Server(
@@ -53,6 +57,8 @@ def new_server(
         MonotonicClock(),
         metrics or Metrics(),
         write_timeout_seconds=write_timeout_seconds,
+        authenticator=authenticator,
+        certificates=certificates,
     )
     if engine is not None:
         server.attach(engine)
@@ -61,7 +67,12 @@ def new_server(
 
 @asynccontextmanager
 async def serving(
-    engine: EngineClient | None, *, write_timeout_seconds: float = 60.0, **options: Any
+    engine: EngineClient | None,
+    *,
+    write_timeout_seconds: float = 60.0,
+    authenticator: Authenticator | None = None,
+    certificates: Certificates | None = None,
+    **options: Any,
 ) -> AsyncIterator[Served]:
     """Stops at once on the way out, unless the options say how long to drain. engine: None while it loads."""
     logger, capture = capturing_logger()
@@ -72,6 +83,8 @@ async def serving(
         logger=logger,
         metrics=metrics,
         write_timeout_seconds=write_timeout_seconds,
+        authenticator=authenticator,
+        certificates=certificates,
     )
     port = await server.start()
     target = f"127.0.0.1:{port}"

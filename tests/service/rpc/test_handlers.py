@@ -16,6 +16,8 @@ from support.serving import capturing_logger
 
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.engine.metrics import Metrics
+from pageturner.service.identity import ANONYMOUS
+from pageturner.service.rpc.callers import Gatekeeper, bind_caller
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import Lifecycle
@@ -49,6 +51,7 @@ def _servicer(engine: FakeEngine) -> GenerationServicer:
     logger, _ = capturing_logger()
     lifecycle = Lifecycle()
     lifecycle.attach(engine)
+    bind_caller(ANONYMOUS)
     return GenerationServicer(ServerOptions(), lifecycle, logger, lambda: "drawn")
 
 
@@ -96,7 +99,9 @@ def _intercepted(metrics: Metrics, behaviour: Any) -> Any:
 
     async def call(context: Any) -> None:
         logger, _ = capturing_logger()
-        interceptor = CallInterceptor(logger, ManualClock(), metrics, write_timeout_seconds=60.0)
+        interceptor = CallInterceptor(
+            logger, ManualClock(), metrics, Gatekeeper(None), write_timeout_seconds=60.0
+        )
         handler: Any = await interceptor.intercept_service(continuation, cast(Any, Details()))
         await handler.unary_stream(None, context)
 

@@ -16,8 +16,8 @@ from support.serving import new_server
 
 from pageturner.service.client import Client
 from pageturner.service.errors import ConfigError
-from pageturner.service.rpc.listening import listen
-from pageturner.service.rpc.options import ServerOptions, socket_path
+from pageturner.service.rpc.listening import Transport, listen
+from pageturner.service.rpc.options import ListenAddress, ServerOptions, socket_path
 
 BOTH = ("127.0.0.1", "::1")
 
@@ -31,6 +31,10 @@ def resolve_both(host: str, port: int, **_flags: Any) -> list[tuple[Any, ...]]:
         (socket.AF_INET6, *stream, ("::1", port, 0, 0)),
         (socket.AF_INET, *stream, ("127.0.0.1", port)),
     ]
+
+
+def address(host: str, port: int) -> ListenAddress:
+    return ServerOptions(host=host, port=port).public_address
 
 
 @asynccontextmanager
@@ -63,14 +67,14 @@ async def test_a_name_with_one_address_taken_is_refused(taken: str) -> None:
         port = other.getsockname()[1]
         async with bare_server() as server:
             with pytest.raises(ConfigError, match=f"localhost:{port} is in use"):
-                listen(server, ServerOptions(host="localhost", port=port), resolve_both)
+                listen(server, address("localhost", port), Transport(), resolve_both)
 
 
 @needs_ipv6
 @pytest.mark.fault("37")
 async def test_every_address_of_a_name_is_listened_on() -> None:
     async with bare_server() as server:
-        listener = listen(server, ServerOptions(host="localhost", port=0), resolve_both)
+        listener = listen(server, address("localhost", 0), Transport(), resolve_both)
         await server.start()
         for host in BOTH:
             socket.create_connection((host, listener.port), timeout=30).close()
@@ -85,7 +89,7 @@ async def test_an_address_that_the_machine_lacks_is_left_out_of_several() -> Non
         return [(*stream, ("192.0.2.1", port)), (*stream, ("127.0.0.1", port))]
 
     async with bare_server() as server:
-        listener = listen(server, ServerOptions(host="127.0.0.1", port=0), resolve)
+        listener = listen(server, address("127.0.0.1", 0), Transport(), resolve)
         await server.start()
         socket.create_connection(("127.0.0.1", listener.port), timeout=30).close()
 
@@ -148,7 +152,7 @@ async def test_a_path_that_cannot_be_a_socket_says_why(name: str, reason: str, t
 async def test_a_socket_file_that_another_server_put_there_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "pt.sock"
     async with bare_server() as server:
-        listener = listen(server, ServerOptions(host=f"unix:{path}"))
+        listener = listen(server, address(f"unix:{path}", 0))
         os.rename(path, tmp_path / "old")
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(path))
@@ -157,6 +161,6 @@ async def test_a_socket_file_that_another_server_put_there_meanwhile_is_kept(tmp
 
 
 def test_a_socket_file_is_its_own_address() -> None:
-    assert ServerOptions(host="unix:pt.sock", port=5).address == "unix:pt.sock"
+    assert ServerOptions(host="unix:pt.sock", port=5).public_address.text == "unix:pt.sock"
     with pytest.raises(ConfigError, match=r"server\.host"):
         ServerOptions(host="unix:")

@@ -64,8 +64,8 @@ def test_bad_options_name_their_key(options: dict[str, Any], key: str) -> None:
 
 
 def test_an_ipv6_address_is_bracketed() -> None:
-    assert ServerOptions(host="::1", port=5).address == "[::1]:5"
-    assert ServerOptions(host="localhost", port=5).address == "localhost:5"
+    assert ServerOptions(host="::1", port=5).public_address.text == "[::1]:5"
+    assert ServerOptions(host="localhost", port=5).public_address.text == "localhost:5"
 
 
 async def test_localai_1150_messages_may_pass_4_mib_and_the_limit_is_named() -> None:

@@ -26,6 +26,8 @@ from pageturner.service.rpc.status import (
 
 SAMPLES: tuple[PageturnerError, ...] = (
     errors.InvalidArgument("sampling.top_p", "2 is not in [0, 1]"),
+    errors.Unauthenticated(errors.RefusalCause.EXPIRED, "token a"),
+    errors.PermissionDenied("AdminService is for admins", errors.RefusalCause.NOT_ADMIN),
     errors.ModelNotFound("gpt", "smollm2"),
     errors.DuplicateRequest("r1"),
     errors.QueueFull("64 requests wait", 2.5),
@@ -44,6 +46,9 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.ModelError("no such folder"),
     UnknownService("no service 'x' here"),
 )
+KEPT = frozenset({"served", "cause", "credential"})
+"""What an error carries that no client is told."""
+
 HIDDEN = (errors.EngineDead, errors.StepFailed, errors.TextFailed)
 
 
@@ -75,7 +80,7 @@ def test_an_error_that_is_not_mapped_is_noticed() -> None:
 def test_an_error_comes_back_as_what_it_was(error: PageturnerError) -> None:
     back = _round_trip(error)
     assert type(back) is type(error)
-    assert vars(back) == {name: value for name, value in vars(error).items() if name != "served"}
+    assert vars(back) == {name: value for name, value in vars(error).items() if name not in KEPT}
     if not isinstance(error, HIDDEN):
         assert str(back) == str(error)
 

@@ -14,7 +14,7 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.config import load_config
 from pageturner.service.engine.api import PolicyChange
 from pageturner.service.policy_host.reports import PoliciesInfo
-from pageturner.service.startup.reload import POLL_SECONDS, ConfigReloader
+from pageturner.service.startup.reload import POLL_SECONDS, ConfigReloader, watch
 
 
 def write(file: Path, text: str, second: int) -> None:
@@ -127,7 +127,7 @@ async def test_the_watch_polls_at_an_interval(tmp_path: Path) -> None:
                 raise asyncio.CancelledError
 
         with pytest.raises(asyncio.CancelledError):
-            await case.reloader.watch(sleep)
+            await watch([case.reloader], sleep)
         assert sleeps == [POLL_SECONDS] * 4
         assert policies_of(bench)["victim"] == "last-arrived"
         assert isinstance(bench.engine.policies(), PoliciesInfo)
