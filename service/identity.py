@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,17 @@ class Identity:
 
 ANONYMOUS = Identity(is_admin=True)
 """Every caller of a server without authentication: who reaches it is served."""
+
+
+def scoped_id(tenant: str, request_id: str) -> str:
+    """The id of a tenant's request among all tenants', as the scheduler, its records and operators know it.
+
+    That is TENANT/ID, the tenant percent-encoded (RFC 3986) so that no two pairs come out alike; the plain
+    id where there is no tenant.
+    """
+    return f"{quote(tenant, safe='')}/{request_id}" if tenant else request_id
+
+
+def is_id_of(scoped: str, request_id: str) -> bool:
+    """Whether a scoped id may be what `scoped_id` made of a client's: for who searches by that alone."""
+    return request_id in (scoped, scoped.partition("/")[2] or scoped)

@@ -20,8 +20,9 @@ from pageturner.service.core.token_log import TokenLog, TokenView
 class NewRequest:
     """A request as the engine accepts it: tokenized, its seed drawn, its deadline on our clock.
 
-    priority: larger is more urgent. tenant: whose quota it is charged to. cache_salt, adapter: part of
-    the prefix cache's key. bypass_prefix_cache: neither reads the cache nor waits for a producer.
+    priority: larger is more urgent. tenant: whose quota it is charged to. cache_salt, adapter, cache_tenant:
+    part of the prefix cache's key; the last is the tenant within which alone blocks are shared, if within
+    one. bypass_prefix_cache: neither reads the cache nor waits for a producer.
     eos_token_ids: tokens that end a sequence unless params.ignore_eos.
     """
 
@@ -34,6 +35,7 @@ class NewRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    cache_tenant: str = ""
     adapter: str = ""
     bypass_prefix_cache: bool = False
     deadline: float | None = None

@@ -47,7 +47,7 @@ def names_of(manager: BlockManager, sequence: core.Sequence, num_tokens: int) ->
 
 def names_of_prompt(hasher: PrefixHasher, new: NewRequest, block_size: int) -> tuple[int, ...]:
     """The names of a prompt of which the scheduler holds no hashes."""
-    parent = hasher.root(adapter=new.adapter, salt=new.cache_salt)
+    parent = hasher.root(adapter=new.adapter, salt=new.cache_salt, tenant=new.cache_tenant)
     names = []
     for end in range(block_size, len(new.prompt_token_ids) + 1, block_size):
         parent = hasher.extend(parent, new.prompt_token_ids[end - block_size : end])
@@ -82,7 +82,7 @@ class NameHasher(PrefixHasher):
     A block without a name (of a request that was refused when it was recorded) equals those of zeros alone.
     """
 
-    def root(self, *, adapter: str, salt: str) -> bytes:
+    def root(self, *, adapter: str, salt: str, tenant: str = "") -> bytes:
         """The name that chains of this tag begin with."""
         return b""
 

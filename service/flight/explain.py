@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pageturner.policies.interfaces import Reclaim
@@ -23,10 +24,18 @@ from pageturner.service.core.decisions import (
 from pageturner.service.core.request import RequestStatus
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.records import Added, Entry, FlightRecord, Paused, RequestState, Scheduled
+from pageturner.service.identity import is_id_of
+
+_MAX_SHOWN = 8
+"""Ids that a message lists."""
 
 
 class NotInRecord(PageturnerError):
     """The record says nothing of this request."""
+
+
+class AmbiguousRequest(PageturnerError):
+    """Requests of several tenants have this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,12 @@ class Line:
 
 
 def explain(record: FlightRecord, request_id: str) -> tuple[Line, ...]:
-    """Its latest life, should the id have been used more than once. Raises NotInRecord."""
+    """Its latest life, should the id have been used more than once.
+
+    request_id: as the scheduler knows it (TENANT/ID where authentication is on), or as its client does.
+    Raises NotInRecord, or AmbiguousRequest where clients of several tenants chose it.
+    """
+    request_id = _find(record, request_id)
     first, told = 0, _told_at_start(record, request_id)
     for index, entry in enumerate(record.entries):
         if isinstance(entry, Added) and entry.request.request_id == request_id:
@@ -53,6 +67,26 @@ def explain(record: FlightRecord, request_id: str) -> tuple[Line, ...]:
     for entry in record.entries[first:]:
         told.take(entry)
     return tuple(told.lines)
+
+
+def _find(record: FlightRecord, request_id: str) -> str:
+    """The id as the scheduler knows it. An exact one goes before those of which it is a part."""
+    found = sorted({name for name in _mentioned(record) if is_id_of(name, request_id)})
+    if request_id in found or len(found) < 2:
+        return request_id if request_id in found or not found else found[0]
+    shown = ", ".join(found[:_MAX_SHOWN]) + (", ..." if len(found) > _MAX_SHOWN else "")
+    raise AmbiguousRequest(f"{request_id!r} is a request of {len(found)} tenants; name one of {shown}")
+
+
+def _mentioned(record: FlightRecord) -> Iterator[str]:
+    checkpoint = None if record.start is None else record.start.checkpoint
+    if checkpoint is not None:
+        yield from (state.request.request_id for state in checkpoint.requests)
+    for entry in record.entries:
+        if isinstance(entry, Added):
+            yield entry.request.request_id
+        for decision in entry.decisions:
+            yield from _named(decision)
 
 
 def _told_at_start(record: FlightRecord, request_id: str) -> _RequestHistory | None:

@@ -142,9 +142,10 @@ class CoreHarness:
         deadline: float | None = None,
         seed: int = 0,
         penalty: float = 0.0,
+        request_id: str = "",
     ) -> str:
         """Add a request; raises what the scheduler raises."""
-        request_id = f"r{len(self.records)}"
+        request_id = request_id or f"r{len(self.records)}"
         params = SamplingParams(
             n=n,
             max_tokens=max_tokens,

@@ -112,8 +112,10 @@ class BlockManager:
     def caches_prefixes(self) -> bool:
         return self._hasher is not None
 
-    def root_hash(self, *, adapter: str, salt: str) -> bytes:
-        return b"" if self._hasher is None else self._hasher.root(adapter=adapter, salt=salt)
+    def root_hash(self, *, adapter: str, salt: str, tenant: str = "") -> bytes:
+        if self._hasher is None:
+            return b""
+        return self._hasher.root(adapter=adapter, salt=salt, tenant=tenant)
 
     def block_hash(self, sequence: Sequence, index: int) -> bytes:
         """Hash of the index-th block of the sequence, all of whose tokens are known."""

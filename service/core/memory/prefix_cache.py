@@ -20,10 +20,12 @@ class PrefixHasher:
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
 
-    def root(self, *, adapter: str, salt: str) -> bytes:
-        """The parent of a first block. Fields carry name and length, so that no adapter equals a salt."""
+    def root(self, *, adapter: str, salt: str, tenant: str = "") -> bytes:
+        """The parent of a first block. Fields carry name and length, so that no adapter equals a salt, and no
+        salt reaches another tenant's blocks. tenant: within which alone blocks are shared, if within one."""
         digest = hashlib.blake2b(key=self._key, digest_size=HASH_BYTES)
-        for name, value in ((b"adapter", adapter), (b"salt", salt)):
+        fields = ((b"adapter", adapter), (b"salt", salt), (b"tenant", tenant))
+        for name, value in fields if tenant else fields[:2]:
             encoded = value.encode()
             digest.update(struct.pack("<7sQ", name, len(encoded)) + encoded)
         return digest.digest()

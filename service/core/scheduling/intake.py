@@ -95,7 +95,7 @@ class Intake:
         check_queue(state.options, len(waiting), waiting.num_prompt_tokens, num_prompt_tokens)
         seq_ids = range(state.next_seq_id, state.next_seq_id + n)
         self._start_text(seq_ids, new)
-        root = manager.root_hash(adapter=new.adapter, salt=new.cache_salt)
+        root = manager.root_hash(adapter=new.adapter, salt=new.cache_salt, tenant=new.cache_tenant)
         request = Request(new, state.next_order, max_tokens, root)
         request.num_blocks_peak = views.num_peak_blocks(num_prompt_tokens, max_tokens, n, manager.block_size)
         request.policies = state.policy_host.names

@@ -12,7 +12,7 @@ from support.flight import record_of, recorded
 from pageturner.policies import registry
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.errors import InvalidArgument
-from pageturner.service.flight.explain import NotInRecord, explain
+from pageturner.service.flight.explain import AmbiguousRequest, NotInRecord, explain
 
 
 def harness(names: Mapping[str, str], *, num_blocks: int, watermark: float = 0.0) -> CoreHarness:
@@ -181,3 +181,17 @@ def test_a_request_that_is_older_than_the_record() -> None:
         scene.step()
     assert len(recorder) > len(record_of(scene).entries)
     assert told(scene, name).split("\n")[0].endswith("running when the record begins")
+
+
+def test_a_tenants_request_is_found_by_the_id_that_its_client_knows() -> None:
+    scene = harness({}, num_blocks=8)
+    scene.submit((0, 1, 2), max_tokens=2, request_id="alice/mine")
+    scene.submit((0, 1, 2), max_tokens=2, request_id="alice/both")
+    scene.submit((0, 1, 2), max_tokens=2, request_id="bob/both")
+    scene.run_to_end()
+    assert told(scene, "mine") == told(scene, "alice/mine")
+    assert "finished" in told(scene, "bob/both")
+    with pytest.raises(AmbiguousRequest, match="of 2 tenants; name one of alice/both, bob/both"):
+        told(scene, "both")
+    with pytest.raises(NotInRecord):
+        told(scene, "alice")
