@@ -59,6 +59,9 @@ class CacheConfig:
     reuse_partial_blocks: bool = True
     """Whether the last block of an ended answer is kept too, though it is not full: the next turn of a
     conversation then computes from the answer's end. Without enable_prefix_caching of no effect."""
+    share_prefixes_between_tenants: bool = False
+    """Whether tenants that authentication proved find one another's cached blocks: then each can learn from
+    its cached_prompt_tokens, and from the time to its first token, how others' prompts begin."""
 
     def __post_init__(self) -> None:
         if self.num_blocks is not None and self.kv_cache_memory is not None:

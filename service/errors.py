@@ -50,6 +50,14 @@ class QueueFull(PageturnerError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class TenantLimitReached(QueueFull):
+    """A bound of the caller's own tenant is reached, whatever others do; `limit` names it."""
+
+    def __init__(self, limit: str, reason: str, retry_after_seconds: float) -> None:
+        super().__init__(reason, retry_after_seconds)
+        self.limit = limit
+
+
 class Loading(PageturnerError):
     """The server is up, its model is not: it takes no work yet; try again, or wait for its health."""
 

@@ -235,8 +235,13 @@ class EngineClient(Protocol):
         cancelled meanwhile leaves nothing behind: the request is withdrawn."""
         ...
 
-    async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
-        """End a request. error: what its stream then raises; RequestAborted if none is given."""
+    async def abort(
+        self, request_id: str, error: PageturnerError | None = None, *, tenant: str = ""
+    ) -> AbortOutcome:
+        """End a request. error: what its stream then raises; RequestAborted if none is given.
+
+        tenant: the proved one that asks; another's request is NOT_FOUND to it. Without one the id is that of
+        any request as records and logs of the scheduler have it (`identity.scoped_id`)."""
         ...
 
     async def drain(self, grace_seconds: float) -> None:

@@ -13,7 +13,8 @@ from structlog.typing import FilteringBoundLogger
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
-from pageturner.service.core.scheduling.intake import check_queue
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.scheduling.intake import check_queue, checked_max_tokens
 from pageturner.service.engine.api import (
     AbortOutcome,
     EngineHealth,
@@ -34,6 +35,7 @@ from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.engine.tenants import Holding, TenantLedger, TenantsReport
 from pageturner.service.engine.thread_messages import (
     Command,
     EngineOutput,
@@ -44,6 +46,7 @@ from pageturner.service.engine.thread_messages import (
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
+from pageturner.service.identity import Identity, scoped_id
 from pageturner.service.policy_host.reports import PoliciesInfo
 
 _POLICIES_ANSWERS = (PoliciesChanged, PolicyChangeRefused)
@@ -55,6 +58,7 @@ class AsyncEngine:
     Everything here runs on the event loop that called `start`; the engine is touched by its thread
     alone, save for its counters. random: draws the seeds and ids that clients leave open.
     scheduler_options: those that the engine's scheduler obeys. flight: None if nothing is recorded.
+    shares_prefixes: whether proved tenants find one another's cached blocks.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class AsyncEngine:
         random: Random,
         logger: FilteringBoundLogger,
         flight: FlightDumps | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
         self._engine = engine
         self._flight = flight
@@ -86,9 +91,15 @@ class AsyncEngine:
         self._limits = InputLimits.of_model(model.max_model_len, longest)
         self._prompts = PromptReader(tokenizer, model, options.inline_prompt_characters)
         self._inputs = InputProcessor(
-            self._prompts, model, self._limits.generation, scheduler_options.max_n, random
+            self._prompts,
+            model,
+            self._limits.generation,
+            scheduler_options.max_n,
+            random,
+            shares_prefixes=shares_prefixes,
         )
-        self._live = LiveRequests(options, clock, logger, self._send)
+        self._tenants = TenantLedger(scheduler_options, self.load, clock.now)
+        self._live = LiveRequests(options, clock, logger, self._send, self._tenants)
         self._changes = PendingChanges(self._health, logger, self._send)
         self._has_ended = asyncio.Event()
         self._thread: StepThread | None = None
@@ -181,19 +192,54 @@ class AsyncEngine:
         arrival_time = self._clock.now()
         self._health.refuse_unless_serving()
         num_tokens = self._inputs.check(request)
-        self._live.refuse_duplicate(request.request_id)
+        priority = self._tenants.check(request.identity, request.params, request.priority)
+        if priority != request.priority:
+            request = replace(request, priority=priority)
+        tenant, request_id = request.identity.tenant, self._inputs.name(request)
+        self._live.refuse_duplicate(tenant, request_id)
         # As the scheduler will, but before the work of reading the prompt, and without waiting for a step.
         load = self.load()
         check_queue(self._scheduler_options, load.num_waiting, load.num_queued_prompt_tokens, num_tokens)
-        token_ids = await self._inputs.encode(request.prompt)
-        # Encoding may have taken a while.
-        self._health.refuse_unless_serving()
-        self._live.refuse_duplicate(request.request_id)
-        return await self._live.submit(self._inputs.complete(request, token_ids, arrival_time))
+        likely = request.params.max_tokens or request.identity.limits.max_tokens
+        likely = likely or self._model.max_model_len - num_tokens
+        holding = self._tenants.enter(request.identity, num_tokens, request.params.n * likely)
+        try:
+            token_ids = await self._inputs.encode(request.prompt)
+            # Encoding may have taken a while.
+            self._health.refuse_unless_serving()
+            self._live.refuse_duplicate(tenant, request_id)
+            new = self._inputs.complete(request, request_id, token_ids, arrival_time)
+            new = self._charge(request.identity, holding, new)
+        except BaseException:
+            self._tenants.cancel(holding)
+            raise
+        return await self._live.submit(new, request_id, holding)
 
-    async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
+    def _charge(self, identity: Identity, holding: Holding, new: NewRequest) -> NewRequest:
+        """Put the request on its tenant's account, max_tokens stated where the tenant has limits of tokens.
+
+        Raises InvalidArgument as the scheduler would, or TenantLimitReached.
+        """
+        limits, num_prompt = identity.limits, len(new.prompt_token_ids)
+        if limits.max_tokens is None and limits.tokens_per_minute is None:
+            self._tenants.charge(identity, holding, num_prompt, 0)
+            return new
+        info = self._server_info
+        fitting = checked_max_tokens(new, self._scheduler_options, info.num_blocks, info.block_size)
+        max_tokens = fitting if limits.max_tokens is None else min(fitting, limits.max_tokens)
+        self._tenants.charge(identity, holding, num_prompt, new.params.n * max_tokens)
+        return replace(new, params=replace(new.params, max_tokens=max_tokens))
+
+    def tenants(self, limit: int) -> TenantsReport:
+        """What tenants hold now, of at most `limit` of them."""
+        return self._tenants.report(limit)
+
+    async def abort(
+        self, request_id: str, error: PageturnerError | None = None, *, tenant: str = ""
+    ) -> AbortOutcome:
         """End a request with `error`, between two steps."""
-        return self._live.abort(request_id, error or RequestAborted("aborted by its id"))
+        scoped = scoped_id(tenant, request_id)
+        return self._live.abort(scoped, error or RequestAborted("aborted by its id"))
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids of a prompt. Raises InvalidArgument where it is longer than `limits.tokenization`."""

@@ -10,20 +10,30 @@ from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt
 from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, ModelNotFound
+from pageturner.service.identity import scoped_id
 
 
 class InputProcessor:
     """limits: of prompts that are to be answered. max_n: bound on parallel samples of one request. random:
-    draws the seeds and ids that are left open."""
+    draws the seeds and ids that are left open. shares_prefixes: whether proved tenants find one another's
+    cached blocks."""
 
     def __init__(
-        self, prompts: PromptReader, model: ModelInfo, limits: PromptLimits, max_n: int, random: Random
+        self,
+        prompts: PromptReader,
+        model: ModelInfo,
+        limits: PromptLimits,
+        max_n: int,
+        random: Random,
+        *,
+        shares_prefixes: bool,
     ) -> None:
         self._prompts = prompts
         self._model = model
         self._limits = limits
         self._max_n = max_n
         self._random = random
+        self._shares_prefixes = shares_prefixes
 
     def check(self, request: GenerationRequest) -> int:
         """Refuse what can be refused before the prompt is read. Returns the fewest tokens it can become.
@@ -49,21 +59,29 @@ class InputProcessor:
         self._limits.check_tokens(len(token_ids), "prompt")
         return token_ids
 
+    def name(self, request: GenerationRequest) -> str:
+        """The id that the client gave it, or one that is drawn."""
+        return request.request_id or f"{self._random.getrandbits(64):016x}"
+
     def complete(
-        self, request: GenerationRequest, token_ids: tuple[int, ...], arrival_time: float
+        self, request: GenerationRequest, request_id: str, token_ids: tuple[int, ...], arrival_time: float
     ) -> NewRequest:
-        """The request, with an id and a seed in any case, and its deadline on our clock."""
-        params, seconds = request.params, request.deadline_seconds
+        """The request, its id told from other tenants', a seed in any case, its deadline on our clock.
+
+        request_id: as `name` gave it.
+        """
+        params, seconds, proved = request.params, request.deadline_seconds, request.identity.tenant
         return NewRequest(
-            request_id=request.request_id or f"{self._random.getrandbits(64):016x}",
+            request_id=scoped_id(proved, request_id),
             prompt_token_ids=token_ids,
             params=params,
             seed=self._random.getrandbits(64) if params.seed is None else params.seed,
             arrival_time=arrival_time,
             eos_token_ids=self._model.eos_token_ids,
             priority=request.priority,
-            tenant=request.tenant,
+            tenant=proved or request.tenant,
             cache_salt=request.cache_salt,
+            cache_tenant="" if self._shares_prefixes else proved,
             bypass_prefix_cache=request.bypass_prefix_cache,
             deadline=None if seconds is None else arrival_time + seconds,
         )

@@ -1,11 +1,14 @@
-"""The requests between their acceptance by `submit` and their end, by id: the one owner of both."""
+"""The requests between their acceptance by `submit` and their end, by id: the one owner of both.
+
+They are known by the ids that the scheduler has (`identity.scoped_id`); a client hears of its own id alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from structlog.typing import FilteringBoundLogger
 
@@ -15,6 +18,7 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AbortOutcome, AcceptedEvent
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.engine.tenants import Holding, TenantLedger
 from pageturner.service.engine.thread_messages import Abort, Command, Pause, Resume, Submit, SubmitRefused
 from pageturner.service.errors import (
     Draining,
@@ -23,15 +27,21 @@ from pageturner.service.errors import (
     PageturnerError,
     RequestAborted,
 )
+from pageturner.service.identity import scoped_id
 
 ENDED_TEXT = "the server is shutting down; this request was not done in time"
 
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """A request between its acceptance by `submit` and its terminal event."""
+    """A request between its acceptance by `submit` and its terminal event.
+
+    is_renamed: its client knows it by another id than the scheduler.
+    """
 
     num_prompt_tokens: int
+    is_renamed: bool
+    holding: Holding
     stream: BufferedStream
     accepted: asyncio.Future[None]
     logger: FilteringBoundLogger
@@ -42,12 +52,23 @@ class _Live:
         if not self.accepted.done():
             self.accepted.set_exception(error)
 
+    def push(self, event: AcceptedEvent | Event) -> None:
+        """Hand an event on under the id that the client knows."""
+        if self.is_renamed:
+            name = self.stream.request_id
+            if type(event) is TokenEvent:  # almost all of them, and `replace` takes ten times as long
+                event = TokenEvent(name, event.index, event.tokens, event.text)
+            else:
+                event = replace(event, request_id=name)
+        self.stream.push(event)
+
 
 class LiveRequests:
     """The streams, by request id, and the ids of those that ended of late. Lives on the event loop.
 
-    send: leaves a command for the engine thread. is_empty: set while no request lives. is_read: set while,
-    beside that, no reader has anything left to read.
+    send: leaves a command for the engine thread. tenants: told of each request's first token and end.
+    is_empty: set while no request lives. is_read: set while, beside that, no reader has anything left to
+    read.
     """
 
     def __init__(
@@ -56,11 +77,13 @@ class LiveRequests:
         clock: Clock,
         logger: FilteringBoundLogger,
         send: Callable[[Command], None],
+        tenants: TenantLedger,
     ) -> None:
         self._options = options
         self._clock = clock
         self._logger = logger
         self._send = send
+        self._tenants = tenants
         self._live: dict[str, _Live] = {}
         self._finished_ids: OrderedDict[str, None] = OrderedDict()
         self.is_empty = asyncio.Event()
@@ -80,14 +103,16 @@ class LiveRequests:
 
     # To the thread
 
-    def refuse_duplicate(self, request_id: str) -> None:
-        """Raise an error if a live request has this id."""
-        if request_id in self._live:
+    def refuse_duplicate(self, tenant: str, request_id: str) -> None:
+        """Raise an error if a live request of this tenant has this id."""
+        if scoped_id(tenant, request_id) in self._live:
             raise DuplicateRequest(request_id)
 
-    async def submit(self, request: NewRequest) -> BufferedStream:
-        """Its stream, once the scheduler has taken it. Raises what it was refused with."""
-        live = self._enlist(request)
+    async def submit(self, request: NewRequest, client_id: str, holding: Holding) -> BufferedStream:
+        """Its stream, once the scheduler has taken it. Raises what it was refused with.
+
+        client_id: the id that its client knows it by. holding: ended here from now on, whatever comes."""
+        live = self._enlist(request, client_id, holding)
         self._send(Submit(request))
         try:
             await live.accepted
@@ -115,11 +140,11 @@ class LiveRequests:
         for request_id in self._live:
             self._send(Abort(request_id, Draining(ENDED_TEXT)))
 
-    def _enlist(self, request: NewRequest) -> _Live:
+    def _enlist(self, request: NewRequest, client_id: str, holding: Holding) -> _Live:
         request_id, num_tokens = request.request_id, len(request.prompt_token_ids)
         timeout = self._options.slow_consumer_timeout_seconds
         stream = BufferedStream(
-            request_id,
+            client_id,
             self._options.stream_buffer_tokens,
             on_full=lambda: self._send(Pause(request_id, self._clock.now() + timeout)),
             on_drained=lambda: self._send(Resume(request_id)),
@@ -127,7 +152,10 @@ class LiveRequests:
             on_close=self._close,
         )
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        live = _Live(num_tokens, stream, accepted, self._logger.bind(request_id=request_id))
+        logger = self._logger.bind(request_id=client_id)
+        if request_id != client_id:
+            logger = logger.bind(tenant=request.tenant)
+        live = _Live(num_tokens, request_id != client_id, holding, stream, accepted, logger)
         self._live[request_id] = live
         self._num_unread += 1
         self._num_pending += 1
@@ -151,22 +179,27 @@ class LiveRequests:
         if live is None:
             return
         if type(output) is TokenEvent:  # almost all of them
-            live.stream.push(output)
+            if live.holding.is_waiting:
+                self._tenants.start(live.holding)
+            live.push(output)
             return
         if isinstance(output, SubmitRefused | AcceptedEvent):
             self._num_pending -= 1
             self._num_pending_tokens -= live.num_prompt_tokens
         if isinstance(output, SubmitRefused):
+            self._tenants.cancel(live.holding)
             self._forget(output.request_id)
             live.logger.info("refused", reason=str(output.error))
             live.refuse(output.error)
             return
-        live.stream.push(output)
+        live.push(output)
         if isinstance(output, AcceptedEvent):
             live.logger.debug("accepted", num_prompt_tokens=output.num_prompt_tokens)
             if not live.accepted.done():
                 live.accepted.set_result(None)
         elif isinstance(output, FinishedEvent):
+            usage = output.usage
+            self._tenants.end(live.holding, usage.num_prompt_tokens + usage.num_output_tokens)
             self._forget(output.request_id)
             self._remember(output.request_id)
             _log_finish(live.logger, output)
@@ -174,6 +207,7 @@ class LiveRequests:
     def fail_all(self, reason: str) -> None:
         """The engine is dead: it hears no command and delivers nothing more."""
         for live in self._live.values():
+            self._tenants.cancel(live.holding)
             live.refuse(EngineDead(reason))
         self._live.clear()
         self._num_pending = self._num_pending_tokens = 0

@@ -40,6 +40,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
         errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
         errors.DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
+        errors.TenantLimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,  # before the kind that it is one of
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.Loading: grpc.StatusCode.UNAVAILABLE,
         errors.Draining: grpc.StatusCode.UNAVAILABLE,
@@ -74,6 +75,7 @@ _ATTRIBUTES: Mapping[type[PageturnerError], tuple[str, ...]] = MappingProxyType(
         errors.ModelNotFound: ("model",),
         errors.DuplicateRequest: ("request_id",),
         errors.ConfigError: ("key", "reason"),
+        errors.TenantLimitReached: ("limit",),
     }
 )
 """What an error carries beside its text, as strings in ErrorInfo's metadata."""

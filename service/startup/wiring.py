@@ -91,6 +91,7 @@ def build_engine(
         random=SystemRandom(),
         logger=logger,
         flight=flight,
+        shares_prefixes=config.cache.share_prefixes_between_tenants,
     )
     logger.info(
         "built",

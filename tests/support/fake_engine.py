@@ -50,6 +50,7 @@ from pageturner.service.errors import (
     RequestAborted,
     StaleRevision,
 )
+from pageturner.service.identity import scoped_id
 from pageturner.service.policy_host.reports import Disagreement, PoliciesInfo, PolicyInfo, ShadowInfo
 
 VOCAB_SIZE = 0x110000
@@ -260,7 +261,8 @@ class FakeEngine:
         request.check_names()
         if request.model not in ("", self.models()[0].name):
             raise ModelNotFound(request.model, self.models()[0].name)
-        if request.request_id in self.live:
+        key = scoped_id(request.identity.tenant, request.request_id)
+        if key in self.live:
             raise DuplicateRequest(request.request_id)
         request.params.check(VOCAB_SIZE, MAX_N)
         token_ids = await self.tokenize(request.prompt)
@@ -270,9 +272,9 @@ class FakeEngine:
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.shield(self.abort(request.request_id))
-        stream = FakeStream(self, request.request_id, self.script(request, token_ids))
-        self.live[request.request_id] = stream
+                await asyncio.shield(self.abort(key))
+        stream = FakeStream(self, key, self.script(request, token_ids))
+        self.live[key] = stream
         self.unread.add(stream)
         return stream
 
@@ -287,7 +289,10 @@ class FakeEngine:
             for request_id in list(self.live):
                 await self.abort(request_id, Draining(ENDED_TEXT))
 
-    async def abort(self, request_id: str, error: PageturnerError | None = None) -> AbortOutcome:
+    async def abort(
+        self, request_id: str, error: PageturnerError | None = None, *, tenant: str = ""
+    ) -> AbortOutcome:
+        request_id = scoped_id(tenant, request_id)
         self.mark(f"aborting {request_id}")
         for _ in range(self.abort_hops):
             await asyncio.sleep(0)

@@ -30,6 +30,7 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.PermissionDenied("AdminService is for admins", errors.RefusalCause.NOT_ADMIN),
     errors.ModelNotFound("gpt", "smollm2"),
     errors.DuplicateRequest("r1"),
+    errors.TenantLimitReached("tokens_per_minute", "200 are left", 2.5),
     errors.QueueFull("64 requests wait", 2.5),
     errors.Loading("the model is still loading"),
     errors.Draining("shutting down"),
