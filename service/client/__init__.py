@@ -9,15 +9,39 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.client.async_client import Client
 from pageturner.service.client.sync_client import SyncClient
 from pageturner.service.client.targets import DEFAULT_TARGET
-from pageturner.service.client.values import Choice, Completion, Options, PromptLike, Sampling, Turn
+from pageturner.service.client.values import (
+    BlockOwner,
+    BlockPoolMap,
+    Choice,
+    Completion,
+    Options,
+    PromptLike,
+    RequestPage,
+    Sampling,
+    Turn,
+)
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, FinishReason, TokenEvent
-from pageturner.service.engine.api import AcceptedEvent, ChatMessage, ChatPrompt, StreamEvent, TextPrompt
+from pageturner.service.engine.api import (
+    AcceptedEvent,
+    Activity,
+    BlockUse,
+    ChatMessage,
+    ChatPrompt,
+    RequestInfo,
+    RequestState,
+    StreamEvent,
+    TextPrompt,
+)
 from pageturner.service.errors import PageturnerError
 from pageturner.service.rpc.status import UnknownStatus
 
 __all__ = [
     "DEFAULT_TARGET",
     "AcceptedEvent",
+    "Activity",
+    "BlockOwner",
+    "BlockPoolMap",
+    "BlockUse",
     "ChatMessage",
     "ChatPrompt",
     "Choice",
@@ -30,6 +54,9 @@ __all__ = [
     "PageturnerError",
     "PolicySpec",
     "PromptLike",
+    "RequestInfo",
+    "RequestPage",
+    "RequestState",
     "Sampling",
     "StreamEvent",
     "SyncClient",

@@ -22,13 +22,23 @@ from pageturner.service.client import calls
 from pageturner.service.client.calls import Call, StreamCall
 from pageturner.service.client.failures import RETRY_SECONDS, is_away, never_ready, typed_errors
 from pageturner.service.client.targets import DEFAULT_TARGET, parse_target
-from pageturner.service.client.values import Completion, Options, PromptLike, Turn
+from pageturner.service.client.values import (
+    BlockPoolMap,
+    Completion,
+    Options,
+    PromptLike,
+    RequestOrder,
+    RequestPage,
+    Turn,
+)
 from pageturner.service.client.wire import to_timeout
 from pageturner.service.core.clock import Clock, MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
+    Activity,
     ModelInfo,
+    RequestState,
     ServerInfo,
     StreamEvent,
 )
@@ -160,10 +170,49 @@ class Client:
         """The load now and then every so often, without end."""
         return self._follow(calls.watch_load(interval_seconds))
 
+    async def list_requests(
+        self,
+        *,
+        page_size: int | None = None,
+        page_token: str = "",
+        order: RequestOrder = "schedule",
+        states: Iterable[RequestState] = (),
+        tenant: str | None = None,
+    ) -> RequestPage:
+        """The requests that live, of every tenant unless one is given; at most page_size (by default 100).
+
+        page_token: `next_page_token` of the page before. states: those alone, if any is given.
+        """
+        return await self._ask(calls.list_requests(page_size, page_token, order, states, tenant))
+
+    async def abort_requests(
+        self, *request_ids: str, tenant: str | None = None
+    ) -> Mapping[str, AbortOutcome]:
+        """End any tenant's requests, by the ids of `list_requests`, or those of one by its own ids; what
+        became of each."""
+        return await self._ask(calls.abort_requests(request_ids, tenant))
+
+    async def blocks(self) -> BlockPoolMap:
+        """What each block of the device pool is used for, and by which request."""
+        return await self._ask(calls.blocks())
+
+    async def activity(self) -> Activity:
+        """What was done since the server's start: tokens, ends, latencies."""
+        return await self._ask(calls.activity())
+
     async def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, without text: a file for `pageturner replay`
         and `pageturner explain`."""
         return b"".join([chunk async for chunk in self._follow(calls.flight_record())])
+
+    async def is_serving(
+        self, service: str = calls.GENERATION_SERVICE, *, timeout_seconds: float | None = None
+    ) -> bool:
+        """Whether the server can be reached and is ready for calls of this service, now.
+
+        Raises UnknownStatus where it is not reached, DeadlineExceeded where it does not answer in time.
+        """
+        return await self._ask(calls.check_health(service, timeout_seconds))
 
     async def wait_until_serving(self, timeout_seconds: float) -> None:
         """Return once the server can be reached and says it is ready; raises DeadlineExceeded.

@@ -12,9 +12,24 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from pageturner.policies.spec import PolicySpec
+from pageturner.service.client.live import (
+    REQUEST_ORDERS,
+    REQUEST_STATES,
+    from_activity,
+    from_blocks,
+    from_request_page,
+)
 from pageturner.service.client.messages import build, check_number
 from pageturner.service.client.prompts import to_chat, to_prompt
-from pageturner.service.client.values import Completion, Options, PromptLike, Turn
+from pageturner.service.client.values import (
+    BlockPoolMap,
+    Completion,
+    Options,
+    PromptLike,
+    RequestOrder,
+    RequestPage,
+    Turn,
+)
 from pageturner.service.client.wire import (
     ABORT_OUTCOMES,
     from_message,
@@ -30,15 +45,20 @@ from pageturner.service.client.wire import (
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
+    Activity,
     ModelInfo,
+    RequestState,
     ServerInfo,
     StreamEvent,
 )
+from pageturner.service.errors import InvalidArgument
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 _R = TypeVar("_R", bound=Message)
 _T = TypeVar("_T", covariant=True)
+
+GENERATION_SERVICE = "pageturner.v1.GenerationService"
 
 NO_POLICIES: Mapping[str, PolicySpec] = MappingProxyType({})
 
@@ -218,11 +238,76 @@ def flight_record() -> StreamCall[admin_pb2.GetFlightRecordResponse, bytes]:
     )
 
 
+def list_requests(
+    page_size: int | None,
+    page_token: str,
+    order: RequestOrder,
+    states: Iterable[RequestState],
+    tenant: str | None,
+) -> Call[admin_pb2.ListRequestsResponse, RequestPage]:
+    if order not in REQUEST_ORDERS:
+        raise InvalidArgument("order", f"no order {order!r}; there are {', '.join(REQUEST_ORDERS)}")
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "ListRequests"),
+        build(
+            admin_pb2.ListRequestsRequest,
+            page_size=page_size,
+            page_token=page_token,
+            order=REQUEST_ORDERS[order],
+            states=[REQUEST_STATES[state] for state in states],
+            tenant=tenant,
+        ),
+        admin_pb2.ListRequestsResponse,
+        from_request_page,
+    )
+
+
+def abort_requests(
+    request_ids: Iterable[str], tenant: str | None
+) -> Call[admin_pb2.AbortRequestsResponse, Mapping[str, AbortOutcome]]:
+    names = [build(admin_pb2.RequestName, request_id=name, tenant=tenant) for name in request_ids]
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "AbortRequests"),
+        admin_pb2.AbortRequestsRequest(requests=names),
+        admin_pb2.AbortRequestsResponse,
+        lambda response: {one.request.request_id: ABORT_OUTCOMES[one.outcome] for one in response.results},
+    )
+
+
+def blocks() -> Call[admin_pb2.GetBlocksResponse, BlockPoolMap]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "GetBlocks"),
+        admin_pb2.GetBlocksRequest(),
+        admin_pb2.GetBlocksResponse,
+        from_blocks,
+    )
+
+
+def activity() -> Call[admin_pb2.GetActivityResponse, Activity]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "GetActivity"),
+        admin_pb2.GetActivityRequest(),
+        admin_pb2.GetActivityResponse,
+        from_activity,
+    )
+
+
+def check_health(service: str, timeout_seconds: float | None) -> Call[health_pb2.HealthCheckResponse, bool]:
+    """Whether the server is ready for requests to this service."""
+    return Call(
+        _path(health_pb2.DESCRIPTOR, "Health", "Check"),
+        build(health_pb2.HealthCheckRequest, service=service),
+        health_pb2.HealthCheckResponse,
+        lambda response: response.status == health_pb2.HealthCheckResponse.SERVING,
+        to_timeout(timeout_seconds),
+    )
+
+
 def watch_health(timeout_seconds: float | None) -> StreamCall[health_pb2.HealthCheckResponse, bool]:
     """A stream that says, now and at every change, whether the server is ready for requests."""
     return StreamCall(
         _path(health_pb2.DESCRIPTOR, "Health", "Watch"),
-        health_pb2.HealthCheckRequest(service="pageturner.v1.GenerationService"),
+        health_pb2.HealthCheckRequest(service=GENERATION_SERVICE),
         health_pb2.HealthCheckResponse,
         lambda response: response.status == health_pb2.HealthCheckResponse.SERVING,
         to_timeout(timeout_seconds),

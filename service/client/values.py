@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
@@ -18,7 +18,14 @@ from pageturner.service.core.outputs import (
     TokenEvent,
     Usage,
 )
-from pageturner.service.engine.api import AcceptedEvent, ChatMessage, ChatPrompt, StreamEvent, TextPrompt
+from pageturner.service.engine.api import (
+    AcceptedEvent,
+    ChatMessage,
+    ChatPrompt,
+    RequestInfo,
+    StreamEvent,
+    TextPrompt,
+)
 
 
 class Sampling(TypedDict, total=False):
@@ -96,6 +103,42 @@ class Completion:
     def text(self) -> str:
         """The first choice's."""
         return self.choices[0].text
+
+
+RequestOrder = Literal["schedule", "age", "blocks", "tokens", "preemptions"]
+"""How live requests are listed. schedule: those that run, then those that wait, in the order of the queue;
+age: the oldest first; the others: those with most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPage:
+    """Some of the requests that live. next_page_token: empty after the last page. total_size: of all pages.
+    age_seconds: how long ago it was so."""
+
+    requests: tuple[RequestInfo, ...]
+    next_page_token: str = ""
+    total_size: int = 0
+    age_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOwner:
+    """A request that may hold blocks. number: as `RequestInfo` has it."""
+
+    request_id: str
+    tenant: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPoolMap:
+    """A block pool. uses: a byte for each block, a `BlockUse`. owners: for each block two bytes, the lower
+    first: the place, counted from 1, in `requests` of the first that holds it; 0 where none does."""
+
+    uses: bytes = b""
+    owners: bytes = b""
+    requests: tuple[BlockOwner, ...] = ()
+    age_seconds: float = 0.0
 
 
 class CompletionBuilder:

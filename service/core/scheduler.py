@@ -19,6 +19,7 @@ from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.policies.views import Rates
+from pageturner.service.core.inspection import SchedulerInspection
 from pageturner.service.core.listener import (
     AbortRequest,
     AddRequest,
@@ -51,6 +52,7 @@ from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.deadlines import Deadlines
 from pageturner.service.core.scheduling.decode import plan_decodes
 from pageturner.service.core.scheduling.finish import Finisher
+from pageturner.service.core.scheduling.inspect import inspect
 from pageturner.service.core.scheduling.intake import Intake
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history
@@ -284,6 +286,10 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Gauges of this moment, and totals since start."""
         return self.state.stats()
+
+    def inspect(self, now: float) -> SchedulerInspection:
+        """The requests and block tables of this moment; nothing is changed, and no listener told."""
+        return inspect(self.state, now)
 
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the invariant, unless the whole state is consistent."""

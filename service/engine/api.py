@@ -12,6 +12,10 @@ from typing import Protocol
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
+from pageturner.service.core.inspection import BlockUse as BlockUse
+from pageturner.service.core.inspection import RequestInfo as RequestInfo
+from pageturner.service.core.inspection import RequestState as RequestState
+from pageturner.service.core.inspection import SchedulerInspection as SchedulerInspection
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
@@ -216,6 +220,39 @@ class ServerInfo:
     products: ProductsInfo = ProductsInfo()
 
 
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What lives in the engine. age_seconds: how long ago; much only where a step does not end."""
+
+    scheduler: SchedulerInspection
+    age_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """A histogram of seconds. cumulative: observations at or below each bound, and all of them last."""
+
+    bounds: tuple[float, ...] = ()
+    cumulative: tuple[int, ...] = (0,)
+    sum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What was done since start. finished_total: requests by outcome, `ok` or the kind of error."""
+
+    health: EngineHealth
+    uptime_seconds: float
+    num_prompt_tokens_total: int = 0
+    num_generation_tokens_total: int = 0
+    num_refused_total: int = 0
+    finished_total: Mapping[str, int] = field(default_factory=dict)
+    time_to_first_token: Latencies = Latencies()
+    inter_token_latency: Latencies = Latencies()
+    request_latency: Latencies = Latencies()
+    queue_time: Latencies = Latencies()
+
+
 class EngineClient(Protocol):
     """Everything the wire offers, as Python. Methods raise PageturnerError subclasses only."""
 
@@ -268,6 +305,17 @@ class EngineClient(Protocol):
 
     def load(self) -> SchedulerStats:
         """The figures of this moment: a request that was accepted counts, one that has ended does not."""
+        ...
+
+    def activity(self) -> Activity:
+        """What was done since start, as of this moment."""
+        ...
+
+    async def inspect(self) -> Inspection:
+        """The requests and blocks of a moment between two steps, of now or a fraction of a second ago.
+
+        Costs the engine nothing while nobody calls, and little however many do. Where the step under way
+        does not end, the last one there is."""
         ...
 
     async def flight_record(self) -> bytes:

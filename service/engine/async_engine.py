@@ -15,10 +15,13 @@ from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduling.intake import check_queue, checked_max_tokens
+from pageturner.service.engine.activity import activity_of
 from pageturner.service.engine.api import (
     AbortOutcome,
+    Activity,
     EngineHealth,
     GenerationRequest,
+    Inspection,
     ModelInfo,
     PolicyChange,
     Prompt,
@@ -27,6 +30,7 @@ from pageturner.service.engine.api import (
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.health import Health
 from pageturner.service.engine.input_processor import InputProcessor
+from pageturner.service.engine.inspections import Inspections
 from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.outbox import Outbox
@@ -39,6 +43,7 @@ from pageturner.service.engine.tenants import Holding, TenantLedger, TenantsRepo
 from pageturner.service.engine.thread_messages import (
     Command,
     EngineOutput,
+    Inspected,
     PoliciesChanged,
     PolicyChangeRefused,
     Shutdown,
@@ -101,6 +106,7 @@ class AsyncEngine:
         self._tenants = TenantLedger(scheduler_options, self.load, clock.now)
         self._live = LiveRequests(options, clock, logger, self._send, self._tenants)
         self._changes = PendingChanges(self._health, logger, self._send)
+        self._inspections = Inspections(clock, self._send, num_blocks=engine.stats.num_blocks)
         self._has_ended = asyncio.Event()
         self._thread: StepThread | None = None
         self._watchdog: asyncio.Task[None] | None = None
@@ -287,6 +293,17 @@ class AsyncEngine:
             num_queued_prompt_tokens=self._stats.num_queued_prompt_tokens + num_tokens,
         )
 
+    def activity(self) -> Activity:
+        """What was done since start."""
+        uptime_seconds = self._clock.now() - self._started_at
+        return activity_of(self.health, uptime_seconds, self._engine.metrics.snapshot(self.load()))
+
+    async def inspect(self) -> Inspection:
+        """The requests and blocks of a moment between two steps. Raises as `submit` while none is started."""
+        if self._thread is None:
+            self._health.refuse_unless_serving()
+        return await self._inspections.look()
+
     async def flight_record(self) -> bytes:
         """A flight file of this moment. Raises NotRecorded where the recorder is off."""
         if self._flight is None:
@@ -306,6 +323,8 @@ class AsyncEngine:
         for output in outputs:
             if isinstance(output, _POLICIES_ANSWERS):
                 self._changes.deliver(output)
+            elif isinstance(output, Inspected):
+                self._inspections.deliver(output)
             else:
                 deliver(output)
 
@@ -326,6 +345,7 @@ class AsyncEngine:
         reason = f"the engine failed: {fault}"
         self._live.fail_all(reason)
         self._changes.fail_all(reason)
+        self._inspections.end()
 
     def _set_health(self, health: EngineHealth) -> None:
         was = self.health

@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.inspection import SchedulerInspection
 from pageturner.service.core.outputs import (
     Event,
     FinishedEvent,
@@ -32,6 +33,8 @@ from pageturner.service.engine.thread_messages import (
     ChangePolicies,
     Command,
     EngineOutput,
+    Inspect,
+    Inspected,
     Pause,
     PoliciesAnswer,
     PoliciesChanged,
@@ -73,6 +76,7 @@ class StepScheduler(Protocol):
     ) -> tuple[Event, ...]: ...
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]: ...
     def stats(self) -> SchedulerStats: ...
+    def inspect(self, now: float) -> SchedulerInspection: ...
     def set_policies(
         self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = ...
     ) -> None: ...
@@ -158,6 +162,9 @@ class Engine:
                 self._scheduler.resume_request(request_id)
             case ChangePolicies():
                 return (self._set_policies(command),)
+            case Inspect():
+                now = self._clock.now()
+                return (Inspected(self._scheduler.inspect(now), now),)
         return ()
 
     def step(self) -> tuple[Event, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.engine import Engine
-from pageturner.service.engine.thread_messages import Command, EngineOutput, Shutdown
+from pageturner.service.engine.thread_messages import Command, EngineOutput, Inspect, Shutdown
 
 LONGEST_WAIT = 3600.0
 """Seconds; a deadline may lie further off than a lock can wait."""
@@ -86,12 +86,24 @@ class StepThread:
                 self._on_outputs(tuple(outputs), self._engine.stats)
                 return False
             outputs += self._engine.apply(command)
+        if self._has_only_looked(commands):
+            self._busy_since = None
+            self._put_out(outputs)
+            return True
         outputs += self._engine.begin_step()
         self._put_out(outputs)
         outputs = [*self._engine.finish_step()]
         self._busy_since, self._last_progress = None, self._clock.now()
         self._put_out(outputs)
         return True
+
+    def _has_only_looked(self, commands: list[Command]) -> bool:
+        """A look alone makes no step where none is due: an idle engine that is watched stays idle."""
+        return (
+            bool(commands)
+            and all(isinstance(command, Inspect) for command in commands)
+            and self._engine.seconds_to_next_step() != 0.0
+        )
 
     def _put_out(self, outputs: list[EngineOutput]) -> None:
         if outputs or self._engine.stats is not self._stats:

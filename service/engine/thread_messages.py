@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pageturner.service.core.inspection import SchedulerInspection
 from pageturner.service.core.outputs import Event
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
@@ -58,6 +59,11 @@ class ChangePolicies:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect:
+    """Tell what lives between two steps; answered by Inspected. By itself it makes no step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Leave the loop. Requests that still run are not heard of again: abort them first."""
 
@@ -87,6 +93,14 @@ class PolicyChangeRefused:
     error: PageturnerError
 
 
-Command = Submit | Abort | Pause | Resume | ChangePolicies | Shutdown
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What lived at `taken_at`, on our clock."""
+
+    scheduler: SchedulerInspection
+    taken_at: float
+
+
+Command = Submit | Abort | Pause | Resume | ChangePolicies | Inspect | Shutdown
 PoliciesAnswer = PoliciesChanged | PolicyChangeRefused
-EngineOutput = AcceptedEvent | SubmitRefused | PoliciesAnswer | Event
+EngineOutput = AcceptedEvent | SubmitRefused | PoliciesAnswer | Inspected | Event

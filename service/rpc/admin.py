@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 import grpc
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.errors import Draining, InvalidArgument
-from pageturner.service.rpc import convert, from_wire
+from pageturner.service.errors import Draining, InvalidArgument, RequestAborted
+from pageturner.service.rpc import convert, from_wire, inspection
 from pageturner.service.rpc.callers import current_caller
 from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
 from pageturner.service.rpc.options import ServerOptions
@@ -20,6 +20,8 @@ from pageturner.v1.admin_pb2_grpc import AdminServiceServicer
 Context = grpc.aio.ServicerContext
 
 DEFAULT_WATCH_SECONDS = 1.0
+
+ABORTED_TEXT = "ended by an operator of the server"
 
 CHUNK_BYTES = 1 << 18
 """Of a file that is sent in pieces: far below the size of a message that every client takes."""
@@ -87,6 +89,39 @@ class AdminServicer(AdminServiceServicer):
         content = await self._lifecycle.engine.flight_record()
         for start in range(0, len(content), CHUNK_BYTES):
             yield pb.GetFlightRecordResponse(chunk=content[start : start + CHUNK_BYTES])
+
+    async def ListRequests(
+        self,
+        request: pb.ListRequestsRequest,
+        context: Context[pb.ListRequestsRequest, pb.ListRequestsResponse],
+    ) -> pb.ListRequestsResponse:
+        return inspection.list_requests(await self._lifecycle.engine.inspect(), request)
+
+    async def AbortRequests(
+        self,
+        request: pb.AbortRequestsRequest,
+        context: Context[pb.AbortRequestsRequest, pb.AbortRequestsResponse],
+    ) -> pb.AbortRequestsResponse:
+        if not 1 <= len(request.requests) <= self._options.max_abort_ids:
+            bounds = f"[1, {self._options.max_abort_ids}]"
+            raise InvalidArgument("requests", f"{len(request.requests)} names, not in {bounds}")
+        response = pb.AbortRequestsResponse()
+        for name in request.requests:
+            outcome = await self._lifecycle.engine.abort(
+                name.request_id, RequestAborted(ABORTED_TEXT), tenant=name.tenant
+            )
+            response.results.add(request=name, outcome=convert.ABORT_OUTCOMES[outcome])
+        return response
+
+    async def GetBlocks(
+        self, request: pb.GetBlocksRequest, context: Context[pb.GetBlocksRequest, pb.GetBlocksResponse]
+    ) -> pb.GetBlocksResponse:
+        return inspection.from_blocks(await self._lifecycle.engine.inspect())
+
+    async def GetActivity(
+        self, request: pb.GetActivityRequest, context: Context[pb.GetActivityRequest, pb.GetActivityResponse]
+    ) -> pb.GetActivityResponse:
+        return inspection.from_activity(self._lifecycle.engine.activity())
 
 
 def _refuse_imports(field: str, choices: Mapping[str, PolicySpec | None]) -> None:

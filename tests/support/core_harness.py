@@ -26,6 +26,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
 from pageturner.service.policy_host.calls import CallWatch
 from support.fake_model import FakeModel, Stop, expected_tokens
+from support.inspection_checks import check_inspection
 
 GUARDED_PATIENCE = 2
 """Steps the guarded request may stand still: one until a step in flight ends, one until its blocks settle."""
@@ -178,6 +179,7 @@ class CoreHarness:
         output = self.scheduler.schedule(self.now)
         self.num_steps += 1
         self.check()
+        check_inspection(self.scheduler, self.now)
         self._check_progress(output)
         if output:
             self._check_writes(output)

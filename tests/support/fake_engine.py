@@ -27,13 +27,16 @@ from pageturner.service.core.outputs import (
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
+    Activity,
     ChatMessage,
     ChatPrompt,
     EngineHealth,
     GenerationRequest,
+    Inspection,
     ModelInfo,
     PolicyChange,
     Prompt,
+    SchedulerInspection,
     ServerInfo,
     StreamEvent,
     TextPrompt,
@@ -207,6 +210,8 @@ class FakeEngine:
         self.died = asyncio.Event()
         self.stats = SchedulerStats()
         self.flight: bytes | None = None
+        self.done = Activity(EngineHealth.SERVING, 60.25)
+        self.inspection = Inspection(SchedulerInspection())
         self.policies_info = POLICIES
         self.policy_changes: list[PolicyChange] = []
         self._health = EngineHealth.SERVING
@@ -394,6 +399,12 @@ class FakeEngine:
 
     def load(self) -> SchedulerStats:
         return self.stats
+
+    def activity(self) -> Activity:
+        return replace(self.done, health=self._health)
+
+    async def inspect(self) -> Inspection:
+        return self.inspection
 
     async def flight_record(self) -> bytes:
         if self.flight is None:

@@ -13,6 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
+from pageturner.service.core.inspection import SchedulerInspection
 from pageturner.service.core.outputs import (
     BlockCopies,
     ChoiceFinishedEvent,
@@ -179,6 +180,9 @@ class ScriptedScheduler:
             num_blocks_used=len(self.entries),
             num_steps_total=self._step_id,
         )
+
+    def inspect(self, now: float) -> SchedulerInspection:
+        return SchedulerInspection(num_blocks=self.max_requests)
 
     def set_policies(
         self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = MappingProxyType({})

@@ -1,10 +1,68 @@
+from pageturner.v1 import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
+    REQUEST_STATE_WAITING: _ClassVar[RequestState]
+    REQUEST_STATE_RUNNING: _ClassVar[RequestState]
+    REQUEST_STATE_SWAPPED: _ClassVar[RequestState]
+
+class RequestOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_ORDER_UNSPECIFIED: _ClassVar[RequestOrder]
+    REQUEST_ORDER_SCHEDULE: _ClassVar[RequestOrder]
+    REQUEST_ORDER_AGE: _ClassVar[RequestOrder]
+    REQUEST_ORDER_BLOCKS: _ClassVar[RequestOrder]
+    REQUEST_ORDER_TOKENS: _ClassVar[RequestOrder]
+    REQUEST_ORDER_PREEMPTIONS: _ClassVar[RequestOrder]
+
+class BlockUse(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCK_USE_UNSPECIFIED: _ClassVar[BlockUse]
+    BLOCK_USE_FREE: _ClassVar[BlockUse]
+    BLOCK_USE_LIVE: _ClassVar[BlockUse]
+    BLOCK_USE_SHARED: _ClassVar[BlockUse]
+    BLOCK_USE_PENDING: _ClassVar[BlockUse]
+    BLOCK_USE_EVICTABLE: _ClassVar[BlockUse]
+
+class EngineHealth(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENGINE_HEALTH_UNSPECIFIED: _ClassVar[EngineHealth]
+    ENGINE_HEALTH_STARTING: _ClassVar[EngineHealth]
+    ENGINE_HEALTH_SERVING: _ClassVar[EngineHealth]
+    ENGINE_HEALTH_STALLED: _ClassVar[EngineHealth]
+    ENGINE_HEALTH_DRAINING: _ClassVar[EngineHealth]
+    ENGINE_HEALTH_DEAD: _ClassVar[EngineHealth]
+REQUEST_STATE_UNSPECIFIED: RequestState
+REQUEST_STATE_WAITING: RequestState
+REQUEST_STATE_RUNNING: RequestState
+REQUEST_STATE_SWAPPED: RequestState
+REQUEST_ORDER_UNSPECIFIED: RequestOrder
+REQUEST_ORDER_SCHEDULE: RequestOrder
+REQUEST_ORDER_AGE: RequestOrder
+REQUEST_ORDER_BLOCKS: RequestOrder
+REQUEST_ORDER_TOKENS: RequestOrder
+REQUEST_ORDER_PREEMPTIONS: RequestOrder
+BLOCK_USE_UNSPECIFIED: BlockUse
+BLOCK_USE_FREE: BlockUse
+BLOCK_USE_LIVE: BlockUse
+BLOCK_USE_SHARED: BlockUse
+BLOCK_USE_PENDING: BlockUse
+BLOCK_USE_EVICTABLE: BlockUse
+ENGINE_HEALTH_UNSPECIFIED: EngineHealth
+ENGINE_HEALTH_STARTING: EngineHealth
+ENGINE_HEALTH_SERVING: EngineHealth
+ENGINE_HEALTH_STALLED: EngineHealth
+ENGINE_HEALTH_DRAINING: EngineHealth
+ENGINE_HEALTH_DEAD: EngineHealth
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
@@ -327,3 +385,174 @@ class GetFlightRecordResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     chunk: bytes
     def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "order", "states", "tenant")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    order: RequestOrder
+    states: _containers.RepeatedScalarFieldContainer[RequestState]
+    tenant: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., order: _Optional[_Union[RequestOrder, str]] = ..., states: _Optional[_Iterable[_Union[RequestState, str]]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "next_page_token", "total_size", "age_seconds")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
+    next_page_token: str
+    total_size: int
+    age_seconds: float
+    def __init__(self, requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., total_size: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+
+class LiveRequest(_message.Message):
+    __slots__ = ("request_id", "tenant", "number", "state", "queue_position", "priority", "num_choices", "num_prompt_tokens", "num_cached_prompt_tokens", "num_uncomputed_tokens", "num_output_tokens", "max_tokens", "num_blocks", "num_host_blocks", "num_preemptions", "age_seconds", "queue_seconds", "first_token_seconds", "deadline_seconds", "paused", "guarded")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_POSITION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNCOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    GUARDED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    number: int
+    state: RequestState
+    queue_position: int
+    priority: int
+    num_choices: int
+    num_prompt_tokens: int
+    num_cached_prompt_tokens: int
+    num_uncomputed_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    num_blocks: int
+    num_host_blocks: int
+    num_preemptions: int
+    age_seconds: float
+    queue_seconds: float
+    first_token_seconds: float
+    deadline_seconds: float
+    paused: bool
+    guarded: bool
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., queue_position: _Optional[int] = ..., priority: _Optional[int] = ..., num_choices: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_prompt_tokens: _Optional[int] = ..., num_uncomputed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., age_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., paused: bool = ..., guarded: bool = ...) -> None: ...
+
+class AbortRequestsRequest(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestName]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestName, _Mapping]]] = ...) -> None: ...
+
+class RequestName(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class AbortRequestsResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AbortRequestsResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[AbortRequestsResult, _Mapping]]] = ...) -> None: ...
+
+class AbortRequestsResult(_message.Message):
+    __slots__ = ("request", "outcome")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    request: RequestName
+    outcome: _generation_pb2.AbortOutcome
+    def __init__(self, request: _Optional[_Union[RequestName, _Mapping]] = ..., outcome: _Optional[_Union[_generation_pb2.AbortOutcome, str]] = ...) -> None: ...
+
+class GetBlocksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetBlocksResponse(_message.Message):
+    __slots__ = ("uses", "owners", "requests", "age_seconds")
+    USES_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    uses: bytes
+    owners: bytes
+    requests: _containers.RepeatedCompositeFieldContainer[BlockOwner]
+    age_seconds: float
+    def __init__(self, uses: _Optional[bytes] = ..., owners: _Optional[bytes] = ..., requests: _Optional[_Iterable[_Union[BlockOwner, _Mapping]]] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+
+class BlockOwner(_message.Message):
+    __slots__ = ("request_id", "tenant", "number")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    number: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class GetActivityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetActivityResponse(_message.Message):
+    __slots__ = ("health", "uptime_seconds", "prompt_tokens_total", "generation_tokens_total", "requests_refused_total", "requests_finished_total", "time_to_first_token", "inter_token_latency", "request_latency", "queue_time")
+    class RequestsFinishedTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_REFUSED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FINISHED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIME_FIELD_NUMBER: _ClassVar[int]
+    health: EngineHealth
+    uptime_seconds: float
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    requests_refused_total: int
+    requests_finished_total: _containers.ScalarMap[str, int]
+    time_to_first_token: Latencies
+    inter_token_latency: Latencies
+    request_latency: Latencies
+    queue_time: Latencies
+    def __init__(self, health: _Optional[_Union[EngineHealth, str]] = ..., uptime_seconds: _Optional[float] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_refused_total: _Optional[int] = ..., requests_finished_total: _Optional[_Mapping[str, int]] = ..., time_to_first_token: _Optional[_Union[Latencies, _Mapping]] = ..., inter_token_latency: _Optional[_Union[Latencies, _Mapping]] = ..., request_latency: _Optional[_Union[Latencies, _Mapping]] = ..., queue_time: _Optional[_Union[Latencies, _Mapping]] = ...) -> None: ...
+
+class Latencies(_message.Message):
+    __slots__ = ("bounds", "cumulative", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    CUMULATIVE_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    cumulative: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., cumulative: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...

@@ -65,6 +65,26 @@ class AdminServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/pageturner.v1.AdminService/ListRequests',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.AbortRequests = channel.unary_unary(
+                '/pageturner.v1.AdminService/AbortRequests',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
+                _registered_method=True)
+        self.GetBlocks = channel.unary_unary(
+                '/pageturner.v1.AdminService/GetBlocks',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksResponse.FromString,
+                _registered_method=True)
+        self.GetActivity = channel.unary_unary(
+                '/pageturner.v1.AdminService/GetActivity',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.GetActivityRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetActivityResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -117,6 +137,35 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """The requests that live, as of a moment between two steps; never their text. For a live view: looking
+        costs the engine little however many look.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortRequests(self, request, context):
+        """Ends requests of any tenant; their streams end with ABORTED. Ending one twice is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBlocks(self, request, context):
+        """What each block of the device pool is used for, and by which request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetActivity(self, request, context):
+        """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -149,6 +198,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetFlightRecord,
                     request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'AbortRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortRequests,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.AbortRequestsRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.AbortRequestsResponse.SerializeToString,
+            ),
+            'GetBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBlocks,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksResponse.SerializeToString,
+            ),
+            'GetActivity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetActivity,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetActivityRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.GetActivityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +383,114 @@ class AdminService(object):
             '/pageturner.v1.AdminService/GetFlightRecord',
             pageturner_dot_v1_dot_admin__pb2.GetFlightRecordRequest.SerializeToString,
             pageturner_dot_v1_dot_admin__pb2.GetFlightRecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/ListRequests',
+            pageturner_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/AbortRequests',
+            pageturner_dot_v1_dot_admin__pb2.AbortRequestsRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.AbortRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/GetBlocks',
+            pageturner_dot_v1_dot_admin__pb2.GetBlocksRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.GetBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetActivity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/GetActivity',
+            pageturner_dot_v1_dot_admin__pb2.GetActivityRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.GetActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,16 @@ class AdminServiceStub:
     """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
     in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
     """
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
+    """The requests that live, as of a moment between two steps; never their text. For a live view: looking
+    costs the engine little however many look.
+    """
+    AbortRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortRequestsRequest, _admin_pb2.AbortRequestsResponse]
+    """Ends requests of any tenant; their streams end with ABORTED. Ending one twice is no error."""
+    GetBlocks: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetBlocksRequest, _admin_pb2.GetBlocksResponse]
+    """What each block of the device pool is used for, and by which request."""
+    GetActivity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetActivityRequest, _admin_pb2.GetActivityResponse]
+    """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -77,6 +87,16 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
     in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
     """
+    ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """The requests that live, as of a moment between two steps; never their text. For a live view: looking
+    costs the engine little however many look.
+    """
+    AbortRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortRequestsRequest, _admin_pb2.AbortRequestsResponse]  # type: ignore[assignment]
+    """Ends requests of any tenant; their streams end with ABORTED. Ending one twice is no error."""
+    GetBlocks: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetBlocksRequest, _admin_pb2.GetBlocksResponse]  # type: ignore[assignment]
+    """What each block of the device pool is used for, and by which request."""
+    GetActivity: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetActivityRequest, _admin_pb2.GetActivityResponse]  # type: ignore[assignment]
+    """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of a server."""
@@ -135,5 +155,39 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
         in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
         """
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _admin_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
+        """The requests that live, as of a moment between two steps; never their text. For a live view: looking
+        costs the engine little however many look.
+        """
+
+    @_abc_1.abstractmethod
+    def AbortRequests(
+        self,
+        request: _admin_pb2.AbortRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AbortRequestsResponse, _abc.Awaitable[_admin_pb2.AbortRequestsResponse]]:
+        """Ends requests of any tenant; their streams end with ABORTED. Ending one twice is no error."""
+
+    @_abc_1.abstractmethod
+    def GetBlocks(
+        self,
+        request: _admin_pb2.GetBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetBlocksResponse, _abc.Awaitable[_admin_pb2.GetBlocksResponse]]:
+        """What each block of the device pool is used for, and by which request."""
+
+    @_abc_1.abstractmethod
+    def GetActivity(
+        self,
+        request: _admin_pb2.GetActivityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetActivityResponse, _abc.Awaitable[_admin_pb2.GetActivityResponse]]:
+        """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -105,6 +105,10 @@ class BlockPool:
         """Numbers of tokens of the cached partial blocks that continue this one, the largest first."""
         return self._chains.partial_lengths(self._blocks[block_id])
 
+    def idle_blocks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The free and the pending ones. What is neither, and in no table, is evictable."""
+        return tuple(self._free), tuple(self._pending)
+
     def view(self) -> PoolView:
         """What policies see of the pool."""
         return PoolView(self.num_blocks, self.num_free, self.num_evictable, self.block_size)

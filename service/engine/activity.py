@@ -1,0 +1,27 @@
+"""What was done since start, as clients ask for it, of the service's counters."""
+
+from __future__ import annotations
+
+from pageturner.service.engine.api import Activity, EngineHealth, Latencies
+from pageturner.service.engine.metrics import HistogramSnapshot, MetricsSnapshot
+
+
+def activity_of(health: EngineHealth, uptime_seconds: float, metrics: MetricsSnapshot) -> Activity:
+    """metrics: of this moment."""
+    counters, histograms = metrics.counters, metrics.histograms
+    return Activity(
+        health=health,
+        uptime_seconds=uptime_seconds,
+        num_prompt_tokens_total=counters["prompt_tokens_total"],
+        num_generation_tokens_total=counters["generation_tokens_total"],
+        num_refused_total=counters["requests_refused_total"],
+        finished_total=metrics.requests_finished_total,
+        time_to_first_token=_latencies(histograms["time_to_first_token_seconds"]),
+        inter_token_latency=_latencies(histograms["inter_token_latency_seconds"]),
+        request_latency=_latencies(histograms["e2e_request_latency_seconds"]),
+        queue_time=_latencies(histograms["request_queue_time_seconds"]),
+    )
+
+
+def _latencies(histogram: HistogramSnapshot) -> Latencies:
+    return Latencies(histogram.bounds, histogram.cumulative, histogram.sum)
