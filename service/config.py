@@ -28,6 +28,7 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.logs.structured import LogOptions
 from pageturner.service.model.options import ModelOptions
+from pageturner.service.monitoring.options import MetricsOptions
 from pageturner.service.rpc.options import ServerOptions, TlsOptions
 from pageturner.service.schema import Key, from_text, from_toml, keys_of, to_plain, to_toml
 from pageturner.service.sizes import Bytes
@@ -124,6 +125,7 @@ class ServiceConfig:
     server: ServerOptions
     tls: TlsOptions
     auth: AuthOptions
+    metrics: MetricsOptions
     log: LogOptions
 
     def __iter__(self) -> Iterator[tuple[Key, Any]]:

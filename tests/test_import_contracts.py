@@ -35,6 +35,7 @@ PLANTED = {
     "the model knows outputs and sampling parameters only": ("service/model", BLOCK_POOL),
     "the engine knows no wire": ("service/engine", "import pageturner.v1.generation_pb2"),
     "rpc sees the engine, never the scheduler or the model": ("service/rpc", BLOCK_POOL),
+    "monitoring sees the engine as its clients do": ("service/monitoring", BLOCK_POOL),
     "the simulator is core and policies on a virtual clock": (
         "service/simulator",
         "import pageturner.kernels.layout",

@@ -17,7 +17,8 @@ from pageturner.service.sizes import Bytes, format_size
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
-_PREFIXED = {"auth", "log", "policies", "tls"}
+_PREFIXED = {"auth", "log", "metrics", "policies", "tls"}
+"""Sections whose flags all have the section's name before them."""
 _METAVARS: dict[object, str] = {int: "N", float: "X", Bytes: "SIZE", Path: "FILE", PolicySpec: "POLICY"}
 
 
@@ -27,7 +28,7 @@ def flag_of(key: Key) -> str:
         return _RENAMED[str(key)]
     if key.annotation is PolicySpec:
         return f"--{key.name}-policy"
-    shared = Counter(other.name for other in KEYS.values())[key.name] > 1
+    shared = Counter(other.name for other in KEYS.values() if other.section not in _PREFIXED)[key.name] > 1
     prefix = f"{key.section}-" if shared or key.section in _PREFIXED else ""
     return f"--{prefix}{key.name}".replace("_", "-")
 

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from pageturner.service.engine.async_engine import AsyncEngine
     from pageturner.service.engine.metrics import Metrics
     from pageturner.service.flight.recording import LineFile
+    from pageturner.service.logs.writer import LogStream
+    from pageturner.service.monitoring.options import MetricsOptions
+    from pageturner.service.monitoring.port import MonitoringPort
     from pageturner.service.rpc.certificates import Certificates
+    from pageturner.service.rpc.server import Server
     from pageturner.service.startup.stages import Stages
 
 HELP = "run the service"
@@ -93,7 +97,7 @@ async def _serve(
     loaded = load()
     log = structured.detach_stderr(loaded.config.log)
     structured.configure(loaded.config.log)
-    logger, metrics = structlog.get_logger(), Metrics()
+    logger, metrics = structlog.get_logger(), Metrics(loaded.config.metrics.max_tenants)
     if loaded.service_variables:
         reason = "Kubernetes sets these for a Service; they configure nothing here"
         logger.warning("variables_ignored", names=loaded.service_variables, reason=reason)
@@ -116,6 +120,7 @@ async def _serve(
     # and health answers NOT_SERVING meanwhile.
     stages.end("imports of the server")
     port = await server.start()
+    monitoring = await _start_monitoring(loaded.config.metrics, server, clock, metrics, logger, log)
     stages.end("bind")
     engine: AsyncEngine | None = None
     watching: asyncio.Task[None] | None = None
@@ -150,6 +155,8 @@ async def _serve(
         await server.stop()
         if engine is not None:
             await engine.aclose()
+        if monitoring is not None:  # last: a probe is told of the end as long as it lasts
+            await monitoring.aclose()
         if recording is not None:
             recording.close()
     return 0
@@ -171,6 +178,26 @@ def _certificates(loaded: LoadedConfig, logger: FilteringBoundLogger) -> Certifi
     from pageturner.service.rpc.certificates import Certificates
 
     return Certificates(loaded.config.tls, logger, time.time)
+
+
+async def _start_monitoring(
+    options: MetricsOptions,
+    server: Server,
+    clock: MonotonicClock,
+    metrics: Metrics,
+    logger: FilteringBoundLogger,
+    log: LogStream,
+) -> MonitoringPort | None:
+    """Where a port is configured: before the model loads, so that probes are answered from then on."""
+    if options.port is None:
+        return None
+    from pageturner.service.monitoring.metrics_page import Sources
+    from pageturner.service.monitoring.port import MonitoringPort
+
+    sources = Sources(metrics, lambda: server.condition, lambda: server.engine, lambda: log.num_lines_lost)
+    monitoring = MonitoringPort(sources, clock, logger)
+    await monitoring.start(options.host, options.port)
+    return monitoring
 
 
 async def _load(

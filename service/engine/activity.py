@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pageturner.service.engine.api import Activity, EngineHealth, Latencies
-from pageturner.service.engine.metrics import HistogramSnapshot, MetricsSnapshot
+from pageturner.service.engine.instruments import HistogramSnapshot
+from pageturner.service.engine.metrics import MetricsSnapshot
 
 
 def activity_of(health: EngineHealth, uptime_seconds: float, metrics: MetricsSnapshot) -> Activity:
@@ -14,7 +15,7 @@ def activity_of(health: EngineHealth, uptime_seconds: float, metrics: MetricsSna
         uptime_seconds=uptime_seconds,
         num_prompt_tokens_total=counters["prompt_tokens_total"],
         num_generation_tokens_total=counters["generation_tokens_total"],
-        num_refused_total=counters["requests_refused_total"],
+        num_refused_total=sum(metrics.requests_refused_total.values()),
         finished_total=metrics.requests_finished_total,
         time_to_first_token=_latencies(histograms["time_to_first_token_seconds"]),
         inter_token_latency=_latencies(histograms["inter_token_latency_seconds"]),

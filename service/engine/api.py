@@ -139,6 +139,44 @@ class EngineHealth(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """Whether the engine takes work, and how it goes on.
+
+    reason: why it takes none, in a sentence without a user's words; empty while it does. num_live: requests
+    that were submitted and have not ended. seconds_without_progress: since a step last ended, while
+    there is a request that a step could advance; else 0.
+    """
+
+    health: EngineHealth
+    reason: str = ""
+    num_live: int = 0
+    seconds_without_progress: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new work is welcome here."""
+        return self.health is EngineHealth.SERVING
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether waiting can help; if not, the process must be started anew."""
+        return self.health is not EngineHealth.DEAD
+
+
+@dataclass(frozen=True, slots=True)
+class RecentLoad:
+    """What came and went in the last ten whole seconds, a second.
+
+    requests: that ended. faults: that ended by a fault of the server's own.
+    """
+
+    generation_tokens_per_second: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    requests_per_second: float = 0.0
+    faults_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The served model as clients may ask about it."""
 
@@ -262,6 +300,11 @@ class EngineClient(Protocol):
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth: ...
 
     @property
+    def condition(self) -> Condition:
+        """Health with its reason, of this moment."""
+        ...
+
+    @property
     def limits(self) -> InputLimits:
         """What prompts may be at most; for refusing one before it is copied."""
         ...
@@ -316,6 +359,10 @@ class EngineClient(Protocol):
 
         Costs the engine nothing while nobody calls, and little however many do. Where the step under way
         does not end, the last one there is."""
+        ...
+
+    def recent_load(self) -> RecentLoad:
+        """Rates of the last seconds."""
         ...
 
     async def flight_record(self) -> bytes:

@@ -19,12 +19,14 @@ from pageturner.service.engine.activity import activity_of
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    Condition,
     EngineHealth,
     GenerationRequest,
     Inspection,
     ModelInfo,
     PolicyChange,
     Prompt,
+    RecentLoad,
     ServerInfo,
 )
 from pageturner.service.engine.engine import Engine
@@ -137,6 +139,11 @@ class AsyncEngine:
         """Wait until health is other than `known`; that one."""
         return await self._health.wait_for_change(known)
 
+    @property
+    def condition(self) -> Condition:
+        """Health with its reason, of this moment."""
+        return Condition(self._health.value, self._health.reason, len(self._live))
+
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new work, let what runs finish and be read, tell to end (Draining) what is left."""
         if self.health is not EngineHealth.DRAINING:
@@ -195,6 +202,13 @@ class AsyncEngine:
 
     async def submit(self, request: GenerationRequest) -> BufferedStream:
         """Accept a request and open its stream. Raises the refusal: InvalidArgument, QueueFull and others."""
+        try:
+            return await self._submit(request)
+        except PageturnerError as error:
+            self._engine.metrics.refused(error)
+            raise
+
+    async def _submit(self, request: GenerationRequest) -> BufferedStream:
         arrival_time = self._clock.now()
         self._health.refuse_unless_serving()
         num_tokens = self._inputs.check(request)
@@ -303,6 +317,10 @@ class AsyncEngine:
         if self._thread is None:
             self._health.refuse_unless_serving()
         return await self._inspections.look()
+
+    def recent_load(self) -> RecentLoad:
+        """Rates of the last seconds."""
+        return self._engine.metrics.recent(self._clock.now())
 
     async def flight_record(self) -> bytes:
         """A flight file of this moment. Raises NotRecorded where the recorder is off."""

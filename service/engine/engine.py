@@ -259,11 +259,10 @@ class Engine:
         try:
             max_tokens = self._scheduler.add_request(request)
         except PageturnerError as error:
-            self.metrics.refused()
             return SubmitRefused(request.request_id, error)
         self._deadlines[request.request_id] = request.deadline
         accepted = AcceptedEvent(request.request_id, request.seed, len(request.prompt_token_ids), max_tokens)
-        self.metrics.accepted(accepted, request.arrival_time)
+        self.metrics.accepted(accepted, request.arrival_time, request.tenant)
         return accepted
 
     def _set_policies(self, command: ChangePolicies) -> PoliciesAnswer:

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.errors import Draining, EngineDead, Loading
+
+REASONS: Mapping[EngineHealth, str] = {
+    EngineHealth.STARTING: "the engine is starting and takes no requests yet",
+    EngineHealth.SERVING: "",
+    EngineHealth.STALLED: "the engine makes no progress",
+    EngineHealth.DRAINING: "the server is shutting down and takes no new requests",
+    EngineHealth.DEAD: "the engine has failed; this server must be restarted",
+}
+"""Why a health takes no work, where nothing more is known."""
+_REFUSALS = {
+    EngineHealth.STARTING: Loading,
+    EngineHealth.DRAINING: Draining,
+    EngineHealth.DEAD: EngineDead,
+}
 
 
 class Health:
@@ -13,17 +28,23 @@ class Health:
 
     def __init__(self) -> None:
         self._value = EngineHealth.STARTING
+        self._reason = REASONS[self._value]
         self._changed = asyncio.Event()
 
     @property
     def value(self) -> EngineHealth:
         return self._value
 
-    def become(self, value: EngineHealth) -> bool:
-        """Whether that is news."""
+    @property
+    def reason(self) -> str:
+        """Why no work is taken, in a sentence; empty while it is."""
+        return self._reason
+
+    def become(self, value: EngineHealth, reason: str = "") -> bool:
+        """Whether that is news. reason: more than the value says by itself."""
         if value is self._value or self._value is EngineHealth.DEAD:
             return False
-        self._value = value
+        self._value, self._reason = value, reason or REASONS[value]
         # Each change has an event of its own, so that it wakes those that waited and none after.
         self._changed.set()
         self._changed = asyncio.Event()
@@ -37,9 +58,6 @@ class Health:
 
     def refuse_unless_serving(self) -> None:
         """Raises EngineDead, Loading or Draining. What comes while the engine stalls is taken, and waits."""
-        if self._value is EngineHealth.DEAD:
-            raise EngineDead("the engine has failed; this server must be restarted")
-        if self._value is EngineHealth.STARTING:
-            raise Loading("the engine is starting and takes no requests yet")
-        if self._value is EngineHealth.DRAINING:
-            raise Draining("the server is shutting down and takes no new requests")
+        error = _REFUSALS.get(self._value)
+        if error is not None:
+            raise error(REASONS[self._value])

@@ -1,74 +1,60 @@
-"""Counters and latencies of the service, kept in memory under the names that dashboards know."""
+"""Counters and latencies of the service, kept in memory under the names that dashboards know.
+
+The one owner of what is counted; `service/monitoring` shows it.
+"""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
-from pageturner.service.core.outputs import Event, FinishedEvent, SchedulerStats, TokenEvent
-from pageturner.service.engine.api import AcceptedEvent
-from pageturner.service.errors import RefusalCause
-
-LATENCY_BOUNDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    Event,
+    FinishedEvent,
+    SchedulerStats,
+    TokenEvent,
 )
-"""Upper bounds in seconds; the last bucket is without bound."""
+from pageturner.service.engine.api import AcceptedEvent, RecentLoad
+from pageturner.service.engine.instruments import BoundedLabel, Histogram, HistogramSnapshot, RecentRate
+from pageturner.service.errors import (
+    DeadlineExceeded,
+    NonFiniteLogits,
+    PageturnerError,
+    QueueFull,
+    RefusalCause,
+    StepFailed,
+    TextFailed,
+)
 
+# The bounds of vLLM's histograms, so that panels made for them show as much here. A small model's tokens
+# come faster than any that those were made for: three more bounds below.
+FIRST_TOKEN_BOUNDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_BOUNDS = (
+    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+LENGTH_BOUNDS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+CALL_BOUNDS = (*(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0), *(30.0, 60.0, 300.0))
+"""Prometheus' own, and three more: a stream lasts longer than other calls."""
 
-@dataclass(frozen=True, slots=True)
-class HistogramSnapshot:
-    """Observations at or below each bound (cumulative, the last one is `count`), and their sum."""
-
-    bounds: tuple[float, ...]
-    cumulative: tuple[int, ...]
-    sum: float
-
-    @property
-    def count(self) -> int:
-        """All observations."""
-        return self.cumulative[-1]
-
-
-class Histogram:
-    """Counts by upper bound. O(log bounds) an observation."""
-
-    def __init__(self, bounds: tuple[float, ...] = LATENCY_BOUNDS) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Count `value` so many times."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def snapshot(self) -> HistogramSnapshot:
-        """A frozen copy."""
-        return HistogramSnapshot(self._bounds, tuple(accumulate(self._counts)), self._sum)
-
+DEFAULT_MAX_TENANTS = 64
 
 NO_STATS = SchedulerStats()
 """While the model loads, and no scheduler is there."""
+
+_SHED_BY = (DeadlineExceeded, QueueFull)
+_FAULTS = (NonFiniteLogits, StepFailed, TextFailed)
 
 
 class Method(NamedTuple):
@@ -81,53 +67,78 @@ class Method(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """Values by metric name. requests_finished_total: by outcome, `ok` or the kind of error.
+    """Values by metric name, or by name and label.
 
-    grpc_server_handled_total: by method and status code. callers_refused_total: by cause.
+    requests_finished_total: by outcome, `ok` or the kind of error. requests_refused_total: by the kind of
+    error that a request met before it was accepted. requests_shed_total: by the kind of error that ended an
+    accepted request before its first token, for want of time or room. request_success_total: choices that
+    ended well, by how. tenant_requests_total: by tenant and outcome. grpc_server_handled_total: by method and
+    status code. callers_refused_total: by cause.
     """
 
     counters: Mapping[str, int]
     gauges: Mapping[str, float]
     histograms: Mapping[str, HistogramSnapshot]
     requests_finished_total: Mapping[str, int]
+    requests_refused_total: Mapping[str, int]
+    requests_shed_total: Mapping[str, int]
+    request_success_total: Mapping[str, int]
+    tenant_requests_total: Mapping[tuple[str, str], int]
+    tenant_prompt_tokens_total: Mapping[str, int]
+    tenant_generation_tokens_total: Mapping[str, int]
     grpc_server_started_total: Mapping[Method, int]
     grpc_server_handled_total: Mapping[tuple[Method, str], int]
     callers_refused_total: Mapping[str, int]
+    grpc_server_handling_seconds: Mapping[Method, HistogramSnapshot]
 
 
 @dataclass(slots=True)
 class _Timeline:
-    """When a request arrived, and when each choice last got a token."""
+    """When a request arrived, for whom, and when each choice last got a token."""
 
     arrival_time: float
+    tenant: str
     last_token_time: dict[int, float] = field(default_factory=dict)
 
 
 class Metrics:
     """All counters and latencies of one service; the figures of the scheduler's state are its own.
 
-    Each value has one writer: the engine thread, or for stalls and calls the event loop. `snapshot` may be
-    called from any thread.
+    Each value has one writer: the engine thread, or for refusals, stalls and calls the event loop. `snapshot`
+    and `recent` may be called from any thread. max_tenants: so many tenants are told apart, the rest are one.
 
     time_to_first_token_seconds: arrival to the first token of any choice, as it leaves the step.
     inter_token_latency_seconds: between tokens of one choice; a step that yields several counts each.
     """
 
-    def __init__(self) -> None:
-        self._time_to_first_token = Histogram()
-        self._inter_token_latency = Histogram()
-        self._request_latency = Histogram()
-        self._queue_time = Histogram()
+    def __init__(self, max_tenants: int = DEFAULT_MAX_TENANTS) -> None:
+        self._time_to_first_token = Histogram(FIRST_TOKEN_BOUNDS)
+        self._inter_token_latency = Histogram(TOKEN_BOUNDS)
+        self._request_latency = Histogram(REQUEST_BOUNDS)
+        self._queue_time = Histogram(REQUEST_BOUNDS)
+        self._prefill_time = Histogram(REQUEST_BOUNDS)
+        self._decode_time = Histogram(REQUEST_BOUNDS)
+        self._prompt_lengths = Histogram(LENGTH_BOUNDS)
+        self._output_lengths = Histogram(LENGTH_BOUNDS)
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
-        self._num_refused = 0
         self._num_stalls = 0
         self._num_given_up = 0
-        self._outcomes: dict[str, int] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        self._sheds: Counter[str] = Counter()
+        self._successes: Counter[str] = Counter()
+        self._tenants = BoundedLabel(max_tenants)
+        self._tenant_outcomes: Counter[tuple[str, str]] = Counter()
+        self._tenant_prompt_tokens: Counter[str] = Counter()
+        self._tenant_output_tokens: Counter[str] = Counter()
         self._timelines: dict[str, _Timeline] = {}
+        self._recent_tokens, self._recent_prompt_tokens = RecentRate(), RecentRate()
+        self._recent_requests, self._recent_faults = RecentRate(), RecentRate()
         self._calls_started: Counter[Method] = Counter()
         self._calls_handled: Counter[tuple[Method, str]] = Counter()
         self._callers_refused: Counter[str] = Counter()
+        self._call_seconds: dict[Method, Histogram] = {}
 
     # Calls of gRPC
 
@@ -135,9 +146,13 @@ class Metrics:
         """A call has come in."""
         self._calls_started[method] += 1
 
-    def call_handled(self, method: Method, code: str) -> None:
+    def call_handled(self, method: Method, code: str, seconds: float) -> None:
         """code: the name of the status that the call ended with."""
         self._calls_handled[method, code] += 1
+        histogram = self._call_seconds.get(method)
+        if histogram is None:
+            histogram = self._call_seconds[method] = Histogram(CALL_BOUNDS)
+        histogram.observe(seconds)
 
     def caller_refused(self, cause: RefusalCause) -> None:
         """A call ended since its caller was not known, or not allowed to make it."""
@@ -145,17 +160,20 @@ class Metrics:
 
     # The engine's requests
 
-    def accepted(self, event: AcceptedEvent, arrival_time: float) -> None:
+    def accepted(self, event: AcceptedEvent, arrival_time: float, tenant: str = "") -> None:
         """A request was accepted. arrival_time: on the engine's clock."""
-        self._timelines[event.request_id] = _Timeline(arrival_time)
+        tenant = self._tenants.of(tenant)
+        self._timelines[event.request_id] = _Timeline(arrival_time, tenant)
         self._num_prompt_tokens += event.num_prompt_tokens
+        self._tenant_prompt_tokens[tenant] += event.num_prompt_tokens
+        self._recent_prompt_tokens.add(event.num_prompt_tokens, arrival_time)
 
-    def refused(self) -> None:
-        """A request was refused before it was accepted."""
-        self._num_refused += 1
+    def refused(self, error: PageturnerError) -> None:
+        """A request was refused with this error before it was accepted."""
+        self._refusals[_snake_case(type(error).__name__)] += 1
 
     def stalled(self) -> None:
-        """A step took longer than `stall_seconds`."""
+        """Nothing went forward for `stall_seconds`."""
         self._num_stalls += 1
 
     def gave_up(self) -> None:
@@ -164,11 +182,26 @@ class Metrics:
 
     def observe(self, events: Iterable[Event], now: float) -> None:
         """Events of one step, as they leave it at `now`."""
+        num_tokens = 0
         for event in events:
-            if isinstance(event, TokenEvent):
-                self._observe_tokens(event, now)
+            if type(event) is TokenEvent:
+                num_tokens += self._observe_tokens(event, now)
+            elif isinstance(event, ChoiceFinishedEvent):
+                self._successes[event.reason.value] += 1
             elif isinstance(event, FinishedEvent):
                 self._observe_finish(event, now)
+        if num_tokens:
+            self._num_generation_tokens += num_tokens
+            self._recent_tokens.add(num_tokens, now)
+
+    def recent(self, now: float) -> RecentLoad:
+        """What came and went of late. now: on the engine's clock."""
+        return RecentLoad(
+            generation_tokens_per_second=self._recent_tokens.per_second(now),
+            prompt_tokens_per_second=self._recent_prompt_tokens.per_second(now),
+            requests_per_second=self._recent_requests.per_second(now),
+            faults_per_second=self._recent_faults.per_second(now),
+        )
 
     def snapshot(self, stats: SchedulerStats = NO_STATS) -> MetricsSnapshot:
         """All of it at one moment. stats: the figures of the scheduler then, if there is one yet."""
@@ -177,7 +210,6 @@ class Metrics:
             counters={
                 "prompt_tokens_total": self._num_prompt_tokens,
                 "generation_tokens_total": self._num_generation_tokens,
-                "requests_refused_total": self._num_refused,
                 "requests_given_up_total": self._num_given_up,
                 "engine_stalls_total": self._num_stalls,
                 "num_preemptions_total": stats.num_swap_preemptions_total
@@ -197,33 +229,60 @@ class Metrics:
                 "inter_token_latency_seconds": self._inter_token_latency.snapshot(),
                 "e2e_request_latency_seconds": self._request_latency.snapshot(),
                 "request_queue_time_seconds": self._queue_time.snapshot(),
+                "request_prefill_time_seconds": self._prefill_time.snapshot(),
+                "request_decode_time_seconds": self._decode_time.snapshot(),
+                "request_prompt_tokens": self._prompt_lengths.snapshot(),
+                "request_generation_tokens": self._output_lengths.snapshot(),
             },
             requests_finished_total=dict(self._outcomes),
+            requests_refused_total=dict(self._refusals),
+            requests_shed_total=dict(self._sheds),
+            request_success_total=dict(self._successes),
+            tenant_requests_total=dict(self._tenant_outcomes),
+            tenant_prompt_tokens_total=dict(self._tenant_prompt_tokens),
+            tenant_generation_tokens_total=dict(self._tenant_output_tokens),
             grpc_server_started_total=dict(self._calls_started),
             grpc_server_handled_total=dict(self._calls_handled),
             callers_refused_total=dict(self._callers_refused),
+            grpc_server_handling_seconds={
+                method: histogram.snapshot() for method, histogram in dict(self._call_seconds).items()
+            },
         )
 
-    def _observe_tokens(self, event: TokenEvent, now: float) -> None:
+    def _observe_tokens(self, event: TokenEvent, now: float) -> int:
+        """How many tokens there were to count."""
         num_tokens = len(event.tokens)
         timeline = self._timelines.get(event.request_id)
         if not num_tokens or timeline is None:
-            return
-        self._num_generation_tokens += num_tokens
-        last = timeline.last_token_time.get(event.index)
+            return 0
+        times, index = timeline.last_token_time, event.index
+        last = times.get(index)
         if last is not None:
             self._inter_token_latency.observe((now - last) / num_tokens, num_tokens)
-        elif not timeline.last_token_time:
+        elif not times:
             self._time_to_first_token.observe(now - timeline.arrival_time)
-        timeline.last_token_time[event.index] = now
+        times[index] = now
+        return num_tokens
 
     def _observe_finish(self, event: FinishedEvent, now: float) -> None:
-        outcome = "ok" if event.error is None else _snake_case(type(event.error).__name__)
-        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
-        self._queue_time.observe(event.timings.queue_seconds)
+        error, usage, timings = event.error, event.usage, event.timings
+        outcome = "ok" if error is None else _snake_case(type(error).__name__)
+        self._outcomes[outcome] += 1
+        self._recent_requests.add(1, now)
+        if isinstance(error, _FAULTS):
+            self._recent_faults.add(1, now)
+        if isinstance(error, _SHED_BY) and not usage.num_output_tokens:
+            self._sheds[outcome] += 1
+        self._queue_time.observe(timings.queue_seconds)
+        self._prefill_time.observe(timings.prefill_seconds)
+        self._decode_time.observe(timings.decode_seconds)
+        self._prompt_lengths.observe(usage.num_prompt_tokens)
+        self._output_lengths.observe(usage.num_output_tokens)
         timeline = self._timelines.pop(event.request_id, None)
         if timeline is not None:
             self._request_latency.observe(now - timeline.arrival_time)
+            self._tenant_outcomes[timeline.tenant, outcome] += 1
+            self._tenant_output_tokens[timeline.tenant] += usage.num_output_tokens
 
 
 def _snake_case(name: str) -> str:

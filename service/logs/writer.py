@@ -41,12 +41,19 @@ class LogWriter:
         self._changed = threading.Condition(threading.RLock())
         self._lines: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._num_lost = 0
+        self._num_lost = 0  # since the last line that was written
+        self._num_lost_before = 0
         self._is_closed = False
         # Whether the last line was written in part: the next one begins on a line of its own.
         self._is_torn = False
         self._thread = threading.Thread(target=self._run, name="pageturner-log", daemon=True)
         self._thread.start()
+
+    @property
+    def num_lost(self) -> int:
+        """Lines that were not written, since the start."""
+        with self._changed:
+            return self._num_lost_before + self._num_lost
 
     def put(self, line: bytes) -> None:
         """Queue a line, or count it as lost. Neither blocks nor raises."""
@@ -73,7 +80,11 @@ class LogWriter:
             is_written = self._write_whole(lost + line)
             with self._changed:
                 self._queued_bytes -= len(line)
-                self._num_lost += 1 if not is_written else -num_lost
+                if is_written:
+                    self._num_lost -= num_lost
+                    self._num_lost_before += num_lost
+                else:
+                    self._num_lost += 1
 
     def _next(self) -> bytes | None:
         """The next line when there is one, or None when there will be none."""
@@ -121,6 +132,11 @@ class LogStream(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
+
+    @property
+    def num_lines_lost(self) -> int:
+        """Lines that were not written, since the start."""
+        return self._writer.num_lost
 
     def write(self, text: str) -> int:
         """Queue the lines that are complete with this text."""

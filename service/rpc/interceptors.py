@@ -128,7 +128,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             )
             await context.abort_with_status(status)
         finally:
-            self._metrics.call_handled(method, code.name)
+            seconds = self._clock.now() - started_at
+            self._metrics.call_handled(method, code.name, seconds)
             is_quiet = method.grpc_service in _QUIET_SERVICES or (
                 method.grpc_method in _QUIET_METHODS and code is grpc.StatusCode.OK
             )
@@ -138,7 +139,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 service=method.grpc_service,
                 method=method.grpc_method,
                 code=code.name,
-                seconds=round(self._clock.now() - started_at, 6),
+                seconds=round(seconds, 6),
                 peer=peer,
                 **_bound(),
                 **refusal,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from pageturner.service.engine.api import EngineClient, EngineHealth
+from pageturner.service.engine.api import Condition, EngineClient, EngineHealth
 from pageturner.service.errors import Loading
 
 STOPPING_TEXT = "the server is shutting down"
+LOADING_TEXT = "the model is loading: the server takes no requests yet"
 
 
 class Lifecycle:
@@ -36,13 +37,20 @@ class Lifecycle:
     def engine(self) -> EngineClient:
         """Raises Loading while there is none."""
         if self._engine is None:
-            raise Loading("the model is loading: the server takes no requests yet")
+            raise Loading(LOADING_TEXT)
         return self._engine
 
     @property
     def health(self) -> EngineHealth:
         """The engine's health, or that it is loading."""
         return EngineHealth.STARTING if self._engine is None else self._engine.health
+
+    @property
+    def condition(self) -> Condition:
+        """The engine's condition, or that the model is loading."""
+        if self._engine is None:
+            return Condition(EngineHealth.STARTING, LOADING_TEXT)
+        return self._engine.condition
 
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:
         """The first health that is not `known`, which may be there already."""

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pageturner.service.auth.proof import Authenticator
 from pageturner.service.core.clock import Clock
-from pageturner.service.engine.api import EngineClient
+from pageturner.service.engine.api import Condition, EngineClient
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.errors import ConfigError
 from pageturner.service.rpc.admin import AdminServicer
@@ -111,6 +111,16 @@ class Server:
     def attach(self, engine: EngineClient) -> None:
         """Serve this engine from now on."""
         self._lifecycle.attach(engine)
+
+    @property
+    def engine(self) -> EngineClient | None:
+        """What is served; None while it loads."""
+        return None if self._lifecycle.is_loading else self._lifecycle.engine
+
+    @property
+    def condition(self) -> Condition:
+        """Whether new work is taken, and why not."""
+        return self._lifecycle.condition
 
     async def drain(self) -> None:
         """End in order: refuse new requests, let the running ones finish for drain_seconds, end the

@@ -13,7 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 
 import pytest
+from support.http_pages import get
 from support.model_folders import save_chat_model
+from support.scrapes import parse
 
 from pageturner.service.bench.startup import await_parts
 from pageturner.service.client import Client, FinishedEvent, TokenEvent
@@ -54,6 +56,22 @@ def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             yield process, ready.split()[-1]
         finally:
             process.kill()
+
+
+def test_a_server_is_monitored_over_http_from_the_start(flags: list[str]) -> None:
+    with serving(*flags, "--metrics-port=0", "--log-format=json") as (process, target):
+        assert process.stderr is not None
+        lines = map(json.loads, iter(process.stderr.readline, ""))
+        port = next(line["port"] for line in lines if line["event"] == "monitoring")
+        assert asyncio.run(get(port, "/readyz")).body == "ready\n"
+        assert asyncio.run(get(port, "/healthz")).status == 200
+        run("generate", "hello", f"--target={target}", "--max-tokens=8")
+        scrape = parse(asyncio.run(get(port, "/metrics")))
+        assert scrape.value("pageturner:generation_tokens_total") == 8
+        assert scrape.value("process_resident_memory_bytes") > 1 << 20
+        taken = run("serve", "--port=0", *flags, f"--metrics-port={port}")
+        assert taken.returncode == 2
+        assert f"metrics.port: 127.0.0.1:{port} is in use" in taken.stderr
 
 
 def test_generate_streams_text(server: RunningServer) -> None:

@@ -30,12 +30,14 @@ from pageturner.service.engine.api import (
     Activity,
     ChatMessage,
     ChatPrompt,
+    Condition,
     EngineHealth,
     GenerationRequest,
     Inspection,
     ModelInfo,
     PolicyChange,
     Prompt,
+    RecentLoad,
     SchedulerInspection,
     ServerInfo,
     StreamEvent,
@@ -209,6 +211,8 @@ class FakeEngine:
         self.is_read = asyncio.Event()
         self.died = asyncio.Event()
         self.stats = SchedulerStats()
+        self.recent = RecentLoad()
+        self.reason = "the fake was told so"
         self.flight: bytes | None = None
         self.done = Activity(EngineHealth.SERVING, 60.25)
         self.inspection = Inspection(SchedulerInspection())
@@ -246,6 +250,11 @@ class FakeEngine:
     @property
     def health(self) -> EngineHealth:
         return self._health
+
+    @property
+    def condition(self) -> Condition:
+        is_serving = self._health is EngineHealth.SERVING
+        return Condition(self._health, "" if is_serving else self.reason, len(self.live))
 
     async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:
         while self._health is known:
@@ -405,6 +414,9 @@ class FakeEngine:
 
     async def inspect(self) -> Inspection:
         return self.inspection
+
+    def recent_load(self) -> RecentLoad:
+        return self.recent
 
     async def flight_record(self) -> bytes:
         if self.flight is None:

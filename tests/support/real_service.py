@@ -89,6 +89,7 @@ def make_engine(
     policies: PolicySet | None = None,
     engine_options: EngineOptions = ENGINE_OPTIONS,
     scheduler_class: Callable[..., Scheduler] = Scheduler,
+    metrics: Metrics | None = None,
     **options: Any,
 ) -> Engine:
     """options: SchedulerOptions by name."""
@@ -106,7 +107,7 @@ def make_engine(
         DirectSteps(model, model, model),
         clock=clock or MonotonicClock(),
         options=engine_options,
-        metrics=Metrics(),
+        metrics=metrics or Metrics(),
         logger=recording_logger()[0],
     )
 
@@ -193,6 +194,7 @@ async def real_service(
     policies: PolicySet | None = None,
     scheduler_class: Callable[..., Scheduler] = Scheduler,
     server_options: dict[str, Any] | None = None,
+    metrics: Metrics | None = None,
     **options: Any,
 ) -> AsyncIterator[RealService]:
     """options: SchedulerOptions by name."""
@@ -207,6 +209,7 @@ async def real_service(
         policies=policies,
         engine_options=engine_options,
         scheduler_class=scheduler_class,
+        metrics=metrics,
         max_model_len=max_model_len,
         **options,
     )
@@ -226,7 +229,7 @@ async def real_service(
     )
     await async_engine.start()
     try:
-        async with serving(async_engine, **(server_options or {})) as served:
+        async with serving(async_engine, metrics=engine.metrics, **(server_options or {})) as served:
             service = RealService(
                 async_engine,
                 model,

@@ -69,6 +69,7 @@ def new_server(
 async def serving(
     engine: EngineClient | None,
     *,
+    metrics: Metrics | None = None,
     write_timeout_seconds: float = 60.0,
     authenticator: Authenticator | None = None,
     certificates: Certificates | None = None,
@@ -76,7 +77,7 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """Stops at once on the way out, unless the options say how long to drain. engine: None while it loads."""
     logger, capture = capturing_logger()
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     server = new_server(
         ServerOptions(**{"port": 0, **options}),
         engine,

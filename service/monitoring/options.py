@@ -1,0 +1,32 @@
+"""Options of what is shown to operators; `service/config.py` composes them with those of other layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pageturner.service.engine.metrics import DEFAULT_MAX_TENANTS
+from pageturner.service.errors import ConfigError
+
+MAX_TENANTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """The HTTP port for Prometheus, probes and the live page. Raises ConfigError."""
+
+    host: str = "127.0.0.1"
+    """Where to listen: an address or name of this machine. There is no authentication: who reaches it
+    reads counters, names of tenants and ids of requests, never a prompt or an answer."""
+    port: int | None = None
+    """Where to listen, such as 9464; 0 takes any free port. Unset: nothing is listened on, so that a second
+    server of the same machine starts, too."""
+    max_tenants: int = DEFAULT_MAX_TENANTS
+    """Tenants that metrics tell apart, the first that come; the rest are counted together as "other"."""
+
+    def __post_init__(self) -> None:
+        if not self.host or ":/" in self.host or self.host.startswith("unix:"):
+            raise ConfigError("metrics.host", f"{self.host!r} is not an address or a name")
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise ConfigError("metrics.port", f"{self.port} is not in [0, 65535]")
+        if not 0 <= self.max_tenants <= MAX_TENANTS:
+            raise ConfigError("metrics.max_tenants", f"{self.max_tenants} is not in [0, {MAX_TENANTS}]")
