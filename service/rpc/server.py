@@ -108,6 +108,12 @@ class Server:
         self._warn_of_strangers()
         return listener.port
 
+    @property
+    def admin_port(self) -> int:
+        """The port in force of the admin listener; 0 where it is a socket file, or there is none."""
+        admin = self._options.admin_address
+        return next((each.listener.port for each in self._listening if each.address == admin), 0)
+
     def attach(self, engine: EngineClient) -> None:
         """Serve this engine from now on."""
         self._lifecycle.attach(engine)

@@ -22,11 +22,12 @@ from pageturner.service.rpc.server import Server
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """channel: for what the client does not offer."""
+    """channel: for what the client does not offer. admin_port: 0 where there is none."""
 
     server: Server
     metrics: Metrics
     port: int
+    admin_port: int
     client: Client
     channel: grpc.aio.Channel
     log: structlog.testing.LogCapture
@@ -91,6 +92,6 @@ async def serving(
     target = f"127.0.0.1:{port}"
     try:
         async with Client(target) as client, grpc.aio.insecure_channel(target) as channel:
-            yield Served(server, metrics, port, client, channel, capture)
+            yield Served(server, metrics, port, server.admin_port, client, channel, capture)
     finally:
         await server.stop()
