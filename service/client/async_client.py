@@ -42,6 +42,7 @@ from pageturner.service.engine.api import (
     ServerInfo,
     StreamEvent,
 )
+from pageturner.service.engine.tenants import TenantsReport
 from pageturner.service.errors import DeadlineExceeded, Draining, Loading
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc.status import UnknownStatus
@@ -165,6 +166,10 @@ class Client:
     async def load(self) -> SchedulerStats:
         """The scheduler's gauges and counters."""
         return await self._ask(calls.load())
+
+    async def tenants(self, limit: int = 100) -> TenantsReport:
+        """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
+        return await self._ask(calls.tenants(limit))
 
     def watch_load(self, interval_seconds: float) -> AsyncGenerator[SchedulerStats, None]:
         """The load now and then every so often, without end."""

@@ -38,6 +38,7 @@ from pageturner.service.client.wire import (
     from_response,
     from_server_info,
     from_stats,
+    from_tenants,
     to_choices,
     to_request,
     to_timeout,
@@ -51,6 +52,7 @@ from pageturner.service.engine.api import (
     ServerInfo,
     StreamEvent,
 )
+from pageturner.service.engine.tenants import TenantsReport
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
@@ -215,6 +217,15 @@ def load() -> Call[admin_pb2.GetLoadResponse, SchedulerStats]:
         admin_pb2.GetLoadRequest(),
         admin_pb2.GetLoadResponse,
         lambda response: from_stats(response.load),
+    )
+
+
+def tenants(limit: int) -> Call[admin_pb2.ListTenantsResponse, TenantsReport]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "ListTenants"),
+        build(admin_pb2.ListTenantsRequest, limit=limit),
+        admin_pb2.ListTenantsResponse,
+        from_tenants,
     )
 
 

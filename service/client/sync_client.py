@@ -46,6 +46,7 @@ from pageturner.service.engine.api import (
     ServerInfo,
     StreamEvent,
 )
+from pageturner.service.engine.tenants import TenantsReport
 from pageturner.service.errors import DeadlineExceeded, Draining, Loading
 from pageturner.service.policy_host.reports import PoliciesInfo
 from pageturner.service.rpc.status import UnknownStatus
@@ -171,6 +172,10 @@ class SyncClient:
     def load(self) -> SchedulerStats:
         """The scheduler's gauges and counters."""
         return self._ask(calls.load())
+
+    def tenants(self, limit: int = 100) -> TenantsReport:
+        """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
+        return self._ask(calls.tenants(limit))
 
     def watch_load(self, interval_seconds: float) -> Generator[SchedulerStats, None, None]:
         """The load now and then every so often, without end."""

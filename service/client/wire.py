@@ -34,7 +34,9 @@ from pageturner.service.engine.api import (
     ServerInfo,
     StreamEvent,
 )
+from pageturner.service.engine.tenants import Cause, TenantReport, TenantsReport
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
+from pageturner.service.identity import TenantLimits
 from pageturner.service.policy_host.reports import Disagreement, PoliciesInfo, PolicyInfo, ShadowInfo
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
@@ -268,6 +270,33 @@ def _shadow(axis: str, shadow: admin_pb2.Shadow) -> ShadowInfo:
 
 def _options(options: Mapping[str, str]) -> dict[str, object]:
     return {name: json.loads(value) for name, value in options.items()}
+
+
+def from_tenants(response: admin_pb2.ListTenantsResponse) -> TenantsReport:
+    tenants = tuple(map(_tenant, response.tenants))
+    return TenantsReport(tenants, response.num_tenants, _refused(response.refused_total))
+
+
+def _tenant(tenant: admin_pb2.Tenant) -> TenantReport:
+    limits = tenant.limits
+    given = {field.name: value for field, value in limits.ListFields()}
+    return TenantReport(
+        tenant.name,
+        TenantLimits(**given),
+        tenant.num_requests,
+        tenant.num_waiting,
+        tenant.num_queued_tokens,
+        tenant.tokens_left if tenant.HasField("tokens_left") else None,
+        _refused(tenant.refused_total),
+    )
+
+
+def _refused(counts: Mapping[str, int]) -> dict[Cause, int]:
+    """Causes that a newer server has and this client does not know are left out."""
+    return {Cause(name): count for name, count in counts.items() if name in _CAUSES}
+
+
+_CAUSES = frozenset(cause.value for cause in Cause)
 
 
 def from_stats(load: admin_pb2.Load) -> SchedulerStats:

@@ -24,6 +24,7 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.prompt_limits import InputLimits
+from pageturner.service.engine.tenants import TenantsReport
 from pageturner.service.errors import InvalidArgument, PageturnerError
 from pageturner.service.identity import ANONYMOUS, Identity
 from pageturner.service.policy_host.reports import PoliciesInfo
@@ -363,6 +364,10 @@ class EngineClient(Protocol):
 
     def recent_load(self) -> RecentLoad:
         """Rates of the last seconds."""
+        ...
+
+    def tenants(self, limit: int) -> TenantsReport:
+        """What tenants hold at this moment: at most `limit` of them, those that hold most first."""
         ...
 
     async def flight_record(self) -> bytes:

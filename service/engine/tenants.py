@@ -131,8 +131,8 @@ class TenantLedger:
             reason = f"{priority} is not in [{low}, {high}], which tenant {identity.tenant!r} may ask for"
             raise self._refusal(identity, Cause.PRIORITY, InvalidArgument("priority", reason))
         if limits.max_tokens is not None:
-            for name, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
-                if asked is not None and asked > limits.max_tokens:
+            for name, asked in (("max_tokens", params.max_tokens or 1), ("min_tokens", params.min_tokens)):
+                if asked > limits.max_tokens:
                     reason = f"{asked} is over {limits.max_tokens}, the limit of tenant {identity.tenant!r}"
                     raise self._refusal(identity, Cause.MAX_TOKENS, InvalidArgument(name, reason))
         return int(max(low, min(priority, high)))
@@ -218,9 +218,9 @@ class TenantLedger:
     # --- checks ----------------------------------------------------------------------------
 
     def _check_queued_tokens(self, identity: Identity, account: Account, num_tokens: int) -> None:
-        """A lone request is let in whatever its size: else it could never be."""
+        """A lone request is let in whatever its size, else it could never be; but none where none may."""
         most, queued = account.limits.max_queued_tokens, account.num_queued_tokens
-        if most is not None and queued and queued + num_tokens > most:
+        if most is not None and (queued or not most) and queued + num_tokens > most:
             reason = f"{queued + num_tokens} prompt tokens of the tenant would wait; at most {most} may"
             seconds = account.started_tokens.seconds_for(queued + num_tokens - most, self._now())
             raise self._limit_reached(identity, Cause.QUEUED_TOKENS, reason, _bounded(seconds))

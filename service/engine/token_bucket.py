@@ -30,7 +30,10 @@ class TokenBucket:
         return self.level(now) >= self._capacity
 
     def seconds_until(self, num_tokens: int, now: float) -> float:
-        """How long until so many may be taken, if nothing is given back; 0 if they may now."""
+        """How long until so many may be taken, if nothing is given back; 0 if they may now. A bucket that
+        holds nothing never lets any be taken, and says a minute."""
+        if not self._capacity:
+            return SECONDS
         missing = min(float(num_tokens), self._capacity) - self.level(now)
         return max(0.0, missing) * SECONDS / self._capacity
 

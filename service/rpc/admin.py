@@ -23,6 +23,8 @@ DEFAULT_WATCH_SECONDS = 1.0
 
 ABORTED_TEXT = "ended by an operator of the server"
 
+DEFAULT_TENANTS, MAX_TENANTS = 100, 1000
+
 CHUNK_BYTES = 1 << 18
 """Of a file that is sent in pieces: far below the size of a message that every client takes."""
 
@@ -80,6 +82,14 @@ class AdminServicer(AdminServiceServicer):
             _refuse_imports("shadows", change.shadows)
         info = await self._lifecycle.engine.set_policies(change)
         return pb.SetPoliciesResponse(policies=map(convert.from_policy, info.axes), revision=info.revision)
+
+    async def ListTenants(
+        self, request: pb.ListTenantsRequest, context: Context[pb.ListTenantsRequest, pb.ListTenantsResponse]
+    ) -> pb.ListTenantsResponse:
+        limit = request.limit if request.HasField("limit") else DEFAULT_TENANTS
+        if not 1 <= limit <= MAX_TENANTS:
+            raise InvalidArgument("limit", f"{limit} is not in [1, {MAX_TENANTS}]")
+        return convert.from_tenants(self._lifecycle.engine.tenants(limit))
 
     async def GetFlightRecord(
         self,

@@ -23,6 +23,7 @@ from pageturner.service.engine.api import (
     ServerInfo,
     StreamEvent,
 )
+from pageturner.service.engine.tenants import TenantReport, TenantsReport
 from pageturner.service.policy_host.reports import PoliciesInfo, PolicyInfo, ShadowInfo
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
@@ -117,6 +118,28 @@ def from_server_info(info: ServerInfo) -> admin_pb2.GetServerInfoResponse:
 
 def from_stats(stats: SchedulerStats) -> admin_pb2.Load:
     return admin_pb2.Load(**asdict(stats))
+
+
+def from_tenants(report: TenantsReport) -> admin_pb2.ListTenantsResponse:
+    return admin_pb2.ListTenantsResponse(
+        tenants=map(_from_tenant, report.tenants),
+        num_tenants=report.num_tenants,
+        refused_total={cause.value: count for cause, count in report.refused.items()},
+    )
+
+
+def _from_tenant(report: TenantReport) -> admin_pb2.Tenant:
+    limits = asdict(report.limits)
+    del limits["adapters"]  # nothing is served that they could bound
+    return admin_pb2.Tenant(
+        name=report.tenant,
+        num_requests=report.num_requests,
+        num_waiting=report.num_waiting,
+        num_queued_tokens=report.num_queued_tokens,
+        tokens_left=report.tokens_left,
+        limits=admin_pb2.TenantLimits(**limits),
+        refused_total={cause.value: count for cause, count in report.refused.items()},
+    )
 
 
 def from_policies(info: PoliciesInfo) -> admin_pb2.GetPoliciesResponse:

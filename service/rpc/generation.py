@@ -95,7 +95,7 @@ class GenerationServicer(GenerationServiceServicer):
             raise InvalidArgument("request_ids", f"{len(request.request_ids)} ids, not in {bounds}")
         response = pb.AbortResponse()
         for request_id in request.request_ids:
-            outcome = await self._lifecycle.engine.abort(request_id)
+            outcome = await self._lifecycle.engine.abort(request_id, tenant=current_caller().tenant)
             response.results.add(request_id=request_id, outcome=convert.ABORT_OUTCOMES[outcome])
         return response
 

@@ -44,6 +44,7 @@ from pageturner.service.engine.api import (
     TextPrompt,
 )
 from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
+from pageturner.service.engine.tenants import Cause, TenantReport, TenantsReport
 from pageturner.service.errors import (
     Draining,
     DuplicateRequest,
@@ -146,9 +147,10 @@ def _token(request: GenerationRequest, token_id: int) -> SampledToken:
 
 
 class FakeStream:
-    def __init__(self, engine: FakeEngine, request_id: str, steps: Iterable[Step]) -> None:
+    def __init__(self, engine: FakeEngine, request_id: str, key: str, steps: Iterable[Step]) -> None:
         self._engine = engine
         self._request_id = request_id
+        self._key = key
         self._steps = steps
         self.aborted = asyncio.Event()
         self.abort_error: PageturnerError = RequestAborted("aborted by id")
@@ -172,19 +174,19 @@ class FakeStream:
                 if self._engine.died.is_set():
                     raise EngineDead("secret: Traceback of a step")
             elif isinstance(step, Exception):
-                self._engine.live.pop(self._request_id, None)
+                self._engine.live.pop(self._key, None)
                 raise step
             else:
                 if isinstance(step, FinishedEvent):
-                    self._engine.live.pop(self._request_id, None)
-                    self._engine.ended.add(self._request_id)
+                    self._engine.live.pop(self._key, None)
+                    self._engine.ended.add(self._key)
                 yield step
 
     async def aclose(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            if self._request_id in self._engine.live:
-                await self._engine.abort(self._request_id)
+            if self._key in self._engine.live:
+                await self._engine.abort(self._key)
             self._engine.unread.discard(self)
             self._engine.is_read.set()
             self._engine.mark(f"closed {self._request_id}")
@@ -213,6 +215,7 @@ class FakeEngine:
         self.stats = SchedulerStats()
         self.recent = RecentLoad()
         self.reason = "the fake was told so"
+        self.tenant_reports: tuple[TenantReport, ...] = ()
         self.flight: bytes | None = None
         self.done = Activity(EngineHealth.SERVING, 60.25)
         self.inspection = Inspection(SchedulerInspection())
@@ -234,7 +237,10 @@ class FakeEngine:
         mark.clear()
 
     def resume(self, request_id: str) -> None:
-        self.live[request_id].resumed.set()
+        """Of every tenant that has one of this id."""
+        for stream in self.live.values():
+            if stream.request_id == request_id:
+                stream.resumed.set()
 
     def set_health(self, health: EngineHealth) -> None:
         self._health = health
@@ -287,7 +293,7 @@ class FakeEngine:
                 await asyncio.Event().wait()
             finally:
                 await asyncio.shield(self.abort(key))
-        stream = FakeStream(self, key, self.script(request, token_ids))
+        stream = FakeStream(self, request.request_id, key, self.script(request, token_ids))
         self.live[key] = stream
         self.unread.add(stream)
         return stream
@@ -417,6 +423,9 @@ class FakeEngine:
 
     def recent_load(self) -> RecentLoad:
         return self.recent
+
+    def tenants(self, limit: int) -> TenantsReport:
+        return TenantsReport(self.tenant_reports[:limit], len(self.tenant_reports), {Cause.QUEUE_SHARE: 3})
 
     async def flight_record(self) -> bytes:
         if self.flight is None:

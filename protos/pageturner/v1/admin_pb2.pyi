@@ -556,3 +556,67 @@ class Latencies(_message.Message):
     cumulative: _containers.RepeatedScalarFieldContainer[int]
     sum: float
     def __init__(self, bounds: _Optional[_Iterable[float]] = ..., cumulative: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
+class ListTenantsRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ListTenantsResponse(_message.Message):
+    __slots__ = ("tenants", "num_tenants", "refused_total")
+    class RefusedTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TENANTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
+    num_tenants: int
+    refused_total: _containers.ScalarMap[str, int]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., num_tenants: _Optional[int] = ..., refused_total: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "num_requests", "num_waiting", "num_queued_tokens", "tokens_left", "limits", "refused_total")
+    class RefusedTotalEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_requests: int
+    num_waiting: int
+    num_queued_tokens: int
+    tokens_left: float
+    limits: TenantLimits
+    refused_total: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., tokens_left: _Optional[float] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., refused_total: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class TenantLimits(_message.Message):
+    __slots__ = ("max_concurrent_requests", "max_queued_tokens", "tokens_per_minute", "max_tokens", "min_priority", "max_priority")
+    MAX_CONCURRENT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    max_concurrent_requests: int
+    max_queued_tokens: int
+    tokens_per_minute: int
+    max_tokens: int
+    min_priority: int
+    max_priority: int
+    def __init__(self, max_concurrent_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ...) -> None: ...

@@ -60,6 +60,11 @@ class AdminServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/pageturner.v1.AdminService/ListTenants',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
         self.GetFlightRecord = channel.unary_stream(
                 '/pageturner.v1.AdminService/GetFlightRecord',
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.GetFlightRecordRequest.SerializeToString,
@@ -129,6 +134,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTenants(self, request, context):
+        """What each tenant holds, may have, and was refused, those that hold most first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetFlightRecord(self, request, context):
         """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
         in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
@@ -193,6 +205,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetPolicies,
                     request_deserializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.ListTenantsResponse.SerializeToString,
             ),
             'GetFlightRecord': grpc.unary_stream_rpc_method_handler(
                     servicer.GetFlightRecord,
@@ -356,6 +373,33 @@ class AdminService(object):
             '/pageturner.v1.AdminService/SetPolicies',
             pageturner_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
             pageturner_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/ListTenants',
+            pageturner_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ class AdminServiceStub:
     request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
     wrong, ABORTED means that another caller changed them first.
     """
+    ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
+    """What each tenant holds, may have, and was refused, those that hold most first."""
     GetFlightRecord: _grpc.UnaryStreamMultiCallable[_admin_pb2.GetFlightRecordRequest, _admin_pb2.GetFlightRecordResponse]
     """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
     in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
@@ -83,6 +85,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
     wrong, ABORTED means that another caller changed them first.
     """
+    ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
+    """What each tenant holds, may have, and was refused, those that hold most first."""
     GetFlightRecord: _aio.UnaryStreamMultiCallable[_admin_pb2.GetFlightRecordRequest, _admin_pb2.GetFlightRecordResponse]  # type: ignore[assignment]
     """What the scheduler was told and decided of late, without any text or token: a gzip file of JSON lines
     in pieces, for `pageturner replay` and `pageturner explain`. UNIMPLEMENTED where nothing is recorded.
@@ -145,6 +149,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request is carried out whole or refused whole: INVALID_ARGUMENT names the axis and the option that is
         wrong, ABORTED means that another caller changed them first.
         """
+
+    @_abc_1.abstractmethod
+    def ListTenants(
+        self,
+        request: _admin_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
+        """What each tenant holds, may have, and was refused, those that hold most first."""
 
     @_abc_1.abstractmethod
     def GetFlightRecord(
