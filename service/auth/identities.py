@@ -55,15 +55,20 @@ class Identities:
 
 def read_identities(path: Path) -> Identities:
     """Raises ConfigError: of `auth.identities` for a file that can't be read, else of the place within it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise ConfigError("auth.identities", f"{path} cannot be read: {reason}") from error
+    text = read_text(path)
     try:
         return parse_identities(text)
     except ConfigError as error:
         raise ConfigError(error.key, f"{error.reason} (from {path})") from error
+
+
+def read_text(path: Path) -> str:
+    """Raises ConfigError for a file that can't be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ConfigError("auth.identities", f"{path} cannot be read: {reason}") from error
 
 
 def parse_identities(text: str) -> Identities:
