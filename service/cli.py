@@ -42,6 +42,7 @@ COMMANDS: dict[str, str] = {
     "flight": "pageturner.service.commands.flight",
     "replay": "pageturner.service.commands.replay",
     "explain": "pageturner.service.commands.explain",
+    "probe": "pageturner.service.commands.probe",
     "loadtest": "pageturner.loadtest.cli",
     "peers": "pageturner.loadtest.peers.cli",
 }

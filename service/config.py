@@ -359,6 +359,12 @@ def _did_you_mean(name: str, last: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def notify_socket(environ: Mapping[str, str] | None = None) -> str | None:
+    """Where systemd waits to hear that the service is ready; None where nobody does."""
+    environ = os.environ if environ is None else environ
+    return environ.get("NOTIFY_SOCKET") or None
+
+
 def calm_openmp(environ: MutableMapping[str, str] | None = None) -> None:
     """Have waiting threads of OpenMP sleep after OPENMP_SPINS turns, unless the environment says when.
 

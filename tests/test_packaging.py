@@ -24,7 +24,7 @@ def shipped_files() -> set[str]:
         f"pageturner/{package}/{path.relative_to(folder)}"
         for package, folder in LINKS.items()
         for path in folder.rglob("*")
-        if path.suffix in SHIPPED and "__pycache__" not in path.parts
+        if path.suffix in SHIPPED and not {"__pycache__", "deploy"} & set(path.parts)
     }
     return linked | {"pageturner/__init__.py"}
 

@@ -19,7 +19,7 @@ from pageturner.service.client.server_process import ready_line
 from pageturner.service.commands import signals
 from pageturner.service.commands.flags import add_config_flags, load_from
 from pageturner.service.commands.output import OutputLost, discard_output, note, write
-from pageturner.service.config import LoadedConfig, cache_directory, calm_openmp
+from pageturner.service.config import LoadedConfig, cache_directory, calm_openmp, notify_socket
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import ConfigError, EngineDead
 
@@ -90,10 +90,11 @@ async def _serve(
     from pageturner.service.rpc.server import Server
     from pageturner.service.startup.allocator import bound_arenas
     from pageturner.service.startup.interpreter import share_interpreter
+    from pageturner.service.startup.readiness import READY, STOPPING, Readiness
     from pageturner.service.startup.reload import ConfigReloader, Reloadable, watch
     from pageturner.service.startup.stages import STARTED, Stages
 
-    stages = Stages(clock.now, started_at)
+    stages, readiness = Stages(clock.now, started_at), Readiness(notify_socket())
     loaded = load()
     log = structured.detach_stderr(loaded.config.log)
     structured.configure(loaded.config.log)
@@ -137,6 +138,7 @@ async def _serve(
         logger.info(STARTED, **{name: round(seconds, 4) for name, seconds in stages.seconds.items()})
         reloaded: list[Reloadable] = [ConfigReloader(engine, load, loaded, logger)]
         reloaded += filter(None, (identities, certificates))
+        readiness.tell(READY)
         _say_ready(ready_line(engine.models()[0].name, format_address(options.host, port)))
         watching = asyncio.create_task(watch(reloaded))
         while not stopped.is_set() and engine.health is not EngineHealth.DEAD:
@@ -147,6 +149,7 @@ async def _serve(
                     await part.reload("SIGHUP")
         if engine.health is EngineHealth.DEAD:
             raise EngineDead("the engine met a fault that it cannot recover from; the log has it")
+        readiness.tell(STOPPING)
         note("draining; the same signal once more exits at once")
         await server.drain()
     finally:
