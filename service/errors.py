@@ -58,6 +58,17 @@ class TenantLimitReached(QueueFull):
         self.limit = limit
 
 
+class NotResumable(PageturnerError):
+    """This server would not go on with the very tokens that would have come; says what differs.
+
+    differing: names of the fingerprint's parts that differ, with commas between them; empty if none is known.
+    """
+
+    def __init__(self, reason: str, differing: str) -> None:
+        super().__init__(reason)
+        self.differing = differing
+
+
 class Loading(PageturnerError):
     """The server is up, its model is not: it takes no work yet; try again, or wait for its health."""
 

@@ -110,7 +110,14 @@ def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamEvent 
     match message.WhichOneof("event"):
         case "accepted":
             accepted = message.accepted
-            return AcceptedEvent(request_id, accepted.seed, accepted.prompt_tokens, accepted.max_tokens)
+            return AcceptedEvent(
+                request_id,
+                accepted.seed,
+                accepted.prompt_tokens,
+                accepted.max_tokens,
+                accepted.fingerprint,
+                accepted.exact,
+            )
         case "delta":
             delta = message.delta
             return TokenEvent(request_id, delta.index, from_tokens(delta), delta.text)
@@ -172,7 +179,7 @@ def from_matched(message: generation_pb2.ChoiceFinished | generation_pb2.Choice)
 
 
 def from_usage(usage: generation_pb2.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens)
+    return Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens, usage.resumed_tokens)
 
 
 def from_timings(timings: generation_pb2.Timings) -> RequestTimings:

@@ -12,14 +12,14 @@ from typing import Protocol, TypeAlias
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.decisions import Decision
-from pageturner.service.core.outputs import Event, SampledSequence, SchedulerOutput
+from pageturner.service.core.outputs import Acceptance, Event, SampledSequence, SchedulerOutput
 from pageturner.service.core.request import NewRequest
 from pageturner.service.errors import PageturnerError
 
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """`Scheduler.add_request`, answered by the max_tokens in force."""
+    """`Scheduler.add_request`, answered by an Acceptance."""
 
     new: NewRequest
 
@@ -108,7 +108,7 @@ Call: TypeAlias = (
     | Update
     | FailStep
 )
-Answer: TypeAlias = int | SchedulerOutput | tuple[Event, ...] | None
+Answer: TypeAlias = Acceptance | SchedulerOutput | tuple[Event, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

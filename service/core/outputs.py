@@ -149,11 +149,15 @@ class ChoiceFinishedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request. Outputs are summed over its choices; the prompt is counted once."""
+    """Tokens of one request. Outputs are summed over its choices; the prompt is counted once.
+
+    num_resumed_tokens: those of the outputs that came with the request, and were not sampled for it.
+    """
 
     num_prompt_tokens: int
     num_cached_prompt_tokens: int
     num_output_tokens: int
+    num_resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,18 @@ class FinishedEvent:
 
 
 Event = TokenEvent | ChoiceFinishedEvent | FinishedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What comes of adding a request.
+
+    max_tokens: in force for each choice. events: what can be told at once of an answer that is resumed: text
+    that its client lacks, and choices that its tokens end.
+    """
+
+    max_tokens: int
+    events: tuple[Event, ...] = ()
 
 
 @record

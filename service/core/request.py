@@ -17,13 +17,26 @@ from pageturner.service.core.token_log import TokenLog, TokenView
 
 
 @dataclass(frozen=True, slots=True)
+class ResumedChoice:
+    """What a client has of one choice of an answer that broke off.
+
+    num_characters: of its text; None for all that these tokens show. is_finished: it was told its end.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    num_characters: int | None = None
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request as the engine accepts it: tokenized, its seed drawn, its deadline on our clock.
 
     priority: larger is more urgent. tenant: whose quota it is charged to. cache_salt, adapter, cache_tenant:
     part of the prefix cache's key; the last is the tenant within which alone blocks are shared, if within
     one. bypass_prefix_cache: neither reads the cache nor waits for a producer.
-    eos_token_ids: tokens that end a sequence unless params.ignore_eos.
+    eos_token_ids: tokens that end a sequence unless params.ignore_eos. resumed: by choice, what is known of
+    an answer that goes on here; empty for one that begins. fingerprint, is_exact: for its AcceptedEvent.
     """
 
     request_id: str
@@ -39,6 +52,14 @@ class NewRequest:
     adapter: str = ""
     bypass_prefix_cache: bool = False
     deadline: float | None = None
+    resumed: tuple[ResumedChoice, ...] = ()
+    fingerprint: str = ""
+    is_exact: bool = False
+
+    @property
+    def num_resumed_tokens(self) -> int:
+        """Outputs that are known already, of all choices."""
+        return sum(len(choice.token_ids) for choice in self.resumed)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -65,6 +86,7 @@ class Sequence:
 
     tokens: prompt and accepted outputs; only ever appended to. token_log: of them, once a sampler asks.
     sample_rows: what its steps ask the sampler for, where that is the same until the epoch is raised.
+    num_given_tokens: leading tokens that came with the request: its prompt, and outputs that it resumes.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
     num_ever_computed: leading positions whose KV was made at some time and given up since.
@@ -79,6 +101,7 @@ class Sequence:
     request: Request
     index: int
     tokens: list[int] = field(init=False)
+    num_given_tokens: int = field(init=False)
     token_log: TokenLog | None = None
     sample_rows: tuple[SampleRow, ...] | None = None
     block_hashes: list[bytes] = field(default_factory=list)
@@ -93,11 +116,15 @@ class Sequence:
     num_cached_blocks: int = 0
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.new.prompt_token_ids)
+        new = self.request.new
+        self.tokens = list(new.prompt_token_ids)
+        if new.resumed:
+            self.tokens += new.resumed[self.index].token_ids
+        self.num_given_tokens = len(self.tokens)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated and accepted."""
+        """Tokens generated and accepted, here or where the answer began."""
         return len(self.tokens) - self.request.num_prompt_tokens
 
     @property
@@ -225,9 +252,3 @@ class Request:
     def num_preemptions(self) -> int:
         """Times the request yielded, by any means."""
         return sum(self.num_preemptions_by_kind.values())
-
-    @property
-    def fork_samples(self) -> bool:
-        """Whether the end of the prompt yields a token for each choice (the first time), or merely a
-        table to share again (after a recompute)."""
-        return all(sequence.num_output_tokens == 0 for sequence in self.unfinished)

@@ -41,6 +41,7 @@ from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import (
+    Acceptance,
     Event,
     SampledSequence,
     SchedulerOutput,
@@ -157,19 +158,19 @@ class Scheduler:
         self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)
         self._failures = StepFailures(self.state, transitions, self._finisher)
         self._deadlines = Deadlines(self.state)
-        self._intake = Intake(self.state, self._deadlines, stop_condition)
+        self._intake = Intake(self.state, self._deadlines, self._finisher, stop_condition)
         self.listeners: tuple[SchedulerListener, ...] = ()
 
     # --- requests in and out ---------------------------------------------------------------
 
     @told(AddRequest)
-    def add_request(self, new: NewRequest) -> int:
-        """Queue a request; returns the max_tokens in force.
+    def add_request(self, new: NewRequest) -> Acceptance:
+        """Queue a request. One that is resumed and lacks no token ends at once.
 
         Raises InvalidArgument for one that can never be served, DuplicateRequest, QueueFull, or TextFailed
         where its text can't be begun; nothing is changed then.
         """
-        return self._intake.accept(new).max_tokens
+        return self._intake.accept(new)
 
     @told(AbortRequest)
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
@@ -316,7 +317,7 @@ class Scheduler:
         live = list(requests)
         restore_snapshot(snapshot, live, self.state, self._failures.suspects, self._queue_order)
         for request in live:
-            self._intake.resume(request)
+            self._intake.restore(request)
 
     # --- policies --------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from pageturner.service.core.outputs import (
     SchedulerStats,
     TokenEvent,
 )
+from pageturner.service.core.request import ResumedChoice as ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.tenants import TenantsReport
@@ -64,6 +65,17 @@ Prompt = str | TextPrompt | tuple[int, ...] | tuple[ChatMessage, ...] | ChatProm
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a client has of an answer that broke off; fields as those of `Resume` in `generation.proto`."""
+
+    seed: int
+    fingerprint: str
+    choices: tuple[ResumedChoice, ...]
+    max_tokens: int | None = None
+    allow_inexact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request as a client states it, before tokenizing."""
 
@@ -79,6 +91,8 @@ class GenerationRequest:
     bypass_prefix_cache: bool = False
     deadline_seconds: float | None = None
     """Time left from now, None for no limit."""
+    resume: Resumption | None = None
+    """What is known of the answer already; None for one that begins."""
     identity: Identity = ANONYMOUS
     """Who asks, as proved. Its tenant takes the place of `tenant` where authentication is on."""
 
@@ -91,12 +105,18 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedEvent:
-    """First message of every stream: the id and seed in force, and the size of the prompt."""
+    """First message of every stream: the id and seed in force, and the size of the prompt.
+
+    fingerprint: of what determines the tokens, for resuming the answer elsewhere; empty where it can't be.
+    is_exact: a server of equal fingerprint would go on with exactly the tokens that come here.
+    """
 
     request_id: str
     seed: int
     num_prompt_tokens: int
     max_tokens: int
+    fingerprint: str = ""
+    is_exact: bool = False
 
 
 StreamEvent = AcceptedEvent | TokenEvent | ChoiceFinishedEvent | FinishedEvent
@@ -257,6 +277,9 @@ class ServerInfo:
     config: Mapping[str, str]
     device: str = "cpu"
     products: ProductsInfo = ProductsInfo()
+    fingerprint: str = ""
+    """See `engine.fingerprint`; empty where no answer is resumed."""
+    exact_resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,9 @@ from pageturner.service.engine.api import (
     ServerInfo,
 )
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.health import Health
-from pageturner.service.engine.input_processor import InputProcessor
+from pageturner.service.engine.input_processor import InputProcessor, as_it_began
 from pageturner.service.engine.inspections import Inspections
 from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.options import EngineOptions
@@ -103,6 +104,7 @@ class AsyncEngine:
             self._limits.generation,
             scheduler_options.max_n,
             random,
+            Fingerprint(server_info.fingerprint, server_info.exact_resume),
             shares_prefixes=shares_prefixes,
         )
         self._tenants = TenantLedger(scheduler_options, self.load, clock.now)
@@ -211,6 +213,7 @@ class AsyncEngine:
     async def _submit(self, request: GenerationRequest) -> BufferedStream:
         arrival_time = self._clock.now()
         self._health.refuse_unless_serving()
+        request = as_it_began(request)
         num_tokens = self._inputs.check(request)
         priority = self._tenants.check(request.identity, request.params, request.priority)
         if priority != request.priority:

@@ -17,6 +17,7 @@ from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.inspection import SchedulerInspection
 from pageturner.service.core.outputs import (
+    Acceptance,
     Event,
     FinishedEvent,
     SampledSequence,
@@ -63,7 +64,7 @@ flight recorder takes its checkpoints then; the model waits for one plan."""
 class StepScheduler(Protocol):
     """What the loop asks of `service.core.scheduler.Scheduler`."""
 
-    def add_request(self, request: NewRequest) -> int: ...
+    def add_request(self, request: NewRequest) -> Acceptance: ...
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]: ...
     def expire(self, now: float) -> tuple[Event, ...]: ...
     def pause_request(self, request_id: str) -> None: ...
@@ -150,7 +151,7 @@ class Engine:
         """Carry out one command between two steps."""
         match command:
             case Submit(request):
-                return (self._submit(request),)
+                return self._submit(request)
             case Abort(request_id, error):
                 events = self._scheduler.abort_request(request_id, error)
                 self._settle(events)
@@ -255,15 +256,23 @@ class Engine:
         moments += self._paused_until.values()
         return max(0.0, min(moments) - self._clock.now()) if moments else None
 
-    def _submit(self, request: NewRequest) -> EngineOutput:
+    def _submit(self, request: NewRequest) -> tuple[EngineOutput, ...]:
         try:
-            max_tokens = self._scheduler.add_request(request)
+            acceptance = self._scheduler.add_request(request)
         except PageturnerError as error:
-            return SubmitRefused(request.request_id, error)
+            return (SubmitRefused(request.request_id, error),)
         self._deadlines[request.request_id] = request.deadline
-        accepted = AcceptedEvent(request.request_id, request.seed, len(request.prompt_token_ids), max_tokens)
+        accepted = AcceptedEvent(
+            request.request_id,
+            request.seed,
+            len(request.prompt_token_ids),
+            acceptance.max_tokens,
+            request.fingerprint,
+            request.is_exact,
+        )
         self.metrics.accepted(accepted, request.arrival_time, request.tenant)
-        return accepted
+        self._settle(acceptance.events)
+        return (accepted, *acceptance.events)
 
     def _set_policies(self, command: ChangePolicies) -> PoliciesAnswer:
         host = self._scheduler.policy_host

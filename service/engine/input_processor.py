@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
 from pageturner.service.core.request import NewRequest
-from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt
+from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt, Resumption
+from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, ModelNotFound
@@ -15,8 +17,8 @@ from pageturner.service.identity import scoped_id
 
 class InputProcessor:
     """limits: of prompts that are to be answered. max_n: bound on parallel samples of one request. random:
-    draws the seeds and ids that are left open. shares_prefixes: whether proved tenants find one another's
-    cached blocks."""
+    draws the seeds and ids that are left open. fingerprint: what answers that are resumed must agree with.
+    shares_prefixes: whether proved tenants find one another's cached blocks."""
 
     def __init__(
         self,
@@ -25,6 +27,7 @@ class InputProcessor:
         limits: PromptLimits,
         max_n: int,
         random: Random,
+        fingerprint: Fingerprint,
         *,
         shares_prefixes: bool,
     ) -> None:
@@ -34,11 +37,12 @@ class InputProcessor:
         self._max_n = max_n
         self._random = random
         self._shares_prefixes = shares_prefixes
+        self._fingerprint = fingerprint
 
     def check(self, request: GenerationRequest) -> int:
         """Refuse what can be refused before the prompt is read. Returns the fewest tokens it can become.
 
-        Raises ModelNotFound, InvalidArgument or DeadlineExceeded.
+        Raises ModelNotFound, InvalidArgument, NotResumable or DeadlineExceeded.
         """
         request.check_names()
         if request.model and request.model != self._model.name:
@@ -51,7 +55,25 @@ class InputProcessor:
                 raise InvalidArgument("deadline", f"{request.deadline_seconds} s is not a time")
             if request.deadline_seconds <= 0:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
-        return self._prompts.check_size(request.prompt, self._limits)
+        num_tokens = self._prompts.check_size(request.prompt, self._limits)
+        return (
+            num_tokens if request.resume is None else num_tokens + self._check_resume(request, request.resume)
+        )
+
+    def _check_resume(self, request: GenerationRequest, resume: Resumption) -> int:
+        """Refuse what no answer of this request and model can be. Returns the tokens that are known."""
+        self._fingerprint.check_server(resume.fingerprint, allow_inexact=resume.allow_inexact)
+        if len(resume.choices) != request.params.n:
+            raise InvalidArgument("resume.choices", f"{len(resume.choices)} choices; n is {request.params.n}")
+        vocab_size = self._model.vocab_size
+        for index, choice in enumerate(resume.choices):
+            path = f"resume.choices[{index}].token_ids"
+            self._limits.check_tokens(len(choice.token_ids), path)
+            if choice.token_ids and max(choice.token_ids) >= vocab_size:
+                position = next(i for i, token_id in enumerate(choice.token_ids) if token_id >= vocab_size)
+                reason = f"{choice.token_ids[position]} is not in [0, {vocab_size - 1}]"
+                raise InvalidArgument(f"{path}[{position}]", reason)
+        return sum(len(choice.token_ids) for choice in resume.choices)
 
     async def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's tokens. Raises InvalidArgument, also where they leave no room for an answer."""
@@ -68,9 +90,12 @@ class InputProcessor:
     ) -> NewRequest:
         """The request, its id told from other tenants', a seed in any case, its deadline on our clock.
 
-        request_id: as `name` gave it.
+        request_id: as `name` gave it. Raises NotResumable for a prompt that became other tokens than it was.
         """
         params, seconds, proved = request.params, request.deadline_seconds, request.identity.tenant
+        resume = request.resume
+        if resume is not None:
+            self._fingerprint.check_prompt(resume.fingerprint, token_ids)
         return NewRequest(
             request_id=scoped_id(proved, request_id),
             prompt_token_ids=token_ids,
@@ -84,4 +109,24 @@ class InputProcessor:
             cache_tenant="" if self._shares_prefixes else proved,
             bypass_prefix_cache=request.bypass_prefix_cache,
             deadline=None if seconds is None else arrival_time + seconds,
+            resumed=() if resume is None else resume.choices,
+            fingerprint=self._fingerprint.of_prompt(token_ids),
+            is_exact=self._fingerprint.is_exact,
         )
+
+
+def as_it_began(request: GenerationRequest) -> GenerationRequest:
+    """The request, with the seed and the bound in force that an answer which is resumed began with.
+
+    Raises InvalidArgument where the request says otherwise.
+    """
+    params, resume = request.params, request.resume
+    if resume is None:
+        return request
+    if params.seed not in (None, resume.seed):
+        raise InvalidArgument("resume.seed", f"{resume.seed}; the request's seed is {params.seed}")
+    max_tokens = params.max_tokens if resume.max_tokens is None else resume.max_tokens
+    if params.max_tokens not in (None, max_tokens):
+        reason = f"{max_tokens}; the request's max_tokens is {params.max_tokens}"
+        raise InvalidArgument("resume.max_tokens", reason)
+    return replace(request, params=replace(params, seed=resume.seed, max_tokens=max_tokens))

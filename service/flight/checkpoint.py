@@ -25,7 +25,17 @@ from pageturner.service.policy_host.snapshot import ActivePolicyState, PolicyHos
 _SEQUENCE_FIELDS = tuple(
     name
     for name in Sequence.__slots__
-    if name not in ("block_hashes", "index", "request", "sample_rows", "seq_id", "token_log", "tokens")
+    if name
+    not in (
+        "block_hashes",
+        "index",
+        "num_given_tokens",
+        "request",
+        "sample_rows",
+        "seq_id",
+        "token_log",
+        "tokens",
+    )
 )
 _DERIVED = (
     "max_total_tokens",

@@ -161,6 +161,9 @@ class _RequestHistory:
             self._is_over = True
             return
         facts.append(f"at most {_count(entry.max_tokens, 'output token')}")
+        if request.resumed:
+            known = sum(choice.num_tokens for choice in request.resumed)
+            facts.append(f"resumed with {known} of them")
         if request.n > 1:
             facts.append(f"{request.n} choices")
         if request.priority:

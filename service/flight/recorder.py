@@ -22,6 +22,7 @@ from pageturner.service.core.listener import (
     Update,
 )
 from pageturner.service.core.outputs import (
+    Acceptance,
     ChoiceFinishedEvent,
     Event,
     FinishedEvent,
@@ -47,6 +48,7 @@ from pageturner.service.flight.records import (
     PoliciesSet,
     PolicySpecs,
     Quarantined,
+    RecordedChoice,
     RecordedRequest,
     RowResult,
     Scheduled,
@@ -127,7 +129,10 @@ class FlightRecorder:
 
     def after(self, call: Call, outcome: CallOutcome) -> None:
         """Keep an entry of the call, unless it made no difference."""
-        events = outcome.answer if isinstance(outcome.answer, tuple) else ()
+        answer = outcome.answer
+        events = (
+            answer.events if isinstance(answer, Acceptance) else answer if isinstance(answer, tuple) else ()
+        )
         decisions = (*outcome.decisions, *_ends(events), *self._standing.changes())
         entry = self._entry(call, outcome, events, decisions, error_name(outcome.error))
         if entry is not None:
@@ -197,9 +202,37 @@ class FlightRecorder:
         if raised:
             names = names_of_prompt(hasher, new, self._manager.block_size) if hasher is not None else ()
             return Added(now, RecordedRequest.of(new, names), decisions=decisions, raised=raised)
-        sequence = self._state.requests[new.request_id].sequences[0]
-        names = names_of(self._manager, sequence, len(new.prompt_token_ids))
-        return Added(now, RecordedRequest.of(new, names), cast(int, outcome.answer), decisions=decisions)
+        acceptance = cast(Acceptance, outcome.answer)
+        request = self._state.requests.get(new.request_id)
+        if request is None:  # it was resumed, and has ended: no block of it was looked for
+            names, resumed = (), self._resumed(new, (), acceptance)
+        else:
+            names = names_of(self._manager, request.sequences[0], len(new.prompt_token_ids))
+            resumed = self._resumed(new, tuple(request.sequences), acceptance)
+        recorded = RecordedRequest.of(new, names, resumed)
+        return Added(now, recorded, acceptance.max_tokens, decisions=decisions)
+
+    def _resumed(
+        self, new: NewRequest, sequences: tuple[Sequence, ...], acceptance: Acceptance
+    ) -> tuple[RecordedChoice, ...]:
+        """What was known of each choice, for a replay. sequences: of the request if it lives."""
+        num_shared = len(new.prompt_token_ids) // self._manager.block_size
+        stopped = {
+            event.index
+            for event in acceptance.events
+            if isinstance(event, ChoiceFinishedEvent) and event.reason is FinishReason.STOP
+        }
+        recorded = []
+        for index, choice in enumerate(new.resumed):
+            names: tuple[int, ...] = ()
+            if sequences and not sequences[index].is_finished:
+                names = names_of(self._manager, sequences[index], sequences[index].num_given_tokens)[
+                    num_shared:
+                ]
+            num_tokens = len(choice.token_ids)
+            is_stopped = index in stopped or (choice.is_finished and num_tokens < acceptance.max_tokens)
+            recorded.append(RecordedChoice(num_tokens, names, is_stopped, choice.is_finished))
+        return tuple(recorded)
 
     def _results(self, call: Update, events: tuple[Event, ...]) -> tuple[RowResult, ...]:
         """Those that are not the common one: a token taken, no block completed, no end."""

@@ -160,7 +160,9 @@ class WorkloadRecorder:
         if outcome.error is not None:
             return
         if isinstance(call, AddRequest):
-            self._live[call.new.request_id] = self._scheduler.state.requests[call.new.request_id]
+            request = self._scheduler.state.requests.get(call.new.request_id)
+            if request is not None:  # else it was resumed and had ended: nothing was computed for it
+                self._live[call.new.request_id] = request
             if self._first_arrival is None:
                 self._first_arrival = call.new.arrival_time
         if isinstance(outcome.answer, tuple):
@@ -183,16 +185,19 @@ class WorkloadRecorder:
         self._file.write({"step": astuple(work_of(output)), "seconds": round(now - since, 7)})
 
     def _finished(self, event: FinishedEvent) -> None:
-        request = self._live.pop(event.request_id, None)
-        if request is None or not event.usage.num_output_tokens:
+        request, usage = self._live.pop(event.request_id, None), event.usage
+        num_sampled = usage.num_output_tokens - usage.num_resumed_tokens
+        if request is None or not num_sampled:
             return
         assert self._first_arrival is not None, "a request was accepted before it ended"
         new = request.new
+        # What was known of an answer that is resumed is computed as a prompt is.
+        num_given = len(new.prompt_token_ids) + new.num_resumed_tokens // new.params.n
         self._file.write(
             {
                 "timestamp": round(1e3 * (new.arrival_time - self._first_arrival), 3),
-                "input_length": len(new.prompt_token_ids),
-                "output_length": max(1, event.usage.num_output_tokens // new.params.n),
+                "input_length": num_given,
+                "output_length": max(1, num_sampled // new.params.n),
                 "hash_ids": self._hash_ids(request),
                 "num_choices": new.params.n,
                 "max_tokens": new.params.max_tokens,
@@ -206,5 +211,9 @@ class WorkloadRecorder:
     def _hash_ids(self, request: Request) -> tuple[int, ...]:
         manager = self._scheduler.manager
         if manager.caches_prefixes:
-            return names_of(manager, request.sequences[0], request.num_prompt_tokens)
+            sequence = request.sequences[0]
+            is_alone = len(request.sequences) == 1
+            return names_of(
+                manager, sequence, sequence.num_given_tokens if is_alone else request.num_prompt_tokens
+            )
         return names_of_prompt(self._hasher, request.new, manager.block_size)

@@ -17,7 +17,7 @@ from pageturner.policies.views import Rates
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
-from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus
+from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus, ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
 from pageturner.service.errors import PageturnerError
@@ -48,11 +48,25 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedChoice:
+    """What was known of a choice of a resumed answer.
+
+    block_names: of the full blocks behind those of the prompt. is_stopped: the last of its tokens ended it by
+    a stop string or token. is_told: its client knew its end.
+    """
+
+    num_tokens: int
+    block_names: tuple[int, ...] = ()
+    is_stopped: bool = False
+    is_told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedRequest:
     """All of a request that scheduling depends on, nothing of what it says.
 
     block_names: of the full blocks of its prompt; none if it was refused. max_tokens: as asked for, None if
-    left open.
+    left open. resumed: by choice, of an answer that began elsewhere.
     """
 
     request_id: str
@@ -67,11 +81,19 @@ class RecordedRequest:
     tenant: str = ""
     bypass_prefix_cache: bool = False
     deadline: float | None = None
+    resumed: tuple[RecordedChoice, ...] = ()
 
     @classmethod
-    def of(cls, new: NewRequest, block_names: tuple[int, ...]) -> Self:
-        """What is kept of a request whose full blocks have these names."""
+    def of(
+        cls, new: NewRequest, block_names: tuple[int, ...], resumed: tuple[RecordedChoice, ...] | None = None
+    ) -> Self:
+        """What is kept of a request whose full blocks have these names.
+
+        resumed: of what is known of its answer; by default the counts alone.
+        """
         params = new.params
+        if resumed is None:
+            resumed = tuple(RecordedChoice(len(choice.token_ids)) for choice in new.resumed)
         return cls(
             new.request_id,
             len(new.prompt_token_ids),
@@ -85,6 +107,7 @@ class RecordedRequest:
             new.tenant,
             new.bypass_prefix_cache,
             new.deadline,
+            resumed,
         )
 
     def stand_in(self, block_size: int) -> NewRequest:
@@ -104,7 +127,13 @@ class RecordedRequest:
             tenant=self.tenant,
             bypass_prefix_cache=self.bypass_prefix_cache,
             deadline=self.deadline,
+            resumed=tuple(self._resumed_stand_in(choice, block_size) for choice in self.resumed),
         )
+
+    def _resumed_stand_in(self, choice: RecordedChoice, block_size: int) -> ResumedChoice:
+        names = (*self.block_names, *choice.block_names)
+        tokens = stand_ins(self.num_prompt_tokens + choice.num_tokens, names, block_size)
+        return ResumedChoice(tokens[self.num_prompt_tokens :], is_finished=choice.is_told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ model's results and where a choice stopped are the recorded ones.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from pageturner.policies import registry
@@ -16,7 +18,7 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TextDelta
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.errors import PageturnerError, TextFailed
+from pageturner.service.errors import InvalidArgument, PageturnerError, TextFailed
 from pageturner.service.flight.block_names import NameHasher
 from pageturner.service.flight.checkpoint import restore_checkpoint
 from pageturner.service.flight.former_versions import as_it_was
@@ -82,21 +84,30 @@ def replay(record: FlightRecord) -> Replay:
     return Replay(num_steps, len(record.entries), None)
 
 
+_START_ERRORS: Mapping[str, Exception] = MappingProxyType(
+    {
+        TextFailed.__name__: RuntimeError("recorded"),
+        InvalidArgument.__name__: InvalidArgument("resume", "recorded"),
+    }
+)
+"""What raises again, by the name of a refusal that hangs on a request's tokens."""
+
+
 class _Stops:
     """A stop condition that stops, and fails, where that of the recorded choice did.
 
     num_left: tokens of the step until a choice stops, by sequence. without_text: sequences whose text fails
-    in this step. fails_to_start: of the request that is being added.
+    in this step. start_error: of the request that is being added.
     """
 
     def __init__(self) -> None:
         self.num_left: dict[int, int] = {}
         self.without_text: set[int] = set()
-        self.fails_to_start = False
+        self.start_error: Exception | None = None
 
     def start(self, seq_id: int, request: NewRequest) -> None:
-        if self.fails_to_start:
-            raise RecordedError("text")
+        if self.start_error is not None:
+            raise self.start_error
 
     def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
         if seq_id in self.without_text:
@@ -162,7 +173,7 @@ class _Player:
                 self._name_partial_block(named)
         match entry:
             case Added():
-                self._stops.fails_to_start = entry.refusal == TextFailed.__name__
+                self._start_texts(entry)
                 scheduler.add_request(entry.request.stand_in(self._block_size))
             case Aborted():
                 scheduler.abort_request(entry.request_id, RecordedError(entry.error))
@@ -186,6 +197,16 @@ class _Player:
             case Failed():
                 output = self._in_flight.pop(entry.step_id)
                 scheduler.fail_step(output, RuntimeError(entry.error), entry.now)
+
+    def _start_texts(self, entry: Added) -> None:
+        """Have a request's texts begin, or fail to, as they did: what its tokens said is not recorded."""
+        stops, first = self._stops, self._scheduler.state.next_seq_id
+        stops.start_error = _START_ERRORS.get(entry.refusal)
+        stops.num_left = {
+            first + index: choice.num_tokens
+            for index, choice in enumerate(entry.request.resumed)
+            if choice.is_stopped
+        }
 
     def _name_partial_block(self, named: PartialName) -> None:
         """Let the stand-in of a partial block's last token be its name, as that of a full block's is."""

@@ -48,6 +48,8 @@ def from_event(event: StreamEvent) -> generation_pb2.GenerateStreamResponse:
             message.accepted.seed = event.seed
             message.accepted.prompt_tokens = event.num_prompt_tokens
             message.accepted.max_tokens = event.max_tokens
+            message.accepted.fingerprint = event.fingerprint
+            message.accepted.exact = event.is_exact
         case TokenEvent():
             message.delta.index = event.index
             message.delta.text = event.text
@@ -92,6 +94,7 @@ def from_usage(usage: Usage) -> generation_pb2.Usage:
         prompt_tokens=usage.num_prompt_tokens,
         cached_prompt_tokens=usage.num_cached_prompt_tokens,
         output_tokens=usage.num_output_tokens,
+        resumed_tokens=usage.num_resumed_tokens,
     )
 
 

@@ -21,8 +21,11 @@ from pageturner.service.engine.api import (
     GenerationRequest,
     PolicyChange,
     Prompt,
+    ResumedChoice,
+    Resumption,
     TextPrompt,
 )
+from pageturner.service.engine.fingerprint import MAX_CHARACTERS
 from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.errors import InvalidArgument, PermissionDenied, RefusalCause
 from pageturner.service.identity import Identity
@@ -31,6 +34,10 @@ from pageturner.v1 import admin_pb2, generation_pb2
 MAX_TEMPLATE_VARIABLES = 64
 MAX_TEMPLATE_CHARACTERS = 1 << 16
 """Of a chat's template variables, names and values together."""
+
+MAX_RESUMED_CHOICES = 1024
+MAX_RESUMED_TOKENS = 1 << 18
+"""Of all choices of an answer that is resumed."""
 
 MAX_POLICY_AXES = 16
 MAX_POLICY_OPTIONS = 64
@@ -57,6 +64,31 @@ def to_generation_request(
         bypass_prefix_cache=request.bypass_prefix_cache,
         deadline_seconds=deadline_seconds,
         identity=caller,
+        resume=to_resumption(request.resume, limits) if request.HasField("resume") else None,
+    )
+
+
+def to_resumption(resume: generation_pb2.Resume, limits: PromptLimits) -> Resumption:
+    """Raises InvalidArgument for lists that are too long, before they are copied."""
+    _refuse_above("resume.fingerprint", len(resume.fingerprint), MAX_CHARACTERS, "characters")
+    _refuse_above("resume.choices", len(resume.choices), MAX_RESUMED_CHOICES, "choices")
+    for index, choice in enumerate(resume.choices):
+        limits.check_tokens(len(choice.token_ids), f"resume.choices[{index}].token_ids")
+    num_tokens = sum(len(choice.token_ids) for choice in resume.choices)
+    _refuse_above("resume.choices", num_tokens, MAX_RESUMED_TOKENS, "tokens together")
+    return Resumption(
+        resume.seed,
+        resume.fingerprint,
+        tuple(
+            ResumedChoice(
+                tuple(choice.token_ids),
+                choice.text_characters if choice.HasField("text_characters") else None,
+                choice.finished,
+            )
+            for choice in resume.choices
+        ),
+        resume.max_tokens if resume.HasField("max_tokens") else None,
+        resume.allow_inexact,
     )
 
 

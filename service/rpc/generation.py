@@ -59,6 +59,8 @@ class GenerationServicer(GenerationServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context[pb.GenerateRequest, pb.GenerateResponse]
     ) -> pb.GenerateResponse:
+        for received in request.resume.choices:
+            received.finished = False  # the one answer tells how each choice ended
         generation = self._generation(request, context.time_remaining())
         response = pb.GenerateResponse(request_id=generation.request_id)
         texts: list[list[str]] = []

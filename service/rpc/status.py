@@ -42,6 +42,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
         errors.TenantLimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,  # before the kind that it is one of
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.NotResumable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.Loading: grpc.StatusCode.UNAVAILABLE,
         errors.Draining: grpc.StatusCode.UNAVAILABLE,
         errors.EngineDead: grpc.StatusCode.UNAVAILABLE,
@@ -74,6 +75,7 @@ _ATTRIBUTES: Mapping[type[PageturnerError], tuple[str, ...]] = MappingProxyType(
         errors.InvalidArgument: ("field", "reason"),
         errors.ModelNotFound: ("model",),
         errors.DuplicateRequest: ("request_id",),
+        errors.NotResumable: ("differing",),
         errors.ConfigError: ("key", "reason"),
         errors.TenantLimitReached: ("limit",),
     }

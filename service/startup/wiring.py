@@ -31,6 +31,7 @@ from pageturner.service.flight.records import Setting
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.policy_host.calls import CallWatch
+from pageturner.service.startup.fingerprint import describe_fingerprint
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
 from pageturner.service.startup.stages import OnStage, unheard
 
@@ -158,6 +159,7 @@ def _depth(config: ServiceConfig, model: LoadedModel) -> int:
 
 
 def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: float) -> ServerInfo:
+    fingerprint = describe_fingerprint(model)
     return ServerInfo(
         version=__version__,
         start_seconds=start_seconds,
@@ -173,6 +175,8 @@ def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: f
         config=config.flat(),
         device=str(model.backend.device),
         products=_describe_products(model.products),
+        fingerprint=fingerprint.text,
+        exact_resume=fingerprint.is_exact,
     )
 
 

@@ -15,6 +15,7 @@ from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.inspection import SchedulerInspection
 from pageturner.service.core.outputs import (
+    Acceptance,
     BlockCopies,
     ChoiceFinishedEvent,
     Event,
@@ -83,7 +84,7 @@ class ScriptedScheduler:
         self._next_seq_id = 0
         self._step_id = 0
 
-    def add_request(self, request: NewRequest) -> int:
+    def add_request(self, request: NewRequest) -> Acceptance:
         self._raise_fault()
         if request.request_id in self.entries:
             raise DuplicateRequest(request.request_id)
@@ -93,7 +94,7 @@ class ScriptedScheduler:
         entry = _Entry(request, self._next_seq_id, max_tokens, [0] * request.params.n)
         self._next_seq_id += request.params.n
         self.entries[request.request_id] = entry
-        return max_tokens
+        return Acceptance(max_tokens)
 
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:
         if request_id not in self.entries:

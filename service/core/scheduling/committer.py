@@ -117,9 +117,8 @@ class Committer:
         )
 
     def _fork(self, lead: Sequence, step_id: int) -> tuple[SampleRow, ...]:
-        """The prompt is computed: every choice gets the lead's table, the first time a token as well."""
+        """The prompt is computed: every choice gets the lead's table, and one without a token its first."""
         request = lead.request
-        samples_now = request.fork_samples
         for child in request.unfinished:
             if child is not lead:
                 self._manager.fork(lead, child, request.num_prompt_tokens)
@@ -127,9 +126,8 @@ class Committer:
                 child.num_kv_tokens = request.num_prompt_tokens
                 child.last_step = step_id
         request.is_forked = True
-        if not samples_now:
-            return ()
-        return tuple(row for sequence in request.unfinished for row in self._sample(sequence))
+        beginning = (sequence for sequence in request.unfinished if not sequence.num_output_tokens)
+        return tuple(row for sequence in beginning for row in self._sample(sequence))
 
     @staticmethod
     def _sample(sequence: Sequence) -> tuple[SampleRow, ...]:

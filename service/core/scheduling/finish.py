@@ -77,6 +77,7 @@ class Finisher:
                 request.num_prompt_tokens,
                 request.num_cached_prompt_tokens,
                 sum(sequence.num_output_tokens for sequence in request.sequences),
+                request.new.num_resumed_tokens,
             ),
             RequestTimings(
                 queue_seconds=request.queue_seconds,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.outputs import StopCondition
+from pageturner.service.core.outputs import Acceptance, StopCondition
 from pageturner.service.core.request import NewRequest, Request, Sequence
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.deadlines import Deadlines
-from pageturner.service.core.scheduling.finish import text_failed
+from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.policy_events import tell_queued
+from pageturner.service.core.scheduling.resume import ChoiceStart, events_of, start_choice
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.errors import DuplicateRequest, InvalidArgument, QueueFull
+from pageturner.service.errors import DuplicateRequest, InvalidArgument, PageturnerError, QueueFull
 
 
 def check_queue(options: SchedulerOptions, num_waiting: int, num_queued_tokens: int, num_tokens: int) -> None:
@@ -78,23 +79,28 @@ def _largest_fitting(num_prompt: int, wanted: int, n: int, num_blocks: int, bloc
 
 
 class Intake:
-    """stop_condition: told of each sequence that comes to be. deadlines: watch each request from then on."""
+    """stop_condition: told of each sequence that comes to be. deadlines: watch each request from then on.
+    finisher: ends one that lacks no token."""
 
-    def __init__(self, state: SchedulerState, deadlines: Deadlines, stop_condition: StopCondition) -> None:
+    def __init__(
+        self, state: SchedulerState, deadlines: Deadlines, finisher: Finisher, stop_condition: StopCondition
+    ) -> None:
         self._state = state
         self._deadlines = deadlines
+        self._finisher = finisher
         self._stop_condition = stop_condition
 
-    def accept(self, new: NewRequest) -> Request:
+    def accept(self, new: NewRequest) -> Acceptance:
         """Queue a request. Raises what `Scheduler.add_request` says; nothing is changed then."""
         state, waiting, manager = self._state, self._state.waiting, self._state.manager
         if new.request_id in state.requests:
             raise DuplicateRequest(new.request_id)
         n, num_prompt_tokens = new.params.n, len(new.prompt_token_ids)
         max_tokens = checked_max_tokens(new, state.options, manager.device.num_blocks, manager.block_size)
-        check_queue(state.options, len(waiting), waiting.num_prompt_tokens, num_prompt_tokens)
+        num_tokens = num_prompt_tokens + new.num_resumed_tokens
+        check_queue(state.options, len(waiting), waiting.num_prompt_tokens, num_tokens)
         seq_ids = range(state.next_seq_id, state.next_seq_id + n)
-        self._start_text(seq_ids, new)
+        starts = self._start_choices(seq_ids, new, max_tokens)
         root = manager.root_hash(adapter=new.adapter, salt=new.cache_salt, tenant=new.cache_tenant)
         request = Request(new, state.next_order, max_tokens, root)
         request.num_blocks_peak = views.num_peak_blocks(num_prompt_tokens, max_tokens, n, manager.block_size)
@@ -102,27 +108,37 @@ class Intake:
         state.next_order += 1
         state.next_seq_id += n
         for index, seq_id in enumerate(seq_ids):
-            state.sequences[seq_id] = Sequence(seq_id, request, index)
-            request.sequences.append(state.sequences[seq_id])
+            sequence = Sequence(seq_id, request, index)
+            sequence.is_finished = starts[index].is_over
+            request.sequences.append(sequence)
+            if not sequence.is_finished:
+                state.sequences[seq_id] = sequence
+        request.is_forked = len(request.unfinished) == 1
         state.requests[new.request_id] = request
         self._deadlines.watch(request)
         tell_queued(state, request, is_first=True)
-        waiting.add(request)
-        return request
+        events = tuple(events_of(new, starts))
+        if request.unfinished:
+            waiting.add(request)
+        else:
+            events = (*events, self._finisher.complete(request))
+        return Acceptance(max_tokens, events)
 
-    def resume(self, request: Request) -> None:
+    def restore(self, request: Request) -> None:
         """Watch a request, and begin the texts of its choices, after a restore."""
         self._deadlines.watch(request)
         for sequence in request.unfinished:
             self._stop_condition.start(sequence.seq_id, request.new)
 
-    def _start_text(self, seq_ids: range, new: NewRequest) -> None:
-        """Begin the text of every choice, or of none. Raises TextFailed."""
-        for seq_id in seq_ids:
+    def _start_choices(self, seq_ids: range, new: NewRequest, max_tokens: int) -> list[ChoiceStart]:
+        """Begin the text of every choice, or of none. Raises TextFailed, or what `start_choice` refuses."""
+        starts: list[ChoiceStart] = []
+        for index, seq_id in enumerate(seq_ids):
             try:
-                self._stop_condition.start(seq_id, new)
+                starts.append(start_choice(new, index, seq_id, max_tokens, self._stop_condition))
             except Exception as error:
-                for started in range(seq_ids.start, seq_id):
+                for started in range(seq_ids.start, seq_id + 1):
                     with suppress(Exception):  # their text is dropped
                         self._stop_condition.finish(started)
-                raise text_failed(error) from error
+                raise error if isinstance(error, PageturnerError) else text_failed(error) from error
+        return starts

@@ -63,7 +63,7 @@ class StepTally:
             tenant = self._tenants[request.request_id] = request.new.tenant
             before, end = sequence.num_ever_computed, part.end
             self._recomputed[tenant] += max(0, min(end, before) - part.start)
-            self._prompt[tenant] += max(0, min(end, request.num_prompt_tokens) - max(part.start, before))
+            self._prompt[tenant] += max(0, min(end, sequence.num_given_tokens) - max(part.start, before))
             if sequence.epoch != part.epoch:  # void, but computed: computing it once more is doing it again
                 sequence.num_ever_computed = max(before, end)
 

@@ -22,7 +22,7 @@ from pageturner.service.core.listener import (
     SetPolicies,
     Update,
 )
-from pageturner.service.core.outputs import SchedulerOutput
+from pageturner.service.core.outputs import Acceptance, SchedulerOutput
 from pageturner.service.errors import DuplicateRequest
 
 
@@ -84,7 +84,7 @@ def test_an_outcome_holds_the_answer_and_the_decisions_of_its_own_call() -> None
     harness.submit((0, 1, 2), max_tokens=9)
     harness.step()
     added, _, scheduled, updated = (outcome for _, outcome in listener.heard)
-    assert added == CallOutcome(9)
+    assert added == CallOutcome(Acceptance(9))
     assert isinstance(scheduled.answer, SchedulerOutput)
     assert [type(d) for d in scheduled.decisions].count(Admitted) == 1
     assert updated.decisions == ()

@@ -32,6 +32,7 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.DuplicateRequest("r1"),
     errors.TenantLimitReached("tokens_per_minute", "200 are left", 2.5),
     errors.QueueFull("64 requests wait", 2.5),
+    errors.NotResumable("the answer began under other kernels", "kernels,machine"),
     errors.Loading("the model is still loading"),
     errors.Draining("shutting down"),
     errors.EngineDead("Traceback (most recent call last)"),

@@ -1,0 +1,96 @@
+"""What has come of a streamed answer so far, and the request that asks for the rest. Sends nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pageturner.service.client.wire import from_message
+from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
+from pageturner.service.engine.api import AcceptedEvent, StreamEvent
+from pageturner.v1 import generation_pb2
+
+
+@dataclass(slots=True)
+class _Received:
+    """Of one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    num_characters: int = 0
+    is_finished: bool = False
+
+
+class PartialAnswer:
+    """Takes the messages of one stream after another, and gives the events of an answer that never broke.
+
+    request: as the caller stated it. allow_inexact: the rest may be asked for where other tokens could come
+    than those that would have.
+    """
+
+    def __init__(self, request: generation_pb2.GenerateStreamRequest, *, allow_inexact: bool = False) -> None:
+        self._request = request
+        self._allow_inexact = allow_inexact
+        self._accepted: AcceptedEvent | None = None
+        self._received: list[_Received] = []
+
+    @property
+    def request_id(self) -> str:
+        """The id in force; empty until a server has accepted the request, if its caller named none."""
+        return self._request.request_id if self._accepted is None else self._accepted.request_id
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a server has accepted the request."""
+        return self._accepted is not None
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether the rest may be asked for: nothing of it has come yet, or a server said how to go on."""
+        accepted = self._accepted
+        if accepted is None:
+            return True
+        return bool(accepted.fingerprint) and (accepted.is_exact or self._allow_inexact)
+
+    def take(self, message: generation_pb2.GenerateStreamResponse) -> StreamEvent | None:
+        """The next event; None for one that the caller has had, or that this client does not know."""
+        event = from_message(message)
+        match event:
+            case AcceptedEvent():
+                if self._accepted is not None:
+                    return None
+                self._accepted = event
+                self._received = [_Received() for _ in range(max(1, self._request.sampling.n))]
+            case TokenEvent() if self._received:
+                choice = self._received[event.index]
+                choice.token_ids.extend(token.token_id for token in event.tokens)
+                choice.num_characters += len(event.text)
+            case ChoiceFinishedEvent() if self._received:
+                self._received[event.index].is_finished = True
+            case FinishedEvent():
+                pass
+        return event
+
+    def next_request(self) -> generation_pb2.GenerateStreamRequest:
+        """For the whole answer while nothing of it has come, then for what is missing."""
+        accepted = self._accepted
+        if accepted is None:
+            return self._request
+        request = generation_pb2.GenerateStreamRequest()
+        request.CopyFrom(self._request)
+        request.request_id = accepted.request_id
+        request.resume.CopyFrom(
+            generation_pb2.Resume(
+                seed=accepted.seed,
+                fingerprint=accepted.fingerprint,
+                max_tokens=accepted.max_tokens,
+                allow_inexact=self._allow_inexact,
+                choices=[
+                    generation_pb2.ReceivedChoice(
+                        token_ids=choice.token_ids,
+                        text_characters=choice.num_characters,
+                        finished=choice.is_finished,
+                    )
+                    for choice in self._received
+                ],
+            )
+        )
+        return request

@@ -1,0 +1,101 @@
+"""The choices of an answer that broke off elsewhere and goes on here: where each of them stands.
+
+Their known tokens are computed like a prompt's, as after a recompute. What they say is found out by giving
+them to the stop condition once more, which also leaves it where it would be: what it held back is held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    Event,
+    FinishReason,
+    StopCondition,
+    TokenEvent,
+)
+from pageturner.service.core.request import NewRequest
+from pageturner.service.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStart:
+    """Where a choice begins. text: that its client lacks of its known tokens. reason: why these ended it,
+    UNSPECIFIED where it goes on; matched: as ChoiceFinishedEvent has it."""
+
+    text: str = ""
+    reason: FinishReason = FinishReason.UNSPECIFIED
+    matched: str | int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no token is to be sampled."""
+        return self.reason is not FinishReason.UNSPECIFIED
+
+
+AFRESH = ChoiceStart()
+"""A choice of which nothing is known."""
+
+
+def start_choice(
+    new: NewRequest, index: int, seq_id: int, max_tokens: int, stop_condition: StopCondition
+) -> ChoiceStart:
+    """Begin the text of a choice, and of the tokens that are known of it.
+
+    Raises InvalidArgument where no stream of this request can have sent them; what the stop condition raises
+    passes through. In either case its text has to be finished by the caller.
+    """
+    stop_condition.start(seq_id, new)
+    if not new.resumed:
+        return AFRESH
+    resumed, path = new.resumed[index], f"resume.choices[{index}]"
+    if len(resumed.token_ids) > max_tokens:
+        reason = f"{len(resumed.token_ids)} tokens; max_tokens is {max_tokens}"
+        raise InvalidArgument(f"{path}.token_ids", reason)
+    texts: list[str] = []
+    end, matched = FinishReason.UNSPECIFIED, None
+    stop_ids, min_tokens = frozenset(new.stop_ids), new.params.min_tokens
+    for number, token_id in enumerate(resumed.token_ids, 1):
+        if end is not FinishReason.UNSPECIFIED:
+            raise InvalidArgument(f"{path}.token_ids[{number - 1}]", "comes after the choice's end")
+        end, matched, text = _append(
+            stop_condition, seq_id, token_id, number >= min_tokens, token_id in stop_ids
+        )
+        texts.append(text)
+        if end is FinishReason.UNSPECIFIED and number == max_tokens:
+            end = FinishReason.LENGTH
+    if end is not FinishReason.UNSPECIFIED:
+        texts.append(stop_condition.finish(seq_id))
+    elif resumed.is_finished:
+        raise InvalidArgument(f"{path}.finished", "its tokens do not end it")
+    whole = "".join(texts)
+    num_received = len(whole) if resumed.num_characters is None else resumed.num_characters
+    if num_received > len(whole):
+        reason = f"{num_received} characters; these tokens show {len(whole)}"
+        raise InvalidArgument(f"{path}.text_characters", reason)
+    return ChoiceStart(whole[num_received:], end, matched)
+
+
+def _append(
+    stop_condition: StopCondition, seq_id: int, token_id: int, may_stop: bool, is_stop_token: bool
+) -> tuple[FinishReason, str | int | None, str]:
+    """Why a token ends its choice if it does, what it matched, and its text."""
+    delta = stop_condition.append(seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop_token)
+    if delta.matched_stop is not None:
+        return FinishReason.STOP, delta.matched_stop, delta.text
+    if is_stop_token and may_stop:
+        return FinishReason.STOP, token_id, delta.text
+    return FinishReason.UNSPECIFIED, None, delta.text
+
+
+def events_of(new: NewRequest, starts: list[ChoiceStart]) -> Iterator[Event]:
+    """What the client of a resumed answer can be told before any step."""
+    for index, (resumed, start) in enumerate(zip(new.resumed, starts, strict=False)):
+        if resumed.is_finished:
+            continue
+        if start.text:
+            yield TokenEvent(new.request_id, index, (), start.text)
+        if start.is_over:
+            yield ChoiceFinishedEvent(new.request_id, index, start.reason, start.matched)
