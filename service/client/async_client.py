@@ -37,6 +37,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    DrainOutcome,
     ModelInfo,
     RequestState,
     ServerInfo,
@@ -170,6 +171,14 @@ class Client:
     async def tenants(self, limit: int = 100) -> TenantsReport:
         """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
         return await self._ask(calls.tenants(limit))
+
+    async def drain(self, grace_seconds: float | None = None) -> DrainOutcome:
+        """End the server's work in order, and wait until it has ended; leaving before ends nothing of it.
+
+        grace_seconds: how long running requests may go on, by default as the server is configured. The
+        process stays, drained, until it is told to end.
+        """
+        return await self._ask(calls.drain(grace_seconds))
 
     def watch_load(self, interval_seconds: float) -> AsyncGenerator[SchedulerStats, None]:
         """The load now and then every so often, without end."""

@@ -41,6 +41,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    DrainOutcome,
     ModelInfo,
     RequestState,
     ServerInfo,
@@ -176,6 +177,10 @@ class SyncClient:
     def tenants(self, limit: int = 100) -> TenantsReport:
         """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
         return self._ask(calls.tenants(limit))
+
+    def drain(self, grace_seconds: float | None = None) -> DrainOutcome:
+        """End the server's work in order, and wait until it has ended; see `Client.drain`."""
+        return self._ask(calls.drain(grace_seconds))
 
     def watch_load(self, interval_seconds: float) -> Generator[SchedulerStats, None, None]:
         """The load now and then every so often, without end."""

@@ -96,6 +96,10 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._live)
 
+    def has_work(self) -> bool:
+        """Whether a request lives that is not paused for its reader."""
+        return any(not live.stream.is_full for live in self._live.values())
+
     @property
     def pending(self) -> tuple[int, int]:
         """Requests on their way to the scheduler, and their prompt tokens."""
