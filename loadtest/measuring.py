@@ -33,8 +33,7 @@ def measure(
     num_requests = sum(len(shape.turns) for shape in shapes)
     costs: list[ClientCost] = []
     with live_display(title, num_requests, console) as display:
-        target = run.target
-        monitor = Monitor(target.admin_address or target.address, display.on_sample, access=target.access)
+        monitor = Monitor(run.target.address, display.on_sample)
         with monitor.watching():
             records = execute(run, display.on_record, interruption, costs.append)
     summary = summarize_run(records, num_requests, objectives)

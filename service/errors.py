@@ -6,11 +6,21 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 
 class PageturnerError(Exception):
-    """Base of all errors that a user or an operator may meet; str() is fit to be shown to them."""
+    """Base of all errors that a user or an operator may meet; str() is fit to be shown to them.
+
+    counted_as: its label where requests are counted by how they ended, the class's name unless it says else.
+    """
+
+    counted_as: str = "error"
+
+    def __init_subclass__(cls) -> None:
+        if "counted_as" not in vars(cls):
+            cls.counted_as = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copied and unpickled from its text and attributes: the constructor's arguments are others."""
@@ -45,9 +55,15 @@ class DuplicateRequest(PageturnerError):
 class QueueFull(PageturnerError):
     """The bound on waiting requests or on queued prompt tokens is reached; try again later."""
 
-    def __init__(self, reason: str, retry_after_seconds: float) -> None:
+    def __init__(self, reason: str, retry_after_seconds: float, counted_as: str = "") -> None:
         super().__init__(reason)
         self.retry_after_seconds = retry_after_seconds
+        if counted_as:
+            self.counted_as = counted_as
+
+
+class DeadlineTooClose(QueueFull):
+    """Before the request so much work waits that it would likely end after its deadline: it was not begun."""
 
 
 class TenantLimitReached(QueueFull):
@@ -87,6 +103,10 @@ class RequestAborted(PageturnerError):
 
 class DeadlineExceeded(PageturnerError):
     """The request's deadline passed before it was done."""
+
+
+class DeadlineUnreachable(DeadlineExceeded):
+    """The request waited until its deadline could no longer be met; it was ended before it took memory."""
 
 
 class SlowConsumer(PageturnerError):

@@ -7,7 +7,6 @@ refused by its name before anything is sent; every failure of a call is a `Paget
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client.async_client import Client
-from pageturner.service.client.credentials import Credentials
 from pageturner.service.client.sync_client import SyncClient
 from pageturner.service.client.targets import DEFAULT_TARGET
 from pageturner.service.client.values import (
@@ -49,7 +48,6 @@ __all__ = [
     "ChoiceFinishedEvent",
     "Client",
     "Completion",
-    "Credentials",
     "FinishReason",
     "FinishedEvent",
     "Options",

@@ -194,8 +194,9 @@ def from_timings(timings: generation_pb2.Timings) -> RequestTimings:
 
 
 def field_values(kind: type[Any], message: Message) -> dict[str, Any]:
-    """The fields that a domain value and its message have under one name."""
-    return {field.name: getattr(message, field.name) for field in fields(kind)}
+    """The fields that a domain value and its message have under one name; one that does not compare is the
+    server's own."""
+    return {field.name: getattr(message, field.name) for field in fields(kind) if field.compare}
 
 
 def from_model(model: model_pb2.Model) -> ModelInfo:

@@ -27,6 +27,7 @@ class CoreRule(Enum):
     BUDGET = "max_num_batched_tokens"
     PENDING = "blocks in flight"
     WHOLE = "yields whole"
+    DEADLINES = "deadlines of running requests"
     DEFAULT = "the default policy"
 
 

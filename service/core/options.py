@@ -34,6 +34,9 @@ class SchedulerOptions:
     """Requests that may wait; more are refused."""
     max_queued_tokens: int = 1 << 20
     """Prompt tokens that may wait."""
+    deadline_shedding: bool = True
+    """Whether deadlines decide who is served while requests queue: one that comes too late is refused or
+    ended before it takes blocks, and no more run side by side than end in time."""
     max_n: int = 16
     """Parallel samples of one request."""
     max_bypasses: int = 64

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pageturner.service.core.sample_row import SampleRow as SampleRow
 from pageturner.service.core.sample_row import record as record
+from pageturner.service.core.stats import SchedulerStats as SchedulerStats
 from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
@@ -224,36 +225,3 @@ class StopCondition(Protocol):
         ...
 
     def finish(self, seq_id: int) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """Counters since start (num_..._total) and gauges of this moment; free to read."""
-
-    num_waiting: int = 0
-    num_running: int = 0
-    num_swapped: int = 0
-    num_running_sequences: int = 0
-    num_queued_prompt_tokens: int = 0
-    num_blocks: int = 0
-    num_blocks_free: int = 0
-    num_blocks_evictable: int = 0
-    num_blocks_used: int = 0
-    num_host_blocks: int = 0
-    num_host_blocks_used: int = 0
-    num_wasted_slots: int = 0
-    num_steps_total: int = 0
-    num_scheduled_tokens_total: int = 0
-    num_prefix_query_tokens_total: int = 0
-    num_prefix_hit_tokens_total: int = 0
-    num_resume_hit_tokens_total: int = 0
-    num_swap_preemptions_total: int = 0
-    num_recompute_preemptions_total: int = 0
-    num_tail_preemptions_total: int = 0
-    num_bypasses_total: int = 0
-    num_policy_faults_total: int = 0
-    num_step_failures_total: int = 0
-    num_evictions_total: int = 0
-    num_swapped_out_blocks_total: int = 0
-    num_swapped_in_blocks_total: int = 0
-    num_copied_blocks_total: int = 0

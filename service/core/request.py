@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.outlook import Work
 from pageturner.service.core.sample_row import SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenLog, TokenView
@@ -225,6 +226,12 @@ class Request:
     @property
     def priority(self) -> int:
         return self.new.priority
+
+    @property
+    def work(self) -> Work:
+        """All that it asks for, whatever of it is done."""
+        n = self.new.params.n
+        return Work(self.num_prompt_tokens, n, n * self.max_tokens)
 
     @property
     def unfinished(self) -> list[Sequence]:

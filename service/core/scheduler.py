@@ -55,6 +55,7 @@ from pageturner.service.core.scheduling.decode import plan_decodes
 from pageturner.service.core.scheduling.finish import Finisher
 from pageturner.service.core.scheduling.inspect import inspect
 from pageturner.service.core.scheduling.intake import Intake
+from pageturner.service.core.scheduling.pace import FOLD_SECONDS, Pace
 from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
@@ -121,7 +122,7 @@ class Scheduler:
         shadows: Mapping[str, object] = MappingProxyType({}),
         watch: CallWatch | None = None,
     ) -> None:
-        self._options = options
+        self.options = options
         self._depth = depth
         self._stop_condition = stop_condition
         self.policy_host = PolicyHost(
@@ -150,6 +151,7 @@ class Scheduler:
             rates,
             WaitingQueue(order.key, lambda: self.state.load(), is_key_fixed=order.is_fixed),
             watermark_blocks=math.ceil(options.watermark * cache.num_blocks),
+            pace=Pace(rates, min(options.max_num_seqs, options.max_num_batched_tokens)),
         )
         self._planner = Planner(self.state)
         transitions = Transitions(self.state)
@@ -236,6 +238,9 @@ class Scheduler:
             self.state.decisions += plan.notes
         output = self._committer.commit(plan, self.state.next_step_id)
         if output:
+            if not self.state.unfinished_steps:
+                pace = self.state.pace  # the host's work between two steps counts up to a step's length
+                pace.step_began = max(pace.last_end, now - pace.last_seconds)
             self.state.unfinished_steps.append(self.state.next_step_id)
             self.state.next_step_id += 1
             self.state.counters["steps"] += 1
@@ -244,14 +249,18 @@ class Scheduler:
     def _plan_any(self, now: float) -> StepPlan:
         self._failures.keep()
         self._queue_order.refresh(self.state.waiting, now)
-        return self._planner.plan(choose_guarded(self.state, self.state.guarded))
+        self.state.is_sweep_due = False
+        plan = self._planner.plan(choose_guarded(self.state, self.state.guarded))
+        num_left = len(self.state.waiting) - len(plan.admissions)
+        self.state.is_full = num_left > 0 and (self.state.is_full or not plan.admissions)
+        return plan
 
     @told(Update)
     def update(
         self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...], now: float
     ) -> tuple[Event, ...]:
         """Take the results of a step that succeeded. Results of an older epoch are dropped."""
-        self._end_step(output, now)
+        self._end_step(output, now, len(sampled))
         if self.state.suspects is not None:
             self._failures.clear(sampled)
         tally = StepTally(self.state, output) if self.policy_host.listens else None
@@ -266,10 +275,10 @@ class Scheduler:
 
         The one that fails alone, found by halves over the steps that follow, ends with StepFailed.
         """
-        self._end_step(output, now)
+        self._end_step(output, now, 0)
         return self._failures.fail(output, error)
 
-    def _end_step(self, output: SchedulerOutput, now: float) -> None:
+    def _end_step(self, output: SchedulerOutput, now: float, num_outputs: int) -> None:
         assert self.state.unfinished_steps, "no step is in flight"
         expected = self.state.unfinished_steps.popleft()
         assert output.step_id == expected, f"step {output.step_id} ended before step {expected}"
@@ -277,6 +286,16 @@ class Scheduler:
         self.state.last_ended_step = output.step_id
         self.manager.device.complete(output.step_id)
         self.manager.host.complete(output.step_id)
+        pace = self.state.pace
+        pace.last_seconds, pace.step_began, pace.last_end = now - pace.step_began, now, now
+        pace.new_seconds += pace.last_seconds
+        pace.new_steps += 1
+        if len(self.state.running) < len(self.state.requests):  # some wait
+            pace.new_drain_seconds += pace.last_seconds
+            pace.new_drained += num_outputs
+        if pace.new_seconds >= FOLD_SECONDS:
+            pace.fold()
+            self.state.is_sweep_due = True
 
     # --- figures and proof -----------------------------------------------------------------
 

@@ -262,6 +262,7 @@ class Engine:
         except PageturnerError as error:
             return (SubmitRefused(request.request_id, error),)
         self._deadlines[request.request_id] = request.deadline
+        self._next_stats = 0.0  # the figures that cross with the answer count this request
         accepted = AcceptedEvent(
             request.request_id,
             request.seed,

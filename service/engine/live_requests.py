@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.outlook import Work
 from pageturner.service.core.outputs import Event, FinishedEvent, TokenEvent
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AbortOutcome, AcceptedEvent
+from pageturner.service.engine.door import Door
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.tenants import Holding, TenantLedger
@@ -39,7 +41,7 @@ class _Live:
     is_renamed: its client knows it by another id than the scheduler.
     """
 
-    num_prompt_tokens: int
+    work: Work
     is_renamed: bool
     holding: Holding
     stream: BufferedStream
@@ -66,9 +68,9 @@ class _Live:
 class LiveRequests:
     """The streams, by request id, and the ids of those that ended of late. Lives on the event loop.
 
-    send: leaves a command for the engine thread. tenants: told of each request's first token and end.
-    is_empty: set while no request lives. is_read: set while, beside that, no reader has anything left to
-    read.
+    send: leaves a command for the engine thread. door: counts what is on its way there. tenants: told of each
+    request's first token and end. is_empty: set while no request lives. is_read: set while, beside that, no
+    reader has anything left to read.
     """
 
     def __init__(
@@ -77,33 +79,25 @@ class LiveRequests:
         clock: Clock,
         logger: FilteringBoundLogger,
         send: Callable[[Command], None],
+        door: Door,
         tenants: TenantLedger,
     ) -> None:
         self._options = options
         self._clock = clock
         self._logger = logger
         self._send = send
+        self._door = door
         self._tenants = tenants
         self._live: dict[str, _Live] = {}
         self._finished_ids: OrderedDict[str, None] = OrderedDict()
         self.is_empty = asyncio.Event()
         self.is_empty.set()
         self._num_unread = 0
-        self._num_pending = self._num_pending_tokens = 0
         self.is_read = asyncio.Event()
         self.is_read.set()
 
     def __len__(self) -> int:
         return len(self._live)
-
-    def has_work(self) -> bool:
-        """Whether a request lives that is not paused for its reader."""
-        return any(not live.stream.is_full for live in self._live.values())
-
-    @property
-    def pending(self) -> tuple[int, int]:
-        """Requests on their way to the scheduler, and their prompt tokens."""
-        return self._num_pending, self._num_pending_tokens
 
     # To the thread
 
@@ -145,7 +139,7 @@ class LiveRequests:
             self._send(Abort(request_id, Draining(ENDED_TEXT)))
 
     def _enlist(self, request: NewRequest, client_id: str, holding: Holding) -> _Live:
-        request_id, num_tokens = request.request_id, len(request.prompt_token_ids)
+        request_id = request.request_id
         timeout = self._options.slow_consumer_timeout_seconds
         stream = BufferedStream(
             client_id,
@@ -159,11 +153,9 @@ class LiveRequests:
         logger = self._logger.bind(request_id=client_id)
         if request_id != client_id:
             logger = logger.bind(tenant=request.tenant)
-        live = _Live(num_tokens, request_id != client_id, holding, stream, accepted, logger)
+        live = _Live(self._door.admit(request), request_id != client_id, holding, stream, accepted, logger)
         self._live[request_id] = live
         self._num_unread += 1
-        self._num_pending += 1
-        self._num_pending_tokens += num_tokens
         self.is_empty.clear()
         self.is_read.clear()
         return live
@@ -188,8 +180,7 @@ class LiveRequests:
             live.push(output)
             return
         if isinstance(output, SubmitRefused | AcceptedEvent):
-            self._num_pending -= 1
-            self._num_pending_tokens -= live.num_prompt_tokens
+            self._door.answered(live.work)
         if isinstance(output, SubmitRefused):
             self._tenants.cancel(live.holding)
             self._forget(output.request_id)
@@ -214,7 +205,7 @@ class LiveRequests:
             self._tenants.cancel(live.holding)
             live.refuse(EngineDead(reason))
         self._live.clear()
-        self._num_pending = self._num_pending_tokens = 0
+        self._door.forget_all()
         self._note_end()
 
     def _forget(self, request_id: str) -> None:

@@ -5,7 +5,6 @@ The one owner of what is counted; `service/monitoring` shows it.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -170,7 +169,7 @@ class Metrics:
 
     def refused(self, error: PageturnerError) -> None:
         """A request was refused with this error before it was accepted."""
-        self._refusals[_snake_case(type(error).__name__)] += 1
+        self._refusals[error.counted_as] += 1
 
     def stalled(self) -> None:
         """Nothing went forward for `stall_seconds`."""
@@ -266,7 +265,7 @@ class Metrics:
 
     def _observe_finish(self, event: FinishedEvent, now: float) -> None:
         error, usage, timings = event.error, event.usage, event.timings
-        outcome = "ok" if error is None else _snake_case(type(error).__name__)
+        outcome = "ok" if error is None else error.counted_as
         self._outcomes[outcome] += 1
         self._recent_requests.add(1, now)
         if isinstance(error, _FAULTS):
@@ -283,7 +282,3 @@ class Metrics:
             self._request_latency.observe(now - timeline.arrival_time)
             self._tenant_outcomes[timeline.tenant, outcome] += 1
             self._tenant_output_tokens[timeline.tenant] += usage.num_output_tokens
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

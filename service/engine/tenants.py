@@ -250,7 +250,7 @@ class TenantLedger:
             seconds = account.started_tokens.seconds_for(num_tokens, self._now())
         else:
             return
-        error = QueueFull(reason, _bounded(seconds))
+        error = QueueFull(reason, _bounded(seconds), Cause.QUEUE_SHARE.value)
         raise self._refusal(identity, Cause.QUEUE_SHARE, error)
 
     def _limit_reached(

@@ -19,7 +19,7 @@ from pageturner.service.codec import strict_converter
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import PageturnerError
-from pageturner.service.flight.former_versions import from_version_1
+from pageturner.service.flight.former_versions import from_version_1, with_bounds
 from pageturner.service.flight.records import Entry, FlightRecord, FlightStart, Setting
 
 FORMAT = "pageturner flight record"
@@ -152,7 +152,7 @@ def load(content: bytes) -> FlightRecord:
     try:
         if is_former:
             head = from_version_1(head)
-        setting = from_plain(Setting, head["setting"])
+        setting = from_plain(Setting, with_bounds(head["setting"]))
         start = from_plain(FlightStart | None, head["start"])
         reason, num_dropped = from_plain(str, head["reason"]), from_plain(int, head["num_dropped"])
         num_entries = None if is_former else from_plain(int, head["num_entries"])

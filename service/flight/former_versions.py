@@ -27,6 +27,15 @@ def as_it_was(axis: str, choice: PolicySpec) -> PolicySpec:
     return PolicySpec(choice.name, {**former, **choice.options})
 
 
+_FORMER_BOUNDS = {"deadline_shedding": False}
+"""Options of the scheduler that records lacked once, at the values with which it decides as it did then."""
+
+
+def with_bounds(setting: Any) -> Any:
+    """The setting of a record, with every option of the scheduler. Raises as a damaged line would."""
+    return setting | {"options": _FORMER_BOUNDS | setting["options"]}
+
+
 def from_version_1(line: Any) -> Any:
     """A line of version 1, its head or an entry, as it is written today. Raises as a damaged line would."""
     if "format" not in line:

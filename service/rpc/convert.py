@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
@@ -119,8 +119,11 @@ def from_server_info(info: ServerInfo) -> admin_pb2.GetServerInfoResponse:
     return admin_pb2.GetServerInfoResponse(**asdict(info))
 
 
+_FIGURES = tuple(field.name for field in fields(SchedulerStats) if field.compare)
+
+
 def from_stats(stats: SchedulerStats) -> admin_pb2.Load:
-    return admin_pb2.Load(**asdict(stats))
+    return admin_pb2.Load(**{name: getattr(stats, name) for name in _FIGURES})
 
 
 def from_tenants(report: TenantsReport) -> admin_pb2.ListTenantsResponse:

@@ -22,6 +22,7 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.core.scheduling.intake import asked_work, check_deadline
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.step_work import work_of
 from pageturner.service.simulator.errors import SimulationStuck
@@ -111,6 +112,7 @@ class _Simulation:
         self._workload = workload
         self._model = machine.step_time
         self._cache = machine.cache
+        self._options = machine.scheduler
         self._request_seconds = machine.request_seconds
         rates = (machine.measured or machine.step_time).rates(machine.block_bytes)
         self._scheduler = Scheduler(machine.scheduler, machine.cache, policies, NullStopCondition(), rates)
@@ -120,7 +122,7 @@ class _Simulation:
         # (when, index): what is known to arrive. Of a closed loop, `_unsent` follows as others end.
         self._arrivals: list[tuple[float, int]] = []
         self._unsent: list[int] = []
-        self._deadlines: list[float] = []
+        self._has_deadlines = any(request.deadline_seconds for request in workload.requests)
         self._high_water: dict[int, int] = {}
         self._num_recomputed = 0
         self._num_scheduled = 0
@@ -136,9 +138,7 @@ class _Simulation:
         num_empty = 0
         while True:
             self._receive()
-            if self._deadlines and self._deadlines[0] <= self._now:
-                while self._deadlines and self._deadlines[0] <= self._now:
-                    heapq.heappop(self._deadlines)
+            if self._has_deadlines:
                 self._settle(scheduler.expire(self._now))
             output = scheduler.schedule(self._now)
             if output:
@@ -196,13 +196,14 @@ class _Simulation:
         record = SimulatedRequest(at - late, planned.tenant, len(new.prompt_token_ids), planned.priority)
         self._records[new.request_id] = record
         try:
+            if new.deadline is not None:
+                work = asked_work(len(new.prompt_token_ids), new.params, self._options)
+                check_deadline(self._options, self._scheduler.state.outlook(), work, new.deadline - self._now)
             self._scheduler.add_request(new)
         except PageturnerError as error:
             record.error, record.ended_at = error, self._now
             self._after_end(index)
             return
-        if new.deadline is not None:
-            heapq.heappush(self._deadlines, new.deadline)
         if self._tenants:
             self._tenants.arrived(planned.tenant)
 

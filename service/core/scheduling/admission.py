@@ -9,6 +9,7 @@ from pageturner.service.core.decisions import AwaitsProducer, CoreRule, Decision
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.deadline_gate import DeadlineGate
 from pageturner.service.core.scheduling.ledger import virtual
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
@@ -70,6 +71,7 @@ class AdmissionPlanner:
         self._running = running
         self._trace = trace
         self._least_priority: float | None = None
+        self._gate: DeadlineGate | None = None
 
     def try_admit(self, request: Request) -> tuple[Admission, Shortage | None]:
         """Book the start of a request whole, or nothing of it."""
@@ -78,6 +80,9 @@ class AdmissionPlanner:
         if not may_claim and request.num_slots > self._ledger.slots:
             self._trace.lacks_slots(request, request.num_slots - self._ledger.slots)
             return Admission.SKIP, None
+        if not is_privileged and self._delays_others(request):
+            self._trace.note(Refused(request.request_id, CoreRule.DEADLINES.value, 0, 0))
+            return Admission.WAIT, None
         savepoint = self._budget.savepoint()
         try:
             self._book(request, is_privileged)
@@ -90,6 +95,14 @@ class AdmissionPlanner:
         guard = CoreRule.GUARDED if request is self._guarded else CoreRule.CLAIM
         self._trace.admitted(self._budget.admissions[-1], guard if is_privileged else None)
         return Admission.ADMIT, None
+
+    def _delays_others(self, request: Request) -> bool:
+        """Whether a running request that is no less urgent would miss its deadline beside this one."""
+        if not self._state.options.deadline_shedding:
+            return False
+        if self._gate is None:
+            self._gate = DeadlineGate(self._state, self._running)
+        return self._gate.holds(request, [start.request for start in self._budget.admissions])
 
     def _outranks_someone(self, request: Request) -> bool:
         """Whether anyone less urgent holds blocks or slots that this request may claim."""

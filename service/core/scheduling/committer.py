@@ -53,7 +53,12 @@ class Committer:
         counters["swapped_out_blocks"] += len(swap_outs)
         counters["swapped_in_blocks"] += len(swap_ins)
         counters["copied_blocks"] += len(copies)
-        counters["scheduled_tokens"] += len(plan.decodes) + sum(c.num_tokens for c in plan.chunks)
+        num_rows = len(plan.decodes) + sum(chunk.num_tokens == 1 for chunk in plan.chunks)
+        num_tokens = len(plan.decodes) + sum(chunk.num_tokens for chunk in plan.chunks)
+        counters["scheduled_tokens"] += num_tokens
+        pace = self._state.pace
+        pace.new_output_tokens += num_rows
+        pace.new_prompt_tokens += num_tokens - num_rows
         clears, self._state.pending_clears = tuple(self._state.pending_clears), []
         block_copies = BlockCopies(clears, tuple(swap_outs), tuple(swap_ins), tuple(copies))
         return SchedulerOutput(step_id, tuple(scheduled), block_copies)

@@ -8,8 +8,14 @@ from collections.abc import Iterator
 
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.forecast import concurrency, likely_outputs
+from pageturner.service.core.scheduling.pace import SHORT, TYPICAL
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.errors import DeadlineExceeded
+from pageturner.service.errors import DeadlineExceeded, DeadlineUnreachable
+
+START_TRUST = 0.75
+SPARE_SHARE = 0.5
+LATE_TEXT = "the deadline can no longer be met: too much is served before this request"
 
 
 class Deadlines:
@@ -47,16 +53,43 @@ class Deadlines:
             is_waiting = request.status is RequestStatus.WAITING
             latest_start = deadline - self._least_seconds(request) if is_waiting else deadline
             if deadline <= now:
+                for sequence in request.unfinished:
+                    if sequence.num_output_tokens:
+                        self._state.pace.answered(sequence.num_output_tokens, is_cut=True)
                 yield request, DeadlineExceeded("the deadline passed")
             elif latest_start < now:
                 reason = "the deadline can no longer be met: the request waited too long to start"
-                yield request, DeadlineExceeded(reason)
+                yield request, DeadlineUnreachable(reason)
             else:
                 moment = math.nextafter(latest_start, math.inf) if is_waiting else deadline
                 heapq.heappush(self._looks, (moment, request.order, request))
 
+        if self._looks and self._state.options.deadline_shedding and self._state.is_sweep_due:
+            yield from self._late(now)
+
+    def _late(self, now: float) -> Iterator[tuple[Request, DeadlineExceeded]]:
+        """Waiting requests that likely end too late behind those that are served before them."""
+        state = self._state
+        pace, ahead = state.pace, 0.0
+        if not state.is_full:
+            return
+        company = concurrency(pace, list(state.running.values()))
+        for request in list(state.waiting):
+            new, rows = request.new, request.num_slots
+            if new.deadline is not None and request.status is RequestStatus.WAITING:
+                asked = self._num_uncached(request), likely_outputs(pace, request, SHORT)
+                alone = company.seconds_alone(*asked)
+                left = new.deadline - now - START_TRUST * ahead / pace.drain_rate
+                spare = new.deadline - new.arrival_time - alone
+                if company.seconds(*asked, rows) > left and left - alone < SPARE_SHARE * spare:
+                    yield request, DeadlineUnreachable(LATE_TEXT)
+                    continue
+            ahead += request.num_prompt_tokens + rows * likely_outputs(pace, request, TYPICAL)
+
     def _least_seconds(self, request: Request) -> float:
         """What a waiting request needs at the least until its first token: its uncached tokens' prefill."""
-        state = self._state
+        return self._state.rates.prefill_seconds(self._num_uncached(request))
+
+    def _num_uncached(self, request: Request) -> int:
         num_left = views.num_known_tokens(request) - views.num_computed_tokens(request)
-        return state.rates.prefill_seconds(max(1, num_left - state.manager.num_cached_tokens(request)))
+        return max(1, num_left - self._state.manager.num_cached_tokens(request))

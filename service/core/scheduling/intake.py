@@ -5,24 +5,74 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.outlook import Outlook, Work
 from pageturner.service.core.outputs import Acceptance, StopCondition
 from pageturner.service.core.request import NewRequest, Request, Sequence
+from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.deadlines import Deadlines
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.policy_events import tell_queued
 from pageturner.service.core.scheduling.resume import ChoiceStart, events_of, start_choice
 from pageturner.service.core.scheduling.state import SchedulerState
-from pageturner.service.errors import DuplicateRequest, InvalidArgument, PageturnerError, QueueFull
+from pageturner.service.errors import (
+    DeadlineTooClose,
+    DuplicateRequest,
+    InvalidArgument,
+    PageturnerError,
+    QueueFull,
+)
+
+SAFETY = 0.9
+"""The share of the time to its deadline in which a request has to end, by the forecast, to be taken in."""
+WAITING_SHARE = 0.2
+"""The share of its spare time that a request may wait in any case: what is left lets it run beside others."""
 
 
-def check_queue(options: SchedulerOptions, num_waiting: int, num_queued_tokens: int, num_tokens: int) -> None:
-    """Raise QueueFull unless a prompt of num_tokens may join num_waiting requests with num_queued_tokens."""
-    if num_waiting >= options.max_waiting:
-        raise QueueFull(f"{num_waiting} requests are waiting already", retry_after_seconds=1.0)
-    num_queued = num_queued_tokens + num_tokens
-    if num_waiting and num_queued > options.max_queued_tokens:
-        raise QueueFull(f"{num_queued} prompt tokens would be waiting", retry_after_seconds=1.0)
+def asked_work(
+    num_prompt_tokens: int, params: SamplingParams, options: SchedulerOptions, num_resumed: int = 0
+) -> Work:
+    """What a request asks for, before it is known what of it fits. num_resumed: tokens of its answers that
+    came with it, and have only to be computed."""
+    most = options.max_model_len - num_prompt_tokens if params.max_tokens is None else params.max_tokens
+    num_outputs = max(params.n, params.n * most - num_resumed)
+    return Work(num_prompt_tokens + num_resumed, params.n, num_outputs)
+
+
+def check_queue(options: SchedulerOptions, outlook: Outlook, work: Work) -> None:
+    """Raise QueueFull unless a request of this work may join the queue; it says when there will be room.
+
+    The bounds are on requests that have yet to start: those that are preempted were let in once.
+    """
+    num_queued = outlook.num_queued
+    if num_queued >= options.max_waiting:
+        over = (num_queued + 1 - options.max_waiting) / num_queued
+        seconds = over * outlook.queue_seconds
+        raise QueueFull(f"{num_queued} requests are waiting already", seconds)
+    num_tokens = outlook.num_queued_prompt_tokens + work.num_prompt_tokens
+    if num_queued and num_tokens > options.max_queued_tokens:
+        over = min(1.0, (num_tokens - options.max_queued_tokens) / outlook.num_queued_prompt_tokens)
+        seconds = over * outlook.queue_seconds
+        raise QueueFull(f"{num_tokens} prompt tokens would be waiting", seconds, "queued_tokens")
+
+
+def check_deadline(options: SchedulerOptions, outlook: Outlook, work: Work, seconds: float) -> None:
+    """Raise DeadlineTooClose where the queue leaves a request too little of the `seconds` to its deadline.
+
+    Only where a queue stands: a request before which none waits may end too late, but takes nothing from
+    others by trying.
+    """
+    if not (options.deadline_shedding and outlook.is_full):
+        return
+    most = work.num_max_output_tokens // work.num_sequences
+    asked = work.num_prompt_tokens, min(outlook.short_answer, most)
+    service = outlook.concurrency.seconds(*asked, work.num_sequences)
+    wait = outlook.queue_seconds if outlook.is_in_order else 0.0
+    spare = seconds - outlook.concurrency.seconds_alone(*asked)
+    longest = max(SAFETY * seconds - service, WAITING_SHARE * spare)
+    if wait > max(0.0, longest):
+        reason = f"{seconds:.1f} s are left, and it would likely take {service:.1f} s"
+        raise DeadlineTooClose(f"{reason} after {wait:.1f} s behind others", wait - max(0.0, longest))
 
 
 def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: int, block_size: int) -> int:
@@ -98,7 +148,7 @@ class Intake:
         n, num_prompt_tokens = new.params.n, len(new.prompt_token_ids)
         max_tokens = checked_max_tokens(new, state.options, manager.device.num_blocks, manager.block_size)
         num_tokens = num_prompt_tokens + new.num_resumed_tokens
-        check_queue(state.options, len(waiting), waiting.num_prompt_tokens, num_tokens)
+        check_queue(state.options, state.outlook(), Work(num_tokens, n, n * max_tokens))
         seq_ids = range(state.next_seq_id, state.next_seq_id + n)
         starts = self._start_choices(seq_ids, new, max_tokens)
         root = manager.root_hash(adapter=new.adapter, salt=new.cache_salt, tenant=new.cache_tenant)

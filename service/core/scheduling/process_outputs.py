@@ -63,6 +63,8 @@ class OutputProcessor:
         request, tokens = sequence.request, sequence.tokens
         if request.first_token_at is None:
             request.first_token_at = self._state.now
+            if self._state.waiting:
+                self._state.pace.new_drained += request.num_prompt_tokens
         sequence.num_in_flight -= 1
         text, num_accepted = "", 0
         reason = FinishReason.UNSPECIFIED
@@ -95,6 +97,7 @@ class OutputProcessor:
         if reason is not FinishReason.UNSPECIFIED:
             events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
             self._state.manager.cache_partial_block(sequence)
+            self._state.pace.answered(sequence.num_output_tokens, is_cut=reason is FinishReason.LENGTH)
             self._finisher.retire(sequence)
             if not request.unfinished:
                 events.append(self._finisher.complete(request))

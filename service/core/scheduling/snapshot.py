@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pageturner.service.core.memory.block import PoolState
 from pageturner.service.core.request import Request, RequestStatus
+from pageturner.service.core.scheduling.pace import PaceState
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.suspects import Suspects
 from pageturner.service.core.scheduling.waiting_queue import QueueOrder
@@ -18,7 +19,8 @@ class SchedulerSnapshot:
     """running, holders, waiting, guarded: by `Request.order`. Totals that only feed statistics are not kept.
 
     producing: (hash of a block that the last step was to make, its maker). suspect_groups: as `Suspects`
-    says. next_resort: when the order of the queue is looked at again.
+    says. next_resort: when the order of the queue is looked at again. pace: None in records of versions that
+    did not measure it.
     """
 
     now: float
@@ -37,6 +39,9 @@ class SchedulerSnapshot:
     device: PoolState
     host: PoolState
     policies: PolicyHostState
+    pace: PaceState | None = None
+    is_full: bool = False
+    is_sweep_due: bool = False
 
 
 def take_snapshot(
@@ -68,6 +73,9 @@ def take_snapshot(
         device=state.manager.device.snapshot(),
         host=state.manager.host.snapshot(),
         policies=state.policy_host.snapshot(),
+        pace=state.pace.snapshot(),
+        is_full=state.is_full,
+        is_sweep_due=state.is_sweep_due,
     )
 
 
@@ -100,3 +108,6 @@ def restore_snapshot(
     state.manager.device.restore(snapshot.device)
     state.manager.host.restore(snapshot.host)
     state.policy_host.restore(snapshot.policies)
+    state.is_full, state.is_sweep_due = snapshot.is_full, snapshot.is_sweep_due
+    if snapshot.pace is not None:
+        state.pace.restore(snapshot.pace)

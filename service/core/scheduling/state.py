@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from pageturner.policies.queue import Fcfs
 from pageturner.policies.views import LoadView, Rates
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.outlook import Outlook
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import views
+from pageturner.service.core.scheduling.forecast import concurrency
+from pageturner.service.core.scheduling.pace import SHORT, TYPICAL, Pace
 from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.policy_host.host import PolicyHost
 
@@ -27,6 +31,8 @@ class SchedulerState:
     watermark_blocks: blocks that admissions leave available while anything runs.
     last_ended_step: the last step whose results are in.
     pending_clears: blocks to be zeroed at the head of the next step. counters: totals for SchedulerStats.
+    pace: how fast requests are served. is_full: some wait, and none could start in the last step.
+    is_sweep_due: the queue is to be searched for requests that come too late.
     guarded: the request that no policy could hold back in the last step. unfinished_steps: ids of steps
     scheduled and not updated. next_...: numbers to be given next.
     decisions: where to note them; None without a listener.
@@ -38,7 +44,10 @@ class SchedulerState:
     rates: Rates
     waiting: WaitingQueue
     watermark_blocks: int
+    pace: Pace
     now: float = 0.0
+    is_full: bool = False
+    is_sweep_due: bool = False
     last_ended_step: int = 0
     requests: dict[str, Request] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
@@ -69,6 +78,21 @@ class SchedulerState:
             self.manager.device.num_available if num_available is None else num_available,
         )
 
+    def outlook(self) -> Outlook:
+        """What a newcomer has to expect; costs time in proportion to the running, not to the waiting."""
+        pace, waiting, longest = self.pace, self.waiting, self.options.max_model_len
+        return Outlook(
+            num_queued=waiting.num_unstarted,
+            num_queued_prompt_tokens=waiting.num_unstarted_tokens,
+            queue=waiting.work,
+            drain_rate=pace.drain_rate,
+            is_full=self.is_full and len(waiting) > 0,
+            is_in_order=self.policy_host.names["queue"] == Fcfs.name,
+            concurrency=concurrency(pace, list(self.running.values())),
+            short_answer=pace.outputs_left(0, longest, SHORT),
+            typical_answer=pace.outputs_left(0, longest, TYPICAL),
+        )
+
     def uncached_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the full known blocks of a sequence that are still to be computed or cached."""
         if not self.manager.caches_prefixes:
@@ -78,7 +102,7 @@ class SchedulerState:
 
     def stats(self) -> SchedulerStats:
         """Counters and gauges of this moment; costs time in proportion to live requests and blocks in use."""
-        manager, counters = self.manager, self.counters
+        manager, counters, outlook = self.manager, self.counters, self.outlook()
         device, host = manager.device, manager.host
         running = list(self.running.values())
         return SchedulerStats(
@@ -86,7 +110,7 @@ class SchedulerState:
             num_running=len(running),
             num_swapped=sum(request.status is RequestStatus.SWAPPED for request in self.waiting),
             num_running_sequences=sum(request.num_slots for request in running),
-            num_queued_prompt_tokens=self.waiting.num_prompt_tokens,
+            num_queued_prompt_tokens=self.waiting.work.num_prompt_tokens,
             num_blocks=device.num_blocks,
             num_blocks_free=device.num_free,
             num_blocks_evictable=device.num_evictable,
@@ -109,6 +133,9 @@ class SchedulerState:
             num_swapped_out_blocks_total=counters["swapped_out_blocks"],
             num_swapped_in_blocks_total=counters["swapped_in_blocks"],
             num_copied_blocks_total=counters["copied_blocks"],
+            queue_seconds=outlook.queue_seconds,
+            drain_tokens_per_second=outlook.drain_rate,
+            outlook=outlook,
         )
 
     def check_integrity(self) -> None:

@@ -120,6 +120,7 @@ class Transitions:
     def _note_admission(self, request: Request, num_hit_tokens: int) -> None:
         state, now = self._state, self._state.now
         is_first, was_swapped = request.admitted_at is None, request.status is RequestStatus.SWAPPED
+        state.waiting.remove(request)
         if request.admitted_at is None:
             request.admitted_at = now
             request.num_cached_prompt_tokens = min(num_hit_tokens, request.num_prompt_tokens - 1)
@@ -129,7 +130,6 @@ class Transitions:
             state.counters["resume_hit_tokens"] += num_hit_tokens
         request.num_cached_tokens = 0
         request.queue_seconds += now - request.queued_since
-        state.waiting.remove(request)
         state.holders.pop(request.order, None)
         request.status = RequestStatus.RUNNING
         state.running[request.order] = request

@@ -13,6 +13,7 @@ from itertools import islice
 from pageturner.policies.interfaces import KeyChange, SortKey
 from pageturner.policies.views import LoadView
 from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.outlook import Work
 from pageturner.service.core.request import QueueEntry, Request
 from pageturner.service.core.scheduling import views
 from pageturner.service.policy_host.answers import comparable
@@ -23,6 +24,8 @@ class WaitingQueue:
     """key: the policy's key of a request under a load. Ties fall to arrival, then to order of acceptance.
 
     load: the load now. is_key_fixed: a request's key never changes, so it is asked for once.
+    work: of all that are here. num_unstarted, num_unstarted_tokens: those that never ran, and their prompts;
+    a request must not start, in the sense of `Request.admitted_at`, while it is here.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class WaitingQueue:
         self._entries: list[QueueEntry] = []
         self._entry_of: dict[int, QueueEntry] = {}
         self._request_of: dict[int, Request] = {}
-        self.num_prompt_tokens = 0
+        self.work = Work()
+        self.num_unstarted = 0
+        self.num_unstarted_tokens = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -58,7 +63,7 @@ class WaitingQueue:
         insort(self._entries, entry)
         self._entry_of[request.order] = entry
         self._request_of[request.order] = request
-        self.num_prompt_tokens += request.num_prompt_tokens
+        self._count(request, 1)
 
     def restore(self, requests: Iterable[Request]) -> None:
         """Fill an empty queue with requests in their order, each at the place that it had (`queue_entry`).
@@ -69,14 +74,20 @@ class WaitingQueue:
             self._entries.append(request.queue_entry)
             self._entry_of[request.order] = request.queue_entry
             self._request_of[request.order] = request
-            self.num_prompt_tokens += request.num_prompt_tokens
+            self._count(request, 1)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
         entry = self._entry_of.pop(request.order)
         del self._entries[bisect_left(self._entries, entry)]
         del self._request_of[request.order]
-        self.num_prompt_tokens -= request.num_prompt_tokens
+        self._count(request, -1)
+
+    def _count(self, request: Request, sign: int) -> None:
+        if request.admitted_at is None:
+            self.num_unstarted += sign
+            self.num_unstarted_tokens += sign * request.num_prompt_tokens
+        self.work = self.work + request.work if sign > 0 else self.work - request.work
 
     def resort(self) -> None:
         """Compute every key anew."""

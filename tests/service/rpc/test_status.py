@@ -33,6 +33,8 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.TenantLimitReached("tokens_per_minute", "200 are left", 2.5),
     errors.QueueFull("64 requests wait", 2.5),
     errors.NotResumable("the answer began under other kernels", "kernels,machine"),
+    errors.DeadlineTooClose("5.0 s are left", 2.5),
+    errors.DeadlineUnreachable("too much is served before"),
     errors.Loading("the model is still loading"),
     errors.Draining("shutting down"),
     errors.EngineDead("Traceback (most recent call last)"),

@@ -1,0 +1,94 @@
+"""What a request that comes now has to expect: said by the scheduler, read wherever requests are taken in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What requests ask for: tokens of their prompts, their sequences, and the most tokens of all answers."""
+
+    num_prompt_tokens: int = 0
+    num_sequences: int = 0
+    num_max_output_tokens: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.num_prompt_tokens + other.num_prompt_tokens,
+            self.num_sequences + other.num_sequences,
+            self.num_max_output_tokens + other.num_max_output_tokens,
+        )
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(
+            self.num_prompt_tokens - other.num_prompt_tokens,
+            self.num_sequences - other.num_sequences,
+            self.num_max_output_tokens - other.num_max_output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How long answers take beside others. Seconds; the default is a machine that takes no time.
+
+    step: that a step takes with nothing in it. prompt_token, output_token: that each token of either kind
+    adds. num_rows: sequences that run. prompt_ratio: tokens of prompts that are computed for each token of an
+    answer, as those that end are followed by others like them.
+    """
+
+    step: float = 0.0
+    prompt_token: float = 0.0
+    output_token: float = 0.0
+    num_rows: int = 0
+    prompt_ratio: float = 0.0
+
+    def seconds(self, num_prompt_tokens: float, num_outputs: float, more_rows: int = 0) -> float:
+        """Until a request has computed these of its own, with more_rows sequences more than run now."""
+        row = self.output_token + self.prompt_ratio * self.prompt_token
+        step = self.step + (self.num_rows + more_rows) * row
+        return num_prompt_tokens * self.prompt_token + num_outputs * step
+
+    def seconds_alone(self, num_prompt_tokens: float, num_outputs: float) -> float:
+        """The same with nothing beside it."""
+        return num_prompt_tokens * self.prompt_token + num_outputs * (self.step + self.output_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A forecast of one moment. By default that of a server of which nothing is known: it promises all."""
+
+    num_queued: int = 0
+    """Requests that have yet to start; those that were preempted are not among them."""
+    num_queued_prompt_tokens: int = 0
+    """Tokens of their prompts."""
+    queue: Work = Work()
+    """Of all that wait, those that were preempted among them."""
+    drain_rate: float = math.inf
+    """Tokens a second, of prompts and answers, that a queue loses, as measured while there was one."""
+    is_full: bool = False
+    """Requests wait since no more of them may run side by side."""
+    is_in_order: bool = True
+    """A newcomer is served after all that wait, as first come, first served has it."""
+    concurrency: Concurrency = Concurrency()
+    """What runs."""
+    short_answer: float = 1.0
+    """Tokens that three in four answers of late had at least; a very long one was cut by max_tokens."""
+    typical_answer: float = 1.0
+    """Tokens that half of them had at least."""
+
+    def tokens(self, work: Work) -> float:
+        """That the machine will likely have to compute for it."""
+        return work.num_prompt_tokens + min(
+            self.typical_answer * work.num_sequences, work.num_max_output_tokens
+        )
+
+    def drain_seconds(self, tokens: float) -> float:
+        """Until the queue has lost so many tokens."""
+        return max(0.0, tokens) / self.drain_rate
+
+    @property
+    def queue_seconds(self) -> float:
+        """Until all that waits has started; 0 where nothing does."""
+        return self.drain_seconds(self.tokens(self.queue))
