@@ -28,7 +28,7 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.logs.structured import LogOptions
 from pageturner.service.model.options import ModelOptions
-from pageturner.service.monitoring.options import MetricsOptions
+from pageturner.service.monitoring.options import MetricsOptions, TracesOptions
 from pageturner.service.rpc.options import ServerOptions, TlsOptions
 from pageturner.service.schema import Key, from_text, from_toml, keys_of, to_plain, to_toml
 from pageturner.service.sizes import Bytes
@@ -126,6 +126,7 @@ class ServiceConfig:
     tls: TlsOptions
     auth: AuthOptions
     metrics: MetricsOptions
+    traces: TracesOptions
     log: LogOptions
 
     def __iter__(self) -> Iterator[tuple[Key, Any]]:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pageturner import __version__
 from pageturner.service.client.server_process import ready_line
 from pageturner.service.commands import signals
 from pageturner.service.commands.flags import add_config_flags, load_from
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from pageturner.service.auth.identities_in_force import IdentitiesInForce
     from pageturner.service.engine.async_engine import AsyncEngine
     from pageturner.service.engine.metrics import Metrics
+    from pageturner.service.flight.phases import RequestPhases
     from pageturner.service.flight.recording import LineFile
     from pageturner.service.logs.writer import LogStream
-    from pageturner.service.monitoring.options import MetricsOptions
+    from pageturner.service.monitoring.options import MetricsOptions, TracesOptions
     from pageturner.service.monitoring.port import MonitoringPort
+    from pageturner.service.monitoring.tracing import Tracing
     from pageturner.service.rpc.certificates import Certificates
     from pageturner.service.rpc.server import Server
     from pageturner.service.startup.stages import Stages
@@ -106,6 +109,7 @@ async def _serve(
     options = loaded.config.server
     bound_arenas(options.malloc_arenas)  # before the threads that would have arenas
     share_interpreter()
+    tracing = _tracing(loaded.config.traces, clock)
     identities = _identities(loaded, logger)
     certificates = _certificates(loaded, logger)
     server = Server(
@@ -116,6 +120,7 @@ async def _serve(
         write_timeout_seconds=loaded.config.engine.slow_consumer_timeout_seconds,
         authenticator=None if identities is None else Authenticator(identities.current, time.time),
         certificates=certificates,
+        tracer=tracing,
     )
     # Before a thread loads, whose end the process would wait for: an address that is taken is known at once,
     # and health answers NOT_SERVING meanwhile.
@@ -126,7 +131,10 @@ async def _serve(
     engine: AsyncEngine | None = None
     watching: asyncio.Task[None] | None = None
     try:
-        loading = asyncio.create_task(_load(loaded, clock, started_at, logger, metrics, recording, stages))
+        on_phases = None if tracing is None else tracing.note_request
+        loading = asyncio.create_task(
+            _load(loaded, clock, started_at, logger, metrics, recording, stages, on_phases)
+        )
         _on_signals(stopped, is_loading=lambda: not loading.done(), flush=log.finish)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
         engine = await loading
@@ -158,6 +166,8 @@ async def _serve(
         await server.stop()
         if engine is not None:
             await engine.aclose()
+        if tracing is not None:
+            tracing.close()
         if monitoring is not None:  # last: a probe is told of the end as long as it lasts
             await monitoring.aclose()
         if recording is not None:
@@ -181,6 +191,18 @@ def _certificates(loaded: LoadedConfig, logger: FilteringBoundLogger) -> Certifi
     from pageturner.service.rpc.certificates import Certificates
 
     return Certificates(loaded.config.tls, logger, time.time)
+
+
+def _tracing(options: TracesOptions, clock: MonotonicClock) -> Tracing | None:
+    """Where an endpoint is configured. Raises ConfigError where OpenTelemetry is not installed."""
+    if options.endpoint is None:
+        return None
+    try:
+        from pageturner.service.monitoring.tracing import open_tracing
+    except ModuleNotFoundError as error:
+        missing = f"needs {error.name}, which is not installed: pip install 'pageturner[traces]'"
+        raise ConfigError("traces.endpoint", missing) from error
+    return open_tracing(options, __version__, clock)
 
 
 async def _start_monitoring(
@@ -211,6 +233,7 @@ async def _load(
     metrics: Metrics,
     recording: LineFile | None,
     stages: Stages,
+    on_phases: Callable[[RequestPhases], None] | None,
 ) -> AsyncEngine:
     def build() -> AsyncEngine:
         from pageturner.service.startup.wiring import build_service  # torch comes with it
@@ -220,6 +243,7 @@ async def _load(
             loaded,
             *(cache_directory(), clock, started_at, logger, metrics, recording),
             on_stage=stages.end,
+            on_phases=on_phases,
         )
 
     # In a thread that ends: each thread that ran torch keeps its OpenMP team. With more members than cores,

@@ -91,6 +91,8 @@ class GenerationRequest:
     bypass_prefix_cache: bool = False
     deadline_seconds: float | None = None
     """Time left from now, None for no limit."""
+    trace_parent: str = ""
+    """The W3C trace context of the call that brings it; empty where it is not traced."""
     resume: Resumption | None = None
     """What is known of the answer already; None for one that begins."""
     identity: Identity = ANONYMOUS

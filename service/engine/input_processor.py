@@ -109,6 +109,7 @@ class InputProcessor:
             cache_tenant="" if self._shares_prefixes else proved,
             bypass_prefix_cache=request.bypass_prefix_cache,
             deadline=None if seconds is None else arrival_time + seconds,
+            trace_parent=request.trace_parent,
             resumed=() if resume is None else resume.choices,
             fingerprint=self._fingerprint.of_prompt(token_ids),
             is_exact=self._fingerprint.is_exact,

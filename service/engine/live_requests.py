@@ -30,6 +30,7 @@ from pageturner.service.errors import (
     RequestAborted,
 )
 from pageturner.service.identity import scoped_id
+from pageturner.service.trace_context import trace_id_of
 
 ENDED_TEXT = "the server is shutting down; this request was not done in time"
 
@@ -151,8 +152,10 @@ class LiveRequests:
         )
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         logger = self._logger.bind(request_id=client_id)
-        if request_id != client_id:
+        if request.tenant:
             logger = logger.bind(tenant=request.tenant)
+        if request.trace_parent:
+            logger = logger.bind(trace_id=trace_id_of(request.trace_parent))
         live = _Live(self._door.admit(request), request_id != client_id, holding, stream, accepted, logger)
         self._live[request_id] = live
         self._num_unread += 1

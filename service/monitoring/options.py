@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pageturner.service.engine.metrics import DEFAULT_MAX_TENANTS
@@ -30,3 +31,25 @@ class MetricsOptions:
             raise ConfigError("metrics.port", f"{self.port} is not in [0, 65535]")
         if not 0 <= self.max_tenants <= MAX_TENANTS:
             raise ConfigError("metrics.max_tenants", f"{self.max_tenants} is not in [0, {MAX_TENANTS}]")
+
+
+@dataclass(frozen=True, slots=True)
+class TracesOptions:
+    """Where spans of requests go; nothing is traced without an endpoint. Raises ConfigError."""
+
+    endpoint: str | None = None
+    """An OpenTelemetry collector that takes OTLP over gRPC, such as http://localhost:4317; https for TLS.
+    Needs the extra pageturner[traces]. Spans tell ids, times and lengths, never text."""
+    sample_ratio: float = 1.0
+    """The share of traces that are recorded, of those that begin here. Where the caller's trace context says
+    whether its trace is recorded, it decides."""
+    service_name: str = "pageturner"
+    """What the service is called in traces."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", self.endpoint):
+            raise ConfigError("traces.endpoint", f"{self.endpoint!r} is not http://HOST:PORT or https://...")
+        if not 0.0 <= self.sample_ratio <= 1.0:
+            raise ConfigError("traces.sample_ratio", f"{self.sample_ratio} is not in [0, 1]")
+        if not self.service_name:
+            raise ConfigError("traces.service_name", "is empty")

@@ -51,6 +51,7 @@ def to_generation_request(
     deadline_seconds: float | None,
     limits: PromptLimits,
     caller: Identity,
+    trace_parent: str = "",
 ) -> GenerationRequest:
     """Raises InvalidArgument with the field's path in the request, and PermissionDenied as `tenant_of`."""
     return GenerationRequest(
@@ -63,6 +64,7 @@ def to_generation_request(
         cache_salt=request.cache_salt,
         bypass_prefix_cache=request.bypass_prefix_cache,
         deadline_seconds=deadline_seconds,
+        trace_parent=trace_parent,
         identity=caller,
         resume=to_resumption(request.resume, limits) if request.HasField("resume") else None,
     )

@@ -21,6 +21,7 @@ from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.service.rpc.models import find_model
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.stream_messages import StreamMessages
+from pageturner.service.rpc.tracing import current_trace_parent
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceServicer
 
@@ -129,8 +130,10 @@ class GenerationServicer(GenerationServiceServicer):
         request_id = request.request_id or self._new_request_id()
         structlog.contextvars.bind_contextvars(request_id=request_id[:MAX_NAME_CHARACTERS])
         generation = from_wire.to_generation_request(
-            request, request_id, deadline_seconds, limits, current_caller()
+            request, request_id, deadline_seconds, limits, current_caller(), current_trace_parent()
         )
+        if generation.tenant:
+            structlog.contextvars.bind_contextvars(tenant=generation.tenant[:MAX_NAME_CHARACTERS])
         if self._options.log_prompts:
             self._logger.info("prompt", request_id=request_id, prompt=generation.prompt)
         return generation

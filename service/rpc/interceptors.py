@@ -27,7 +27,15 @@ from pageturner.service.errors import (
 from pageturner.service.identity import Identity
 from pageturner.service.rpc.callers import Gatekeeper, bind_caller
 from pageturner.service.rpc.status import code_of, to_status
+from pageturner.service.rpc.tracing import (
+    CallTrace,
+    CallTracer,
+    Metadata,
+    bind_trace_parent,
+    trace_parent_of,
+)
 from pageturner.service.rpc.write_watch import WriteWatch
+from pageturner.service.trace_context import trace_id_of
 
 _BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)
 """Errors whose cause the log has to show: the client is not told it."""
@@ -45,6 +53,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     cancellation, also one that comes while a write waits for a slow client, is raised inside of it, and
     its `finally` runs then and there, not when the garbage collector finds the generator.
 
+    tracer: None where no spans are made; log lines name the caller's trace even so.
     write_timeout_seconds: a client that stopped reading would hold its handler, and its id, for ever.
     """
 
@@ -56,7 +65,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         gatekeeper: Gatekeeper,
         *,
         write_timeout_seconds: float,
+        tracer: CallTracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._gatekeeper = gatekeeper
         self._write_timeout_seconds = write_timeout_seconds
         self._logger = logger
@@ -107,6 +118,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> AsyncIterator[None]:
         started_at, peer = self._clock.now(), context.peer()  # a cancelled call has no peer any more
         self._metrics.call_started(method)
+        trace = self._begin_trace(method, context.invocation_metadata() or ())
         code = grpc.StatusCode.OK
         refusal: dict[str, str] = {}
         try:
@@ -130,6 +142,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         finally:
             seconds = self._clock.now() - started_at
             self._metrics.call_handled(method, code.name, seconds)
+            if trace is not None:
+                bound = _bound()
+                trace.end(code.name, request_id=bound.get("request_id", ""), tenant=bound.get("tenant", ""))
             is_quiet = method.grpc_service in _QUIET_SERVICES or (
                 method.grpc_method in _QUIET_METHODS and code is grpc.StatusCode.OK
             )
@@ -144,6 +159,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 **_bound(),
                 **refusal,
             )
+
+    def _begin_trace(self, method: Method, metadata: Metadata) -> CallTrace | None:
+        """Have what the call causes, and its log lines, belong to its trace, if it has one."""
+        trace = None if self._tracer is None else self._tracer.begin(method, metadata)
+        trace_parent = trace_parent_of(metadata) if trace is None else trace.trace_parent
+        if trace_parent:
+            bind_trace_parent(trace_parent)
+            structlog.contextvars.bind_contextvars(trace_id=trace_id_of(trace_parent))
+        return trace
 
     def _refused(self, error: Unauthenticated | PermissionDenied, cause: RefusalCause) -> dict[str, str]:
         """Count a caller that was turned away; what the log says of it."""
@@ -195,7 +219,10 @@ def _bind_to_log(caller: Identity) -> None:
         structlog.contextvars.bind_contextvars(credential=caller.credential)
 
 
+_BOUND_NAMES = ("request_id", "tenant", "credential", "trace_id")
+
+
 def _bound() -> dict[str, Any]:
     """What is bound for this call's log lines: who calls, and the request id once it is known."""
     bound = structlog.contextvars.get_contextvars()
-    return {name: bound[name] for name in ("request_id", "tenant", "credential") if name in bound}
+    return {name: bound[name] for name in _BOUND_NAMES if name in bound}

@@ -29,6 +29,7 @@ from pageturner.service.rpc.listening import Listener, Transport, listen
 from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ListenAddress, ServerOptions
 from pageturner.service.rpc.reflection import enable_reflection
+from pageturner.service.rpc.tracing import CallTracer
 from pageturner.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -64,8 +65,8 @@ class Server:
 
     Health answers from the start: NOT_SERVING while the model loads. The engine is the caller's: it is
     drained here, neither started nor closed. authenticator: None where every caller is served. certificates:
-    None for plain text. write_timeout_seconds: a stream is given up when its client's window has had no room
-    for one more message for so long.
+    None for plain text. tracer: None where no spans are made. write_timeout_seconds: a stream is given up
+    when its client's window has had no room for one more message for so long.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Server:
         write_timeout_seconds: float,
         authenticator: Authenticator | None = None,
         certificates: Certificates | None = None,
+        tracer: CallTracer | None = None,
         new_request_id: Callable[[], str] = _random_request_id,
     ) -> None:
         self._options = options
@@ -87,6 +89,7 @@ class Server:
         self._write_timeout_seconds = write_timeout_seconds
         self._authenticator = authenticator
         self._certificates = certificates
+        self._tracer = tracer
         self._new_request_id = new_request_id
         self._lifecycle = Lifecycle()
         self._listening: list[_Listening] = []
@@ -167,6 +170,7 @@ class Server:
                     self._metrics,
                     gatekeeper,
                     write_timeout_seconds=self._write_timeout_seconds,
+                    tracer=self._tracer,
                 )
             ],
             options=self._options.channel_arguments(),

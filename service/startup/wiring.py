@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
 
@@ -25,6 +26,7 @@ from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.step_computation import DirectSteps, ThreadedSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.flight.dumps import FlightDumps
+from pageturner.service.flight.phases import PhaseRecorder, RequestPhases
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
 from pageturner.service.flight.records import Setting
@@ -46,15 +48,18 @@ def build_service(
     recording: LineFile | None = None,
     backend: Backend | None = None,
     on_stage: OnStage = unheard,
+    on_phases: Callable[[RequestPhases], None] | None = None,
 ) -> AsyncEngine:
     """Load the model and build its engine, not started. started_at: when the program began, on `clock`.
     recording: where `serve --record` writes, if anywhere. backend: where to compute, in place of what the
-    configuration chooses. on_stage: told of each part.
+    configuration chooses. on_stage: told of each part. on_phases: told of each traced request at its end.
 
     Raises ConfigError or ModelError.
     """
     model = load_model(loaded, cache_dir, logger, backend, on_stage)
-    return build_engine(loaded.config, model, cache_dir, clock, started_at, logger, metrics, recording)
+    return build_engine(
+        loaded.config, model, cache_dir, clock, started_at, logger, metrics, recording, on_phases
+    )
 
 
 def build_engine(
@@ -66,10 +71,13 @@ def build_engine(
     logger: FilteringBoundLogger,
     metrics: Metrics,
     recording: LineFile | None = None,
+    on_phases: Callable[[RequestPhases], None] | None = None,
 ) -> AsyncEngine:
     """The engine of a loaded model, not started. The arguments are those of `build_service`."""
     depth = _depth(config, model)
     scheduler, flight = build_scheduler(config, model, cache_dir, clock, logger, recording, depth=depth)
+    if on_phases is not None:
+        scheduler.add_listener(PhaseRecorder(on_phases, clock))
     steps = DirectSteps(model.kv_cache, model.runner, model.sampler)
     engine = AsyncEngine(
         Engine(

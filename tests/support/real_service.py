@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -27,11 +27,15 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.step_computation import DirectSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.flight.phases import PhaseRecorder
 from pageturner.service.rpc.server import Server
 from support.fake_model import FakeModel
 from support.scripted import recording_logger
 from support.serving import serving
 from support.tiny_tokenizers import byte_level_bpe
+
+if TYPE_CHECKING:
+    from pageturner.service.monitoring.tracing import Tracing  # OpenTelemetry comes with it
 
 TOKENIZER = Tokenizer(byte_level_bpe())
 VOCAB_SIZE = 421
@@ -195,6 +199,7 @@ async def real_service(
     scheduler_class: Callable[..., Scheduler] = Scheduler,
     server_options: dict[str, Any] | None = None,
     metrics: Metrics | None = None,
+    tracing: Tracing | None = None,
     **options: Any,
 ) -> AsyncIterator[RealService]:
     """options: SchedulerOptions by name."""
@@ -227,9 +232,15 @@ async def real_service(
         random=Random(0),
         logger=recording_logger()[0],
     )
+    if tracing is not None:
+        scheduler = engine._scheduler
+        assert isinstance(scheduler, Scheduler)
+        scheduler.add_listener(PhaseRecorder(tracing.note_request, clock))
     await async_engine.start()
     try:
-        async with serving(async_engine, metrics=engine.metrics, **(server_options or {})) as served:
+        async with serving(
+            async_engine, metrics=engine.metrics, tracer=tracing, **(server_options or {})
+        ) as served:
             service = RealService(
                 async_engine,
                 model,

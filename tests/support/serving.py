@@ -18,6 +18,7 @@ from pageturner.service.engine.metrics import Metrics
 from pageturner.service.rpc.certificates import Certificates
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.server import Server
+from pageturner.service.rpc.tracing import CallTracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def new_server(
     write_timeout_seconds: float = 60.0,
     authenticator: Authenticator | None = None,
     certificates: Certificates | None = None,
+    tracer: CallTracer | None = None,
 ) -> Server:
     """Not started. engine: None while the model loads."""
     server = Server(
@@ -60,6 +62,7 @@ def new_server(
         write_timeout_seconds=write_timeout_seconds,
         authenticator=authenticator,
         certificates=certificates,
+        tracer=tracer,
     )
     if engine is not None:
         server.attach(engine)
@@ -74,6 +77,7 @@ async def serving(
     write_timeout_seconds: float = 60.0,
     authenticator: Authenticator | None = None,
     certificates: Certificates | None = None,
+    tracer: CallTracer | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Stops at once on the way out, unless the options say how long to drain. engine: None while it loads."""
@@ -87,6 +91,7 @@ async def serving(
         write_timeout_seconds=write_timeout_seconds,
         authenticator=authenticator,
         certificates=certificates,
+        tracer=tracer,
     )
     port = await server.start()
     target = f"127.0.0.1:{port}"

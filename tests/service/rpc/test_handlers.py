@@ -38,6 +38,9 @@ class FakeContext:
     def peer(self) -> str:
         return "nowhere"
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     async def write(self, message: object) -> None:
         if self.write_error is not None:
             raise self.write_error
