@@ -25,7 +25,7 @@ from pageturner.service.errors import (
     Unauthenticated,
 )
 from pageturner.service.identity import Identity
-from pageturner.service.rpc.callers import Gatekeeper, bind_caller
+from pageturner.service.rpc.callers import ADMIN_SERVICES, Gatekeeper, bind_caller
 from pageturner.service.rpc.status import code_of, to_status
 from pageturner.service.rpc.tracing import (
     CallTrace,
@@ -36,6 +36,8 @@ from pageturner.service.rpc.tracing import (
 )
 from pageturner.service.rpc.write_watch import WriteWatch
 from pageturner.service.trace_context import trace_id_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 _BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)
 """Errors whose cause the log has to show: the client is not told it."""
@@ -48,7 +50,8 @@ _QUIET_METHODS = frozenset({"Tokenize", "Detokenize"})
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """The one place where a call begins and ends.
 
-    Its caller is proved before a byte of the request is parsed, and handed on by `callers.current_caller`.
+    Its caller is proved before the request is taken in (where certificates have a say, before it is parsed),
+    and handed on by `callers.current_caller`. A stream of an admin service is proved again at each message.
     A streaming handler is an async generator to its author and a coroutine that writes to gRPC. So a
     cancellation, also one that comes while a write waits for a slow client, is raised inside of it, and
     its `finally` runs then and there, not when the garbage collector finds the generator.
@@ -87,19 +90,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, f"{requests}_{answers}")
         _, service, name = handler_call_details.method.split("/")
         method = Method(_TYPES[requests, answers], service, name)
+        try:
+            early = self._gatekeeper.admit_early(service, handler_call_details.invocation_metadata or ())
+        except PageturnerError as error:
+            return self._refuse(method, error)
+
+        def admit(context: Context) -> Identity:
+            return self._gatekeeper.admit(service, context) if early is None else early
 
         deserializer = handler.request_deserializer
         read = _read_each if handler.request_streaming else _read
 
-        async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            async with self._observe(method, context):
+        async def answer(request: Any, context: Context) -> Any:
+            async with self._observe(method, context, admit):
                 return await behaviour(read(deserializer, request), context)
 
-        async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            async with self._observe(method, context):
+        async def stream(request: Any, context: Context) -> None:
+            async with self._observe(method, context, admit):
                 with WriteWatch(self._write_timeout_seconds) as watch:
                     async with aclosing(behaviour(read(deserializer, request), context)) as responses:
                         async for response in responses:
+                            if service in ADMIN_SERVICES:
+                                # Without end by themselves: a token that was revoked must not see on.
+                                self._gatekeeper.admit(service, context)
                             watch.write_begins()
                             await context.write(response)
                             watch.write_ended()
@@ -112,9 +125,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         )
         return wrapped
 
+    def _refuse(self, method: Method, error: PageturnerError) -> grpc.RpcMethodHandler[Any, Any]:
+        """A handler that takes in nothing of the request: a stranger's messages would be held in memory."""
+
+        def admit(_: Context) -> Identity:
+            raise error
+
+        async def refuse(_requests: object, context: Context) -> None:
+            async with self._observe(method, context, admit):
+                raise AssertionError("nobody was admitted")
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
     @asynccontextmanager
     async def _observe(
-        self, method: Method, context: grpc.aio.ServicerContext[Any, Any]
+        self, method: Method, context: Context, admit: Callable[[Context], Identity]
     ) -> AsyncIterator[None]:
         started_at, peer = self._clock.now(), context.peer()  # a cancelled call has no peer any more
         self._metrics.call_started(method)
@@ -122,7 +147,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         code = grpc.StatusCode.OK
         refusal: dict[str, str] = {}
         try:
-            caller = self._gatekeeper.admit(method.grpc_service, context)
+            caller = admit(context)
             bind_caller(caller)
             _bind_to_log(caller)
             yield
@@ -204,7 +229,7 @@ async def _read_each(
         yield _read(deserializer, request)
 
 
-def _cancellation_code(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
+def _cancellation_code(context: Context) -> grpc.StatusCode:
     remaining: float | None = context.time_remaining()  # None without a deadline
     if remaining is not None and remaining <= 0:
         return grpc.StatusCode.DEADLINE_EXCEEDED

@@ -161,7 +161,9 @@ class Server:
         """A server of gRPC's own with these services, bound and not started. A socket file that serves admins
         alone is for the server's own user, who needs no token there."""
         is_private = not has_public and address.socket_path is not None
-        gatekeeper = Gatekeeper(self._authenticator, trusts_socket=is_private)
+        gatekeeper = Gatekeeper(
+            self._authenticator, trusts_socket=is_private, has_certificates=self._knows_clients
+        )
         server = grpc.aio.server(
             interceptors=[
                 CallInterceptor(

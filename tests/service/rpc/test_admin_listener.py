@@ -242,7 +242,7 @@ async def test_both_listeners_end_with_the_server() -> None:
     server = new_server(ServerOptions(port=0, admin_port=0), engine)
     port = await server.start()
     admin_port = server.admin_port
-    await server.drain()
+    await server.stop()
     await server.wait_for_termination()
     for each in (port, admin_port):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{each}") as channel:

@@ -24,12 +24,15 @@ from support.identities import (
     bearer,
     token,
 )
-from support.serving import Served, serving
+from support.serving import Served, capturing_logger, serving
 
 from pageturner.service.auth.identities import Identities, parse_identities
 from pageturner.service.auth.proof import Authenticator
+from pageturner.service.core.clock import ManualClock
+from pageturner.service.engine.metrics import Metrics
 from pageturner.service.identity import ANONYMOUS
 from pageturner.service.rpc import callers
+from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.reflection import V1, V1ALPHA
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
@@ -96,6 +99,7 @@ async def test_admin_methods_are_refused_to_a_tenant_and_no_other_is() -> None:
             code = await code_of(served, service, method, bearer(SEARCH))
             assert code is not grpc.StatusCode.UNAUTHENTICATED
             assert (code is grpc.StatusCode.PERMISSION_DENIED) == (service == ADMIN), (service, method)
+        for service, method in sorted(METHODS, key=lambda each: each[1] == "Drain"):  # after which it is over
             code = await code_of(served, service, method, bearer(OPERATOR))
             assert code not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -125,6 +129,41 @@ async def test_the_caller_is_proved_before_a_byte_of_the_request_is_parsed() -> 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff\xff", metadata=bearer(SEARCH))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("service", ["pageturner.v1.GenerationService", ADMIN])
+async def test_nothing_of_a_strangers_request_is_taken_in(service: str) -> None:
+    """Megabytes of each call would be held before it is refused: gRPC reads the message of a unary handler
+    before the handler is called, and that of a streaming one when it asks."""
+
+    async def continuation(_: object) -> Any:
+        async def behaviour(request: object, context: object) -> None:
+            raise AssertionError("it was called")
+
+        return grpc.unary_unary_rpc_method_handler(behaviour)
+
+    logger, _ = capturing_logger()
+    gatekeeper = callers.Gatekeeper(authenticator())
+    interceptor = CallInterceptor(logger, ManualClock(), Metrics(), gatekeeper, write_timeout_seconds=60.0)
+    for metadata, is_taken_in in (((), False), (bearer(STRANGER), False), (bearer(OPERATOR), True)):
+
+        class Details:
+            method = f"/{service}/Method"
+            invocation_metadata = metadata
+
+        details: Any = Details()
+        handler: Any = await interceptor.intercept_service(continuation, details)
+        assert (not handler.request_streaming) == is_taken_in
+
+
+async def test_a_large_request_of_a_stranger_is_refused_like_a_small_one() -> None:
+    async with serving(FakeEngine(), authenticator=authenticator()) as served:
+        stub = GenerationServiceStub(served.channel)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text="x" * (1 << 20))))
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text="x")), metadata=bearer(SEARCH))
 
 
 async def test_a_refusal_tells_neither_the_cause_nor_the_credential() -> None:
@@ -250,6 +289,24 @@ async def test_a_revoked_token_begins_no_call_and_its_stream_goes_on() -> None:
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         engine.resume("r")
         assert [message.WhichOneof("event") async for message in stream] == ["finished"]
+
+
+async def test_a_revoked_admin_sees_no_more_of_a_stream_without_end() -> None:
+    in_force = [parse_identities(FILE)]
+    changing = Authenticator(lambda: in_force[0], lambda: NOW)
+    async with serving(FakeEngine(), authenticator=changing, min_watch_seconds=0.001) as served:
+        request = admin_pb2.WatchLoadRequest(interval_seconds=0.001)
+        watch = AdminServiceStub(served.channel).WatchLoad(request, metadata=bearer(OPERATOR)).__aiter__()
+        await anext(watch)
+        in_force[0] = Identities()
+
+        async def follow() -> None:
+            async for _ in watch:
+                pass
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(follow(), 30)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_who_changes_policies_is_told_to_the_log() -> None:
