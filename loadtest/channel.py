@@ -6,10 +6,53 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import grpc
 
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _HOST = re.compile(r"(?:(?:dns|ipv4|ipv6):(?://[^/]*/)?)?(\[[^\]]*\]|[^:,]+)(?::\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who the load test is, and whom it trusts. token: of each call. ca, certificate, key: PEM; with any of
+    them, or with tls, connections are encrypted."""
+
+    token: str = field(default="", repr=False)
+    tls: bool = False
+    ca: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Of each call."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+    def open_channel(self, address: str) -> grpc.aio.Channel:
+        """A channel for the running loop."""
+        credentials, options = self._credentials(), channel_options(address)
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def open_blocking_channel(self, address: str) -> grpc.Channel:
+        """A channel for threads."""
+        credentials, options = self._credentials(), channel_options(address)
+        if credentials is None:
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, credentials, options=options)
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if not (self.tls or self.ca or self.certificate):
+            return None
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
+
+
+OPEN = Access()
+"""To a server that serves every caller, in plain text."""
 
 
 def channel_options(address: str) -> tuple[tuple[str, int], ...]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pageturner.v1.generation_pb2_grpc import GenerationServiceAsyncStub
 
 Now = Callable[[], float]
+Metadata = tuple[tuple[str, str], ...]
 
 
 class Outcome(Enum):
@@ -140,6 +141,7 @@ async def send(
     scheduled_at: float,
     timeout_seconds: float,
     now: Now,
+    metadata: Metadata = (),
 ) -> Exchange:
     """Send it and read its stream as the request's reader would. What goes wrong is in the record, never
     raised."""
@@ -150,7 +152,7 @@ async def send(
     finished: pb.Finished | None = None
     outcome, error = Outcome.OK, ""
     try:
-        call = stub.GenerateStream(to_message(request, model), timeout=timeout_seconds)
+        call = stub.GenerateStream(to_message(request, model), timeout=timeout_seconds, metadata=metadata)
         async for message in call:
             kind = message.WhichOneof("event")
             if kind == "delta" and message.delta.token_ids:

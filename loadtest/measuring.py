@@ -33,7 +33,8 @@ def measure(
     num_requests = sum(len(shape.turns) for shape in shapes)
     costs: list[ClientCost] = []
     with live_display(title, num_requests, console) as display:
-        monitor = Monitor(run.target.address, display.on_sample)
+        target = run.target
+        monitor = Monitor(target.admin_address or target.address, display.on_sample, access=target.access)
         with monitor.watching():
             records = execute(run, display.on_record, interruption, costs.append)
     summary = summarize_run(records, num_requests, objectives)

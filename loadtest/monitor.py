@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from pageturner.loadtest.channel import channel_options
+from pageturner.loadtest.channel import OPEN, Access
 from pageturner.v1 import admin_pb2 as pb
 from pageturner.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -51,18 +51,26 @@ class Monitor:
     """Keeps what the server tells, in a thread of its own. samples: in order. failure: why there are no more
     of them, in words; empty while there are."""
 
-    def __init__(self, address: str, on_sample: OnSample, interval_seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(
+        self,
+        address: str,
+        on_sample: OnSample,
+        interval_seconds: float = INTERVAL_SECONDS,
+        access: Access = OPEN,
+    ) -> None:
         self.samples: list[LoadSample] = []
         self.failure = ""
         self._address, self._on_sample, self._interval = address, on_sample, interval_seconds
+        self._access = access
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch meanwhile; at the end the last sample is of the end."""
-        options = channel_options(self._address)
-        with grpc.insecure_channel(self._address, options=options) as channel:
+        with self._access.open_blocking_channel(self._address) as channel:
             stub = AdminServiceStub(channel)
-            call = stub.WatchLoad(pb.WatchLoadRequest(interval_seconds=self._interval))
+            call = stub.WatchLoad(
+                pb.WatchLoadRequest(interval_seconds=self._interval), metadata=self._access.metadata
+            )
             thread = threading.Thread(target=self._follow, args=(call,), name="load monitor", daemon=True)
             thread.start()
             try:
@@ -82,7 +90,9 @@ class Monitor:
 
     def _ask_once_more(self, stub: AdminServiceStub) -> None:
         try:
-            self._keep(stub.GetLoad(pb.GetLoadRequest(), timeout=_LAST_CALL_SECONDS))
+            self._keep(
+                stub.GetLoad(pb.GetLoadRequest(), timeout=_LAST_CALL_SECONDS, metadata=self._access.metadata)
+            )
         except grpc.RpcError as error:
             self._note(error)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pageturner.loadtest.address import check_address
+from pageturner.loadtest.channel import Access
 from pageturner.loadtest.errors import OptionError
 from pageturner.loadtest.runner import Run
 from pageturner.loadtest.server import ServedModel, Target
@@ -41,6 +42,12 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         metavar="HOST:PORT|unix:PATH",
         help="where it is (%(default)s)",
     )
+    add("--admin-target", metavar="HOST:PORT|unix:PATH", help="where AdminService is, if apart from it")
+    add("--token-file", type=Path, metavar="FILE", help="with this caller's token")
+    add("--tls", action="store_true", help="encrypt, and trust the authorities that gRPC brings")
+    add("--tls-ca", type=Path, metavar="FILE", help="encrypt, and trust these authorities (PEM) alone")
+    add("--client-certificate", type=Path, metavar="FILE", help="this caller's certificate (PEM)")
+    add("--client-key", type=Path, metavar="FILE", help="its key")
     add("--model", default="", help="its model's name; the one that the server runs if left out")
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one request (%(default)s)")
     add("--processes", type=int, default=1, metavar="N", help="client processes; more if send lag shows (1)")
@@ -100,7 +107,11 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
 def make_run(arguments: argparse.Namespace) -> Run:
     """What the flags ask for, before any server is asked. Raises OptionError and TraceError."""
     target = Target(
-        check_address("target", arguments.address), arguments.model, _seconds("timeout", arguments.timeout)
+        check_address("target", arguments.address),
+        arguments.model,
+        _seconds("timeout", arguments.timeout),
+        access=_access(arguments),
+        admin_address=check_address("admin-target", arguments.admin_target) if arguments.admin_target else "",
     )
     workload = _workload(arguments)
     is_closed = arguments.concurrency is not None
@@ -110,6 +121,31 @@ def make_run(arguments: argparse.Namespace) -> Run:
     concurrency = DEFAULT_CONCURRENCY if arguments.concurrency is None else arguments.concurrency
     workload = replace(workload, arrivals=arrivals)
     return Run(target, workload, concurrency, arguments.processes, arguments.warmup)
+
+
+def _access(arguments: argparse.Namespace) -> Access:
+    """Raises OptionError for a file that can't be read, or that needs another."""
+    if (arguments.client_certificate is None) != (arguments.client_key is None):
+        raise OptionError("client-certificate", "and --client-key need each other")
+    token = _content("token-file", arguments.token_file) or b""
+    if not token.isascii():
+        raise OptionError("token-file", f"{arguments.token_file} holds no token")
+    return Access(
+        token.decode("ascii").strip(),
+        arguments.tls,
+        _content("tls-ca", arguments.tls_ca),
+        _content("client-certificate", arguments.client_certificate),
+        _content("client-key", arguments.client_key),
+    )
+
+
+def _content(option: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise OptionError(option, f"{path} cannot be read: {error.strerror}") from error
 
 
 def for_model(planned: Run, model: ServedModel) -> Run:

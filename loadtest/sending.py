@@ -123,6 +123,7 @@ class _Sender:
             scheduled_at=due,
             timeout_seconds=self.target.timeout_seconds,
             now=time.monotonic,
+            metadata=self.target.access.metadata,
         )
         self.on_record(exchange.record)
         return exchange

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from pageturner.loadtest.channel import channel_options, proxy_hint
+from pageturner.loadtest.channel import OPEN, Access, proxy_hint
 from pageturner.loadtest.errors import ServerError
 from pageturner.v1 import (
     admin_pb2,
@@ -26,18 +26,22 @@ from pageturner.v1 import (
 _NUM_CHARACTERS = 1024
 _ASK_AGAIN_SECONDS = 0.2
 
+_NOT_FOR_US = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED)
 _NO_TOKENIZER = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send to. model: empty for the one that the server runs."""
+    """Where to send to, and as whom. model: empty for the one that the server runs. admin_address: where
+    AdminService listens; empty for where all else does."""
 
     address: str
     model: str = ""
     timeout_seconds: float = 600.0
     connect_seconds: float = 10.0
     loading_seconds: float = 120.0
+    access: Access = OPEN
+    admin_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,7 @@ class ServedModel:
 @asynccontextmanager
 async def connect(target: Target) -> AsyncIterator[grpc.aio.Channel]:
     """A channel that is ready. Raises ServerError if the server cannot be reached in time."""
-    options = channel_options(target.address)
-    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
+    async with target.access.open_channel(target.address) as channel:
         try:
             await asyncio.wait_for(channel.channel_ready(), target.connect_seconds)
         except TimeoutError:
@@ -85,11 +88,11 @@ async def discover(target: Target, seed: int) -> ServedModel:
         try:
             await _loaded(channel, target)
             response = await model_pb2_grpc.ModelServiceStub(channel).GetModel(
-                model_pb2.GetModelRequest(name=target.model), timeout=target.timeout_seconds
+                model_pb2.GetModelRequest(name=target.model),
+                timeout=target.timeout_seconds,
+                metadata=target.access.metadata,
             )
-            info = await admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo(
-                admin_pb2.GetServerInfoRequest(), timeout=target.timeout_seconds
-            )
+            info = await _server_info(channel, target)
             token_ids = await _ordinary_token_ids(channel, response.model, target, seed)
         except grpc.aio.AioRpcError as error:
             raise ServerError(f"{target.address}: {error.code().name}: {error.details()}") from error
@@ -109,6 +112,22 @@ async def discover(target: Target, seed: int) -> ServedModel:
     )
 
 
+async def _server_info(channel: grpc.aio.Channel, target: Target) -> admin_pb2.GetServerInfoResponse:
+    """What the server tells of itself; nothing where AdminService is not for this caller, or not here."""
+    call = admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo
+    request, metadata = admin_pb2.GetServerInfoRequest(), target.access.metadata
+    try:
+        if not target.admin_address:
+            return await call(request, timeout=target.timeout_seconds, metadata=metadata)
+        async with target.access.open_channel(target.admin_address) as admin:
+            call = admin_pb2_grpc.AdminServiceStub(admin).GetServerInfo
+            return await call(request, timeout=target.timeout_seconds, metadata=metadata)
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in _NOT_FOR_US:
+            raise
+        return admin_pb2.GetServerInfoResponse()
+
+
 async def _loaded(channel: grpc.aio.Channel, target: Target) -> None:
     """Wait while the server is there and answers UNAVAILABLE, as it does until its model is loaded. Raises
     AioRpcError where it still does after `loading_seconds`."""
@@ -116,7 +135,11 @@ async def _loaded(channel: grpc.aio.Channel, target: Target) -> None:
     stub = model_pb2_grpc.ModelServiceStub(channel)
     while True:
         try:
-            await stub.GetModel(model_pb2.GetModelRequest(name=target.model), timeout=target.timeout_seconds)
+            await stub.GetModel(
+                model_pb2.GetModelRequest(name=target.model),
+                timeout=target.timeout_seconds,
+                metadata=target.access.metadata,
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() >= until:
                 raise
@@ -138,7 +161,7 @@ async def _ordinary_token_ids(
     )
     try:
         response = await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(
-            request, timeout=target.timeout_seconds
+            request, timeout=target.timeout_seconds, metadata=target.access.metadata
         )
         drawn = sorted(set(response.token_ids))
     except grpc.aio.AioRpcError as error:

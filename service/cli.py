@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "demo": "pageturner.service.commands.demo",
     "config": "pageturner.service.commands.config",
     "policies": "pageturner.service.commands.policies",
+    "drain": "pageturner.service.commands.drain",
     "tokens": "pageturner.service.commands.tokens",
     "plan": "pageturner.service.commands.plan",
     "bench": "pageturner.service.commands.bench",

@@ -35,6 +35,7 @@ from pageturner.service.sizes import Bytes
 
 ENV_PREFIX = "PAGETURNER_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
+TOKEN_FILE_VARIABLE = f"{ENV_PREFIX}TOKEN_FILE"
 OPENMP_SPINS = 2000
 """Some 40 us: longer than the gaps between a step's operations, a fraction of a busy neighbour's turn."""
 
@@ -375,6 +376,14 @@ def calm_openmp(environ: MutableMapping[str, str] | None = None) -> None:
     environ = os.environ if environ is None else environ
     if not any(name in environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
         environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)
+
+
+def token_file(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The file with a client's own token that PAGETURNER_TOKEN_FILE names, for commands that call a
+    server."""
+    environ = os.environ if environ is None else environ
+    name = environ.get(TOKEN_FILE_VARIABLE)
+    return Path(name).expanduser() if name else None
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:

@@ -16,8 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_no_command_holds_the_path_of_a_clone_in_a_folder_with_a_space(target: str, tmp_path: Path) -> None:
     folder = tmp_path / "my repo"
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder)
+    lock = "tests/interop/package-lock.json"
+    (folder / lock).parent.mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", lock):
+        shutil.copy(ROOT / name, folder / name)
     command = ["make", "--dry-run", "-C", str(folder), target]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     recipe = [line for line in printed.splitlines() if not line.startswith("make")]

@@ -7,6 +7,7 @@ refused by its name before anything is sent; every failure of a call is a `Paget
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client.async_client import Client
+from pageturner.service.client.credentials import Credentials
 from pageturner.service.client.sync_client import SyncClient
 from pageturner.service.client.targets import DEFAULT_TARGET
 from pageturner.service.client.values import (
@@ -48,6 +49,7 @@ __all__ = [
     "ChoiceFinishedEvent",
     "Client",
     "Completion",
+    "Credentials",
     "FinishReason",
     "FinishedEvent",
     "Options",

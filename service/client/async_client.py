@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import calls
 from pageturner.service.client.calls import Call, StreamCall
+from pageturner.service.client.credentials import CredentialOptions, Credentials, given_credentials
 from pageturner.service.client.failures import RETRY_SECONDS, is_away, never_ready, typed_errors
 from pageturner.service.client.targets import DEFAULT_TARGET, parse_target
 from pageturner.service.client.values import (
@@ -37,6 +38,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    DrainOutcome,
     ModelInfo,
     RequestState,
     ServerInfo,
@@ -54,7 +56,8 @@ _T = TypeVar("_T")
 class Client:
     """One server, from any event loop: each has a connection of its own, made by its first call.
 
-    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves. Every failure
+    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves. credentials:
+    a token and the files of an encrypted connection, for each of which there is a keyword too. Every failure
     of a call is a `PageturnerError`: the class that the server raised, or `UnknownStatus` with the gRPC code
     for what the server did not say itself. Cancelling the task that awaits a call aborts the request.
     """
@@ -63,11 +66,12 @@ class Client:
         self,
         target: str = DEFAULT_TARGET,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Credentials | None = None,
         clock: Clock | None = None,
+        **options: Unpack[CredentialOptions],
     ) -> None:
         self._target = parse_target(target)
-        self._credentials = credentials
+        self._credentials = given_credentials(credentials, options)
         self._clock = clock or MonotonicClock()
         self._channels: dict[asyncio.AbstractEventLoop, grpc.aio.Channel] = {}
 
@@ -171,6 +175,14 @@ class Client:
         """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
         return await self._ask(calls.tenants(limit))
 
+    async def drain(self, grace_seconds: float | None = None) -> DrainOutcome:
+        """End the server's work in order, and wait until it has ended; leaving before ends nothing of it.
+
+        grace_seconds: how long running requests may go on, by default as the server is configured. The
+        process stays, drained, until it is told to end.
+        """
+        return await self._ask(calls.drain(grace_seconds))
+
     def watch_load(self, interval_seconds: float) -> AsyncGenerator[SchedulerStats, None]:
         """The load now and then every so often, without end."""
         return self._follow(calls.watch_load(interval_seconds))
@@ -249,7 +261,9 @@ class Client:
             response_deserializer=call.response.FromString,
         )
         with typed_errors(self._target), _told_from_cancelling():
-            response = await method(call.request, timeout=call.timeout_seconds)
+            response = await method(
+                call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata()
+            )
         return call.read(response)
 
     async def _follow(self, call: StreamCall[_R, _T]) -> AsyncGenerator[_T, None]:
@@ -259,7 +273,12 @@ class Client:
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.response.FromString,
         )
-        rpc = method(call.request, timeout=call.timeout_seconds, wait_for_ready=call.waits)
+        rpc = method(
+            call.request,
+            timeout=call.timeout_seconds,
+            wait_for_ready=call.waits,
+            metadata=self._credentials.metadata(),
+        )
         try:
             with typed_errors(self._target), _told_from_cancelling():
                 async for message in rpc:
@@ -275,10 +294,11 @@ class Client:
         if channel is None:
             self._forget_closed_loops()
             address, options = self._target.address, self._target.channel_options()
+            credentials = self._credentials.of_channel()
             channel = self._channels[loop] = (
                 grpc.aio.insecure_channel(address, options=options)
-                if self._credentials is None
-                else grpc.aio.secure_channel(address, self._credentials, options=options)
+                if credentials is None
+                else grpc.aio.secure_channel(address, credentials, options=options)
             )
         return channel
 

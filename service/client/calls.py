@@ -47,6 +47,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    DrainOutcome,
     ModelInfo,
     RequestState,
     ServerInfo,
@@ -236,6 +237,15 @@ def watch_load(interval_seconds: float) -> StreamCall[admin_pb2.WatchLoadRespons
         admin_pb2.WatchLoadRequest(interval_seconds=interval),
         admin_pb2.WatchLoadResponse,
         lambda response: from_stats(response.load),
+    )
+
+
+def drain(grace_seconds: float | None) -> Call[admin_pb2.DrainResponse, DrainOutcome]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "Drain"),
+        build(admin_pb2.DrainRequest, grace_seconds=grace_seconds),
+        admin_pb2.DrainResponse,
+        lambda response: DrainOutcome(response.num_finished, response.num_aborted),
     )
 
 

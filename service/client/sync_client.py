@@ -24,6 +24,7 @@ from google.protobuf.message import Message
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import calls
 from pageturner.service.client.calls import Call, StreamCall
+from pageturner.service.client.credentials import CredentialOptions, Credentials, given_credentials
 from pageturner.service.client.failures import RETRY_SECONDS, is_away, never_ready, typed_errors
 from pageturner.service.client.targets import DEFAULT_TARGET, parse_target
 from pageturner.service.client.values import (
@@ -41,6 +42,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    DrainOutcome,
     ModelInfo,
     RequestState,
     ServerInfo,
@@ -59,7 +61,8 @@ class SyncClient:
     """One server, from any thread; the threads share a connection, made by the first call.
 
     The methods are those of `Client`, without `await`.
-    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves. Every failure
+    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves. credentials:
+    a token and the files of an encrypted connection, for each of which there is a keyword too. Every failure
     of a call is a `PageturnerError`: the class that the server raised, or `UnknownStatus` with the gRPC code
     for what the server did not say itself.
     A call that is left, by Ctrl-C too, aborts its request. Not to be taken along into a forked child.
@@ -69,12 +72,13 @@ class SyncClient:
         self,
         target: str = DEFAULT_TARGET,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Credentials | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        **options: Unpack[CredentialOptions],
     ) -> None:
         self._target = parse_target(target)
-        self._credentials = credentials
+        self._credentials = given_credentials(credentials, options)
         self._clock = clock or MonotonicClock()
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -177,6 +181,10 @@ class SyncClient:
         """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
         return self._ask(calls.tenants(limit))
 
+    def drain(self, grace_seconds: float | None = None) -> DrainOutcome:
+        """End the server's work in order, and wait until it has ended; see `Client.drain`."""
+        return self._ask(calls.drain(grace_seconds))
+
     def watch_load(self, interval_seconds: float) -> Generator[SchedulerStats, None, None]:
         """The load now and then every so often, without end."""
         return self._follow(calls.watch_load(interval_seconds))
@@ -253,7 +261,9 @@ class SyncClient:
             response_deserializer=call.response.FromString,
         )
         with _told_from_closing():
-            rpc = method.future(call.request, timeout=call.timeout_seconds)
+            rpc = method.future(
+                call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata()
+            )
         try:
             with typed_errors(self._target):
                 return call.read(rpc.result())
@@ -268,7 +278,12 @@ class SyncClient:
             response_deserializer=call.response.FromString,
         )
         with _told_from_closing():
-            rpc = method(call.request, timeout=call.timeout_seconds, wait_for_ready=call.waits)
+            rpc = method(
+                call.request,
+                timeout=call.timeout_seconds,
+                wait_for_ready=call.waits,
+                metadata=self._credentials.metadata(),
+            )
         try:
             with typed_errors(self._target):
                 for message in rpc:
@@ -281,10 +296,11 @@ class SyncClient:
         with self._lock:
             if self._open is None:
                 address, options = self._target.address, self._target.channel_options()
+                credentials = self._credentials.of_channel()
                 self._open = (
                     grpc.insecure_channel(address, options=options)
-                    if self._credentials is None
-                    else grpc.secure_channel(address, self._credentials, options=options)
+                    if credentials is None
+                    else grpc.secure_channel(address, credentials, options=options)
                 )
             return self._open
 

@@ -20,6 +20,7 @@ from pageturner.service.client import (
 )
 from pageturner.service.client.server_process import running_server
 from pageturner.service.client.targets import TARGET_FORMS
+from pageturner.service.commands.credentials import add_credential_flags
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note
 from pageturner.service.core.outputs import RequestTimings, Usage
@@ -116,6 +117,7 @@ def add_target_flags(parser: argparse.ArgumentParser, positionals: str = "") -> 
         metavar=TARGET_FORMS,
         help="a running server; without it one is started, by the flags below",
     )
+    add_credential_flags(parser)
     add_config_flags(parser, positionals)
 
 

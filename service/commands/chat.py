@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 
-from pageturner.service.client import Client
+from pageturner.service.client import Client, Credentials
 from pageturner.service.commands import signals
 from pageturner.service.commands.answer import (
     CONNECT_SECONDS,
@@ -18,6 +18,7 @@ from pageturner.service.commands.answer import (
     sampling_options,
     target_of,
 )
+from pageturner.service.commands.credentials import credentials_of
 from pageturner.service.commands.output import OutputLost, note, standard_output, write
 from pageturner.service.commands.template_variables import add_template_flags, chat_prompt
 from pageturner.service.commands.text import input_text
@@ -38,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with target_of(arguments) as target, asyncio.Runner() as runner:
-        client = signals.run(_connect(target), runner)
+        client = signals.run(_connect(target, credentials_of(arguments)), runner)
         try:
             return _converse(runner, client, arguments)
         finally:
             runner.run(client.close())
 
 
-async def _connect(target: str) -> Client:
-    client = Client(target)
+async def _connect(target: str, credentials: Credentials) -> Client:
+    client = Client(target, credentials=credentials)
     await client.wait_until_serving(CONNECT_SECONDS)
     return client
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from pageturner.service.commands.credentials import add_credential_flags, credentials_of
 from pageturner.service.commands.flight import add_target, fetch, read
 from pageturner.service.commands.output import write
 from pageturner.service.flight import flight_file
@@ -22,11 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--file", metavar="FILE", type=Path, help="a flight record, instead of asking a server"
     )
     add_target(source)
+    add_credential_flags(parser)
     parser.add_argument("--json", action="store_true", help="the same as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    record = read(arguments.file) if arguments.file else flight_file.load(fetch(arguments.target))
+    record = (
+        read(arguments.file)
+        if arguments.file
+        else flight_file.load(fetch(arguments.target, credentials_of(arguments)))
+    )
     lines = explain(record, arguments.request_id)
     if arguments.json:
         told = [{"seconds": line.seconds, "text": line.text, "count": line.count} for line in lines]

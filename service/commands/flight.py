@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pageturner.service.client import DEFAULT_TARGET, Client
+from pageturner.service.client import DEFAULT_TARGET, Client, Credentials
 from pageturner.service.client.targets import TARGET_FORMS
 from pageturner.service.commands import signals
+from pageturner.service.commands.credentials import add_credential_flags, credentials_of
 from pageturner.service.commands.output import note, write
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight import flight_file
@@ -20,6 +21,7 @@ EXAMPLE = "pageturner flight dump --target localhost:50051 --out flight.jsonl.gz
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["dump"], help="write it to a file")
     add_target(parser)
+    add_credential_flags(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("flight.jsonl.gz"), help="where")
 
 
@@ -33,7 +35,7 @@ def add_target(parser: argparse._ActionsContainer) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    content = fetch(arguments.target)
+    content = fetch(arguments.target, credentials_of(arguments))
     record = flight_file.load(content)
     try:
         arguments.out.write_bytes(content)
@@ -43,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def fetch(target: str) -> bytes:
+def fetch(target: str, credentials: Credentials) -> bytes:
     """The file that the server makes of its record now."""
 
     async def ask() -> bytes:
-        async with Client(target) as client:
+        async with Client(target, credentials=credentials) as client:
             return await client.flight_record()
 
     return signals.run(ask())

@@ -17,6 +17,7 @@ from pageturner.service.commands.answer import (
     sampling_options,
     target_of,
 )
+from pageturner.service.commands.credentials import credentials_of
 from pageturner.service.commands.output import note, write, write_json
 from pageturner.service.commands.template_variables import add_template_flags, chat_prompt
 from pageturner.service.commands.text import input_text
@@ -74,7 +75,7 @@ async def _generate(target: str, prompt: Prompt, arguments: argparse.Namespace) 
         if shows:
             write(text, end="")
 
-    async with Client(target) as client:
+    async with Client(target, credentials=credentials_of(arguments)) as client:
         await client.wait_until_serving(CONNECT_SECONDS)
         return await ask(client, prompt, sampling_options(arguments), show)
 

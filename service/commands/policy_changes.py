@@ -14,6 +14,7 @@ from pageturner.policies.spec import PolicySpec, parse_choice
 from pageturner.service.client import DEFAULT_TARGET, Client
 from pageturner.service.client.targets import TARGET_FORMS
 from pageturner.service.commands import signals
+from pageturner.service.commands.credentials import add_credential_flags, credentials_of
 from pageturner.service.commands.output import note, wrapped, write
 from pageturner.service.errors import ConfigError
 from pageturner.service.policy_host.reports import PoliciesInfo, PolicyInfo
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=TARGET_FORMS,
         help=f"the server (default {DEFAULT_TARGET})",
     )
+    add_credential_flags(group)
     group.add_argument("--preset", default="", metavar="NAME", help="set all axes, AXIS=POLICY goes over it")
     group.add_argument(
         "--shadow",
@@ -68,7 +70,7 @@ def _choice(text: str) -> tuple[str, PolicySpec]:
 
 
 async def _show(arguments: argparse.Namespace) -> None:
-    async with Client(arguments.target) as client:
+    async with Client(arguments.target, credentials=credentials_of(arguments)) as client:
         _print(await client.policies(), as_json=arguments.json)
 
 
@@ -77,7 +79,7 @@ async def _change(
     policies: dict[str, PolicySpec],
     shadows: dict[str, PolicySpec | None],
 ) -> None:
-    async with Client(arguments.target) as client:
+    async with Client(arguments.target, credentials=credentials_of(arguments)) as client:
         info = await client.set_policies(
             policies, shadows=shadows, preset=arguments.preset, expected_revision=arguments.revision
         )

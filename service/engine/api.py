@@ -151,7 +151,7 @@ class AbortOutcome(Enum):
 class EngineHealth(Enum):
     """STARTING and DRAINING refuse new work; DEAD is final.
 
-    STALLED: the step under way hangs, so that new work waits; SERVING again once it returns.
+    STALLED: nothing goes forward, so that new work waits; SERVING again once something does.
     """
 
     STARTING = "starting"
@@ -184,6 +184,14 @@ class Condition:
     def is_alive(self) -> bool:
         """Whether waiting can help; if not, the process must be started anew."""
         return self.health is not EngineHealth.DEAD
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOutcome:
+    """What became of the requests that lived when a drain began: they ended by themselves, or were ended."""
+
+    num_finished: int = 0
+    num_aborted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +358,10 @@ class EngineClient(Protocol):
         any request as records and logs of the scheduler have it (`identity.scoped_id`)."""
         ...
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> DrainOutcome:
         """Refuse new requests (Draining, and so says health) and let those that live finish and be read.
-        Returns then, or after the grace, when those that are left have been told to end with Draining."""
+        Returns then, or after the grace, when those that are left have been told to end with Draining.
+        Of several drains the one whose grace ends first ends them."""
         ...
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]: ...

@@ -20,6 +20,7 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
     Condition,
+    DrainOutcome,
     EngineHealth,
     GenerationRequest,
     Inspection,
@@ -53,6 +54,7 @@ from pageturner.service.engine.thread_messages import (
     Shutdown,
 )
 from pageturner.service.engine.tokenizer import Tokenizer
+from pageturner.service.engine.watchdog import Progress, Watchdog, stall_reason
 from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.identity import Identity, scoped_id
@@ -115,7 +117,8 @@ class AsyncEngine:
         self._inspections = Inspections(clock, self._send, num_blocks=engine.stats.num_blocks)
         self._has_ended = asyncio.Event()
         self._thread: StepThread | None = None
-        self._watchdog: asyncio.Task[None] | None = None
+        self._watchdog = Watchdog(self._started_at)
+        self._watching: asyncio.Task[None] | None = None
 
     # Life and health
 
@@ -131,7 +134,7 @@ class AsyncEngine:
             on_end=lambda fault: _call_soon(loop, partial(self._on_thread_end, outbox, fault)),
         )
         self._thread.start()
-        self._watchdog = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._watch())
         self._set_health(EngineHealth.SERVING)
 
     @property
@@ -146,17 +149,25 @@ class AsyncEngine:
     @property
     def condition(self) -> Condition:
         """Health with its reason, of this moment."""
-        return Condition(self._health.value, self._health.reason, len(self._live))
+        health, seconds = self._health.value, 0.0
+        reason = self._health.reason
+        if health in (EngineHealth.SERVING, EngineHealth.STALLED, EngineHealth.DRAINING):
+            seconds, stall = self._look()
+            reason = stall if health is EngineHealth.STALLED else reason
+        return Condition(health, reason, len(self._live), seconds)
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> DrainOutcome:
         """Refuse new work, let what runs finish and be read, tell to end (Draining) what is left."""
+        num_live, num_aborted = len(self._live), 0
         if self.health is not EngineHealth.DRAINING:
             self._logger.info("draining", num_requests=len(self._live))
         self._set_health(EngineHealth.DRAINING)
         self._prompts.fail_waiting(Draining("the server is shutting down and takes no new requests"))
         if not await _is_set_within(self._live.is_read, grace_seconds) and len(self._live):
-            self._logger.warning("drain_aborts", num_requests=len(self._live))
+            num_aborted = len(self._live)
+            self._logger.warning("drain_aborts", num_requests=num_aborted)
             self._live.abort_all()
+        return DrainOutcome(max(0, num_live - num_aborted), num_aborted)
 
     async def aclose(self) -> None:
         """End every request, then the thread. Closing twice is no error."""
@@ -166,31 +177,48 @@ class AsyncEngine:
         if not await _is_set_within(self._live.is_empty, self._options.shutdown_seconds):
             self._die(TimeoutError("the step under way did not end in time"))
         self._thread.send(Shutdown())
-        if await _is_set_within(self._has_ended, self._options.shutdown_seconds):
+        # What was given up is waited for no more.
+        patience = 0.0 if self.health is EngineHealth.DEAD else self._options.shutdown_seconds
+        if await _is_set_within(self._has_ended, patience):
             self._thread.join(self._options.shutdown_seconds)
         else:
             self._die(TimeoutError("the engine thread did not end in time"))
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
 
     def check_heartbeat(self) -> None:
-        """Report a step that takes longer than stall_seconds, and its return."""
-        since = self._thread.busy_since if self._thread is not None else None
-        seconds = 0.0 if since is None else self._clock.now() - since
+        """Report that nothing has gone forward for stall_seconds, and that something does again; give the
+        engine up after dead_after_seconds."""
+        seconds, reason = self._look()
         is_stalled = seconds > self._options.stall_seconds
+        dead_after = self._options.dead_after_seconds
         if is_stalled and self.health is EngineHealth.SERVING:
             asking = self._engine.asking
             self._logger.error(
                 "engine_stalled",
                 seconds=seconds,
                 num_requests=len(self._live),
+                reason=reason,
                 policy=None if asking is None else f"{asking.axis} policy {asking.policy} has not answered",
             )
             self._engine.metrics.stalled()
-            self._set_health(EngineHealth.STALLED)
+            self._set_health(EngineHealth.STALLED, reason)
         elif not is_stalled and self.health is EngineHealth.STALLED:
             self._logger.warning("engine_resumed")
             self._set_health(EngineHealth.SERVING)
+        if dead_after is not None and seconds > dead_after:
+            reason = f"{reason}, and engine.dead_after_seconds is {dead_after:g}"
+            self._die(TimeoutError(reason), reason)
+
+    def _look(self) -> tuple[float, str]:
+        """For how long nothing has gone forward, and why."""
+        if self._thread is None:
+            return 0.0, ""
+        progress = Progress(self._thread.busy_since, self._thread.last_progress, self._live.has_work())
+        seconds = self._watchdog.note(progress, self._clock.now())
+        asking = self._engine.asking if progress.busy_since is not None else None
+        policy = "" if asking is None else f"{asking.axis} policy {asking.policy}"
+        return seconds, stall_reason(progress, seconds, policy)
 
     @property
     def last_progress(self) -> float:
@@ -357,23 +385,24 @@ class AsyncEngine:
             self._die(fault)
         self._has_ended.set()
 
-    def _die(self, fault: BaseException) -> None:
-        """Nothing more will come of the engine: tell every request, once."""
+    def _die(self, fault: BaseException, known_reason: str = "") -> None:
+        """Nothing more will come of the engine: tell every request, once. known_reason: for operators, where
+        it is no arbitrary exception's."""
         if self.health is EngineHealth.DEAD:
             return
         self._logger.critical("engine_dead", num_requests=len(self._live), exc_info=fault)
         if self._flight is not None:
             self._flight.on_fault(f"the engine died of {type(fault).__name__}")
-        self._set_health(EngineHealth.DEAD)
+        self._set_health(EngineHealth.DEAD, known_reason)
         reason = f"the engine failed: {fault}"
         self._live.fail_all(reason)
         self._changes.fail_all(reason)
         self._inspections.end()
 
-    def _set_health(self, health: EngineHealth) -> None:
+    def _set_health(self, health: EngineHealth, reason: str = "") -> None:
         was = self.health
-        if self._health.become(health):
-            self._logger.info("health", was=was.value, now=health.value)
+        if self._health.become(health, reason):
+            self._logger.info("health", was=was.value, now=health.value, reason=self._health.reason)
 
     async def _watch(self) -> None:
         while True:

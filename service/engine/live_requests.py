@@ -100,6 +100,10 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._live)
 
+    def has_work(self) -> bool:
+        """Whether a request lives that is not paused for its reader."""
+        return any(not live.stream.is_full for live in self._live.values())
+
     # To the thread
 
     def refuse_duplicate(self, tenant: str, request_id: str) -> None:

@@ -26,7 +26,12 @@ class EngineOptions:
     """After so many schedules in a row that plan nothing though there is work, the oldest request is
     given up."""
     stall_seconds: float = 30.0
-    """A step that takes longer is reported, and health is STALLED until it returns."""
+    """A step that takes longer, or requests that no step has taken up for so long, are reported, and the
+    service is not ready (health STALLED) until there is progress."""
+    dead_after_seconds: float | None = None
+    """After so long without progress the engine is given up: its streams end with UNAVAILABLE, liveness fails
+    and the process ends with an error, so that what supervises it starts it anew. Unset: it is waited for
+    without end."""
     shutdown_seconds: float = 30.0
     """How long a shutdown waits for the step under way."""
     inline_prompt_characters: int = 2048
@@ -51,6 +56,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"engine.{name}", f"{value} is below 1")
+        dead_after = self.dead_after_seconds
+        if dead_after is not None and not self.stall_seconds < dead_after <= LONGEST_SECONDS:
+            bounds = f"(stall_seconds = {self.stall_seconds:g}, {LONGEST_SECONDS:g}]"
+            raise ConfigError("engine.dead_after_seconds", f"{dead_after} is not in {bounds}")
         if self.steps_ahead not in (None, 0, 1):
             raise ConfigError("engine.steps_ahead", f"{self.steps_ahead} is neither 0 nor 1")
         for name in ("inline_prompt_characters", "num_remembered_requests", "flight_recorder_steps"):

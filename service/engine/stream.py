@@ -81,6 +81,11 @@ class BufferedStream:
         """Tokens that the reader has yet to take."""
         return self._num_tokens
 
+    @property
+    def is_full(self) -> bool:
+        """Whether its reader lags, so that its request is paused."""
+        return self._is_full
+
     def push(self, event: StreamEvent) -> None:
         """Take an event for the reader; after the end, or after the reader left, it is dropped."""
         if self._is_ended or self._is_left:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import grpc
 
 from pageturner.policies.spec import PolicySpec
+from pageturner.service.engine.api import DrainOutcome
 from pageturner.service.errors import Draining, InvalidArgument, RequestAborted
 from pageturner.service.rpc import convert, from_wire, inspection
 from pageturner.service.rpc.callers import current_caller
 from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
+from pageturner.service.rpc.load import load_of
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.process_usage import process_usage
 from pageturner.v1 import admin_pb2 as pb
@@ -20,6 +22,7 @@ from pageturner.v1.admin_pb2_grpc import AdminServiceServicer
 Context = grpc.aio.ServicerContext
 
 DEFAULT_WATCH_SECONDS = 1.0
+MAX_GRACE_SECONDS = 86400.0
 
 ABORTED_TEXT = "ended by an operator of the server"
 
@@ -32,9 +35,15 @@ CHUNK_BYTES = 1 << 18
 class AdminServicer(AdminServiceServicer):
     """Raises PageturnerError; the interceptor makes statuses of them."""
 
-    def __init__(self, options: ServerOptions, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        lifecycle: Lifecycle,
+        begin_drain: Callable[[float | None], Awaitable[DrainOutcome]],
+    ) -> None:
         self._options = options
         self._lifecycle = lifecycle
+        self._begin_drain = begin_drain
 
     async def GetServerInfo(
         self,
@@ -46,9 +55,7 @@ class AdminServicer(AdminServiceServicer):
     async def GetLoad(
         self, request: pb.GetLoadRequest, context: Context[pb.GetLoadRequest, pb.GetLoadResponse]
     ) -> pb.GetLoadResponse:
-        return pb.GetLoadResponse(
-            load=convert.from_stats(self._lifecycle.engine.load()), process=process_usage()
-        )
+        return pb.GetLoadResponse(load=load_of(self._lifecycle.engine), process=process_usage())
 
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: Context[pb.WatchLoadRequest, pb.WatchLoadResponse]
@@ -58,14 +65,22 @@ class AdminServicer(AdminServiceServicer):
         if not low <= interval <= high:  # also refuses NaN
             raise InvalidArgument("interval_seconds", f"{interval} is not in [{low:g}, {high:g}]")
         while True:
-            yield pb.WatchLoadResponse(
-                load=convert.from_stats(self._lifecycle.engine.load()), process=process_usage()
-            )
+            yield pb.WatchLoadResponse(load=load_of(self._lifecycle.engine), process=process_usage())
             try:
                 await asyncio.wait_for(self._lifecycle.stopping.wait(), interval)
             except TimeoutError:
                 continue
             raise Draining(STOPPING_TEXT)
+
+    async def Drain(
+        self, request: pb.DrainRequest, context: Context[pb.DrainRequest, pb.DrainResponse]
+    ) -> pb.DrainResponse:
+        """Lasts until the requests have ended; a caller that leaves before does not end the drain."""
+        grace = request.grace_seconds if request.HasField("grace_seconds") else None
+        if grace is not None and not 0 <= grace < MAX_GRACE_SECONDS:  # also refuses NaN
+            raise InvalidArgument("grace_seconds", f"{grace} is not in [0, {MAX_GRACE_SECONDS:g})")
+        outcome = await asyncio.shield(self._begin_drain(grace))
+        return pb.DrainResponse(num_finished=outcome.num_finished, num_aborted=outcome.num_aborted)
 
     async def GetPolicies(
         self, request: pb.GetPoliciesRequest, context: Context[pb.GetPoliciesRequest, pb.GetPoliciesResponse]

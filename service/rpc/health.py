@@ -38,6 +38,18 @@ class HealthServicer(HealthServiceServicer):
             raise UnknownService(f"no service {request.service!r} here")
         return pb.HealthCheckResponse(status=status)
 
+    async def List(
+        self,
+        request: pb.HealthListRequest,
+        context: Context[pb.HealthListRequest, pb.HealthListResponse],
+    ) -> pb.HealthListResponse:
+        health = self._lifecycle.health
+        statuses = {
+            service: pb.HealthCheckResponse(status=self._status(service, health))
+            for service in self._services
+        }
+        return pb.HealthListResponse(statuses=statuses)
+
     async def Watch(
         self,
         request: pb.HealthCheckRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,16 +15,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pageturner.service.auth.proof import Authenticator
 from pageturner.service.core.clock import Clock
-from pageturner.service.engine.api import Condition, EngineClient
+from pageturner.service.engine.api import Condition, DrainOutcome, EngineClient
 from pageturner.service.engine.metrics import Metrics
-from pageturner.service.errors import ConfigError
+from pageturner.service.errors import ConfigError, Loading
 from pageturner.service.rpc.admin import AdminServicer
 from pageturner.service.rpc.callers import Gatekeeper
 from pageturner.service.rpc.channelz import enable_channelz
 from pageturner.service.rpc.generation import GenerationServicer
 from pageturner.service.rpc.health import HealthServicer
 from pageturner.service.rpc.interceptors import CallInterceptor
-from pageturner.service.rpc.lifecycle import Lifecycle
+from pageturner.service.rpc.lifecycle import LOADING_TEXT, Lifecycle
 from pageturner.service.rpc.listening import Listener, Transport, listen
 from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ListenAddress, ServerOptions
@@ -58,6 +58,7 @@ class _Listening:
     server: grpc.aio.Server
     address: ListenAddress
     listener: Listener
+    has_public: bool
 
 
 class Server:
@@ -91,7 +92,9 @@ class Server:
         self._certificates = certificates
         self._tracer = tracer
         self._new_request_id = new_request_id
-        self._lifecycle = Lifecycle()
+        # Streams that stand open by themselves end with their port: one for each.
+        self._lifecycle, self._admin_lifecycle = Lifecycle(), Lifecycle()
+        self._background: set[asyncio.Future[None]] = set()
         self._listening: list[_Listening] = []
 
     async def start(self) -> int:
@@ -103,7 +106,7 @@ class Server:
             if admin is not None:
                 self._open(admin, has_public=False, has_admin=True)
         except ConfigError:
-            await self._close(0.0)
+            await self._close(self._listening, 0.0)
             raise
         for each in self._listening:
             await each.server.start()
@@ -120,6 +123,7 @@ class Server:
     def attach(self, engine: EngineClient) -> None:
         """Serve this engine from now on."""
         self._lifecycle.attach(engine)
+        self._admin_lifecycle.attach(engine)
 
     @property
     def engine(self) -> EngineClient | None:
@@ -131,25 +135,60 @@ class Server:
         """Whether new work is taken, and why not."""
         return self._lifecycle.condition
 
-    async def drain(self) -> None:
-        """End in order: refuse new requests, let the running ones finish for drain_seconds, end the
-        rest (UNAVAILABLE), then close. Safe to call twice."""
-        await self._end(self._options.drain_seconds)
+    async def drain(self, grace_seconds: float | None = None) -> DrainOutcome:
+        """End the work in order: refuse what is new and tell clients to leave, let what runs finish for
+        grace_seconds (drain_seconds by default), end the rest (UNAVAILABLE), then close the public port.
+
+        An admin port of its own stays open until `stop`, so that the end can be watched. Safe to call again,
+        also meanwhile: the grace that ends first counts."""
+        outcome = await self._end_requests(grace_seconds)
+        await self._close(self._public(), self._options.abort_seconds)
+        return outcome
+
+    def begin_drain(self, grace_seconds: float | None) -> asyncio.Future[DrainOutcome]:
+        """As `drain`, for a call on the very port that is to be closed: done once all requests have ended.
+        The rest goes on by itself. Raises Loading while there is nothing to drain."""
+        if self._lifecycle.is_loading:
+            raise Loading(LOADING_TEXT)
+        ending = asyncio.ensure_future(self._end_requests(grace_seconds))
+        ending.add_done_callback(lambda _: self._close_later())
+        return ending
 
     async def stop(self) -> None:
-        """As `drain`, without waiting for what runs. May overtake a drain in progress."""
-        await self._end(0.0)
+        """As `drain` without any grace, and closes the admin port too. May overtake a drain in progress."""
+        await self._end_requests(0.0)
+        self._admin_lifecycle.stopping.set()
+        await self._close(self._listening, self._options.abort_seconds)
 
-    async def _end(self, grace_seconds: float) -> None:
+    async def _end_requests(self, grace_seconds: float | None) -> DrainOutcome:
+        grace = self._options.drain_seconds if grace_seconds is None else grace_seconds
+        lasting = grace + self._options.abort_seconds
+        outcome = DrainOutcome()
         if not self._lifecycle.is_loading:
-            await self._lifecycle.engine.drain(grace_seconds)
+            ending = asyncio.ensure_future(self._lifecycle.engine.drain(grace))
+            await asyncio.sleep(0)  # health says so before a connection does
+            # gRPC takes no connection and no call from now on, and tells clients so (GOAWAY): those that know
+            # other servers go there with their next call. What runs goes on.
+            leaving = [asyncio.ensure_future(each.server.stop(lasting)) for each in self._public()]
+            self._background.update(leaving)
+            for task in leaving:
+                task.add_done_callback(self._background.discard)
+            outcome = await ending
+        # Every request has ended, or was told to. What stands open by itself, as a watch of health, ends now.
         self._lifecycle.stopping.set()
-        # Every request has ended, or was told to: what remains is to send that. Then gRPC cancels.
-        await self._close(self._options.abort_seconds)
+        return outcome
 
-    async def _close(self, grace_seconds: float) -> None:
-        await asyncio.gather(*(each.server.stop(grace_seconds) for each in self._listening))
-        for each in self._listening:
+    def _close_later(self) -> None:
+        closing = asyncio.ensure_future(self._close(self._public(), self._options.abort_seconds))
+        self._background.add(closing)
+        closing.add_done_callback(self._background.discard)
+
+    def _public(self) -> list[_Listening]:
+        return [each for each in self._listening if each.has_public]
+
+    async def _close(self, some: Sequence[_Listening], grace_seconds: float) -> None:
+        await asyncio.gather(*(each.server.stop(grace_seconds) for each in some))
+        for each in some:
             each.listener.remove_socket_file()
 
     async def wait_for_termination(self) -> None:
@@ -185,7 +224,7 @@ class Server:
         certificates = self._certificates
         new_credentials = None if certificates is None else certificates.server_credentials
         listener = listen(server, address, Transport(new_credentials, is_private))
-        self._listening.append(_Listening(server, address, listener))
+        self._listening.append(_Listening(server, address, listener, has_public))
         return listener
 
     def _warn_of_strangers(self) -> None:
@@ -208,6 +247,7 @@ class Server:
     def _register(self, server: grpc.aio.Server, *, has_public: bool, has_admin: bool) -> list[str]:
         """The full names of the services that were registered. Health is everywhere."""
         names = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+        lifecycle = self._lifecycle if has_public else self._admin_lifecycle
         if has_public:
             generation = GenerationServicer(
                 self._options, self._lifecycle, self._logger, self._new_request_id
@@ -216,11 +256,11 @@ class Server:
             model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._lifecycle), server)
             names += [_name_in(generation_pb2.DESCRIPTOR), _name_in(model_pb2.DESCRIPTOR)]
         if has_admin and self._options.enable_admin:
-            admin = AdminServicer(self._options, self._lifecycle)
+            admin = AdminServicer(self._options, lifecycle, self.begin_drain)
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
             names.append(_name_in(admin_pb2.DESCRIPTOR))
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call] # has no types
-            HealthServicer(self._lifecycle, OWN_SERVICES), server
+            HealthServicer(lifecycle, OWN_SERVICES), server
         )
         return names
 

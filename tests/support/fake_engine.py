@@ -31,6 +31,7 @@ from pageturner.service.engine.api import (
     ChatMessage,
     ChatPrompt,
     Condition,
+    DrainOutcome,
     EngineHealth,
     GenerationRequest,
     Inspection,
@@ -298,16 +299,20 @@ class FakeEngine:
         self.unread.add(stream)
         return stream
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> DrainOutcome:
         self.set_health(EngineHealth.DRAINING)
+        num_live = len(self.live)
         try:
             async with asyncio.timeout(grace_seconds):
                 while self.unread:
                     self.is_read.clear()
                     await self.is_read.wait()
         except TimeoutError:
-            for request_id in list(self.live):
+            left = list(self.live)
+            for request_id in left:
                 await self.abort(request_id, Draining(ENDED_TEXT))
+            return DrainOutcome(num_live - len(left), len(left))
+        return DrainOutcome(num_live, 0)
 
     async def abort(
         self, request_id: str, error: PageturnerError | None = None, *, tenant: str = ""

@@ -200,6 +200,7 @@ async def real_service(
     server_options: dict[str, Any] | None = None,
     metrics: Metrics | None = None,
     tracing: Tracing | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
     **options: Any,
 ) -> AsyncIterator[RealService]:
     """options: SchedulerOptions by name."""
@@ -218,12 +219,26 @@ async def real_service(
         max_model_len=max_model_len,
         **options,
     )
+    has_template = tokenizer.has_chat_template
     info = ModelInfo(
-        "tiny", "here", "Fake", "fake", "float32", True, VOCAB_SIZE, max_model_len, 2, 1, 3, 0, (), False
+        "tiny",
+        "here",
+        "Fake",
+        "fake",
+        "float32",
+        True,
+        VOCAB_SIZE,
+        max_model_len,
+        2,
+        1,
+        3,
+        0,
+        (),
+        has_template,
     )
     async_engine = AsyncEngine(
         engine,
-        TOKENIZER,
+        tokenizer,
         model=info,
         server_info=ServerInfo("1", 0.5, 0.0, block_size, num_blocks, 0, 1, 8, 16, "fake", Rates(), {}),
         scheduler_options=scheduler_options(max_model_len=max_model_len, **options),

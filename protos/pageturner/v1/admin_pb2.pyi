@@ -150,7 +150,7 @@ class Rates(_message.Message):
     def __init__(self, swap_out_bytes_per_second: _Optional[float] = ..., swap_in_bytes_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ..., prefill_seconds_fixed: _Optional[float] = ..., prefill_seconds_per_token: _Optional[float] = ..., prefill_seconds_per_token_context: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_swapped", "num_running_sequences", "num_queued_prompt_tokens", "num_blocks", "num_blocks_free", "num_blocks_evictable", "num_blocks_used", "num_host_blocks", "num_host_blocks_used", "num_wasted_slots", "num_steps_total", "num_scheduled_tokens_total", "num_prefix_query_tokens_total", "num_prefix_hit_tokens_total", "num_resume_hit_tokens_total", "num_swap_preemptions_total", "num_recompute_preemptions_total", "num_tail_preemptions_total", "num_bypasses_total", "num_policy_faults_total", "num_step_failures_total", "num_evictions_total", "num_swapped_out_blocks_total", "num_swapped_in_blocks_total", "num_copied_blocks_total", "queue_seconds", "drain_tokens_per_second")
+    __slots__ = ("num_waiting", "num_running", "num_swapped", "num_running_sequences", "num_queued_prompt_tokens", "num_blocks", "num_blocks_free", "num_blocks_evictable", "num_blocks_used", "num_host_blocks", "num_host_blocks_used", "num_wasted_slots", "num_steps_total", "num_scheduled_tokens_total", "num_prefix_query_tokens_total", "num_prefix_hit_tokens_total", "num_resume_hit_tokens_total", "num_swap_preemptions_total", "num_recompute_preemptions_total", "num_tail_preemptions_total", "num_bypasses_total", "num_policy_faults_total", "num_step_failures_total", "num_evictions_total", "num_swapped_out_blocks_total", "num_swapped_in_blocks_total", "num_copied_blocks_total", "kv_cache_usage", "generation_tokens_per_second", "prompt_tokens_per_second", "requests_per_second", "faults_per_second", "max_running_sequences", "is_ready", "is_draining", "not_ready_reason", "seconds_without_progress", "num_live", "queue_seconds", "drain_tokens_per_second")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,17 @@ class Load(_message.Message):
     NUM_SWAPPED_OUT_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_IN_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_COPIED_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_WITHOUT_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRAIN_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
@@ -207,9 +218,34 @@ class Load(_message.Message):
     num_swapped_out_blocks_total: int
     num_swapped_in_blocks_total: int
     num_copied_blocks_total: int
+    kv_cache_usage: float
+    generation_tokens_per_second: float
+    prompt_tokens_per_second: float
+    requests_per_second: float
+    faults_per_second: float
+    max_running_sequences: int
+    is_ready: bool
+    is_draining: bool
+    not_ready_reason: str
+    seconds_without_progress: float
+    num_live: int
     queue_seconds: float
     drain_tokens_per_second: float
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_running_sequences: _Optional[int] = ..., num_queued_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_evictable: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_blocks_used: _Optional[int] = ..., num_wasted_slots: _Optional[int] = ..., num_steps_total: _Optional[int] = ..., num_scheduled_tokens_total: _Optional[int] = ..., num_prefix_query_tokens_total: _Optional[int] = ..., num_prefix_hit_tokens_total: _Optional[int] = ..., num_resume_hit_tokens_total: _Optional[int] = ..., num_swap_preemptions_total: _Optional[int] = ..., num_recompute_preemptions_total: _Optional[int] = ..., num_tail_preemptions_total: _Optional[int] = ..., num_bypasses_total: _Optional[int] = ..., num_policy_faults_total: _Optional[int] = ..., num_step_failures_total: _Optional[int] = ..., num_evictions_total: _Optional[int] = ..., num_swapped_out_blocks_total: _Optional[int] = ..., num_swapped_in_blocks_total: _Optional[int] = ..., num_copied_blocks_total: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., drain_tokens_per_second: _Optional[float] = ...) -> None: ...
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_running_sequences: _Optional[int] = ..., num_queued_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_evictable: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_blocks_used: _Optional[int] = ..., num_wasted_slots: _Optional[int] = ..., num_steps_total: _Optional[int] = ..., num_scheduled_tokens_total: _Optional[int] = ..., num_prefix_query_tokens_total: _Optional[int] = ..., num_prefix_hit_tokens_total: _Optional[int] = ..., num_resume_hit_tokens_total: _Optional[int] = ..., num_swap_preemptions_total: _Optional[int] = ..., num_recompute_preemptions_total: _Optional[int] = ..., num_tail_preemptions_total: _Optional[int] = ..., num_bypasses_total: _Optional[int] = ..., num_policy_faults_total: _Optional[int] = ..., num_step_failures_total: _Optional[int] = ..., num_evictions_total: _Optional[int] = ..., num_swapped_out_blocks_total: _Optional[int] = ..., num_swapped_in_blocks_total: _Optional[int] = ..., num_copied_blocks_total: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., requests_per_second: _Optional[float] = ..., faults_per_second: _Optional[float] = ..., max_running_sequences: _Optional[int] = ..., is_ready: bool = ..., is_draining: bool = ..., not_ready_reason: _Optional[str] = ..., seconds_without_progress: _Optional[float] = ..., num_live: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., drain_tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("grace_seconds",)
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    grace_seconds: float
+    def __init__(self, grace_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("num_finished", "num_aborted")
+    NUM_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    num_finished: int
+    num_aborted: int
+    def __init__(self, num_finished: _Optional[int] = ..., num_aborted: _Optional[int] = ...) -> None: ...
 
 class ProcessUsage(_message.Message):
     __slots__ = ("resident_bytes", "cpu_seconds_total")

@@ -50,6 +50,11 @@ class AdminServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_admin__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/pageturner.v1.AdminService/Drain',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.GetPolicies = channel.unary_unary(
                 '/pageturner.v1.AdminService/GetPolicies',
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.GetPoliciesRequest.SerializeToString,
@@ -113,6 +118,16 @@ class AdminServiceServicer(object):
     def WatchLoad(self, request, context):
         """The same again and again, at once and then at an interval, until the client cancels or the server
         drains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Ends this server's work in order: health says NOT_SERVING, nothing new is taken, clients are told to
+        leave their connections (GOAWAY), what runs goes on for the grace, the rest ends with UNAVAILABLE.
+        Answers once every request has ended; a caller that leaves before ends nothing of it. Calling it again is
+        no error: the grace that ends first counts. The process stays, drained, until it is told to end (SIGTERM).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,6 +210,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=pageturner_dot_v1_dot_admin__pb2.WatchLoadRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_admin__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
             'GetPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPolicies,
@@ -319,6 +339,33 @@ class AdminService(object):
             '/pageturner.v1.AdminService/WatchLoad',
             pageturner_dot_v1_dot_admin__pb2.WatchLoadRequest.SerializeToString,
             pageturner_dot_v1_dot_admin__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/Drain',
+            pageturner_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,12 @@ class AdminServiceStub:
     """The same again and again, at once and then at an interval, until the client cancels or the server
     drains.
     """
+    Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
+    """Ends this server's work in order: health says NOT_SERVING, nothing new is taken, clients are told to
+    leave their connections (GOAWAY), what runs goes on for the grace, the rest ends with UNAVAILABLE.
+    Answers once every request has ended; a caller that leaves before ends nothing of it. Calling it again is
+    no error: the grace that ends first counts. The process stays, drained, until it is told to end (SIGTERM).
+    """
     GetPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPoliciesRequest, _admin_pb2.GetPoliciesResponse]
     """The scheduling policies in force and those that could be."""
     SetPolicies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPoliciesRequest, _admin_pb2.SetPoliciesResponse]
@@ -77,6 +83,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     WatchLoad: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchLoadRequest, _admin_pb2.WatchLoadResponse]  # type: ignore[assignment]
     """The same again and again, at once and then at an interval, until the client cancels or the server
     drains.
+    """
+    Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
+    """Ends this server's work in order: health says NOT_SERVING, nothing new is taken, clients are told to
+    leave their connections (GOAWAY), what runs goes on for the grace, the rest ends with UNAVAILABLE.
+    Answers once every request has ended; a caller that leaves before ends nothing of it. Calling it again is
+    no error: the grace that ends first counts. The process stays, drained, until it is told to end (SIGTERM).
     """
     GetPolicies: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPoliciesRequest, _admin_pb2.GetPoliciesResponse]  # type: ignore[assignment]
     """The scheduling policies in force and those that could be."""
@@ -129,6 +141,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchLoadResponse], _abc.AsyncIterator[_admin_pb2.WatchLoadResponse]]:
         """The same again and again, at once and then at an interval, until the client cancels or the server
         drains.
+        """
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _admin_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
+        """Ends this server's work in order: health says NOT_SERVING, nothing new is taken, clients are told to
+        leave their connections (GOAWAY), what runs goes on for the grace, the rest ends with UNAVAILABLE.
+        Answers once every request has ended; a caller that leaves before ends nothing of it. Calling it again is
+        no error: the grace that ends first counts. The process stays, drained, until it is told to end (SIGTERM).
         """
 
     @_abc_1.abstractmethod

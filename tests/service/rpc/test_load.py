@@ -10,7 +10,7 @@ from support.fake_engine import FakeEngine
 from support.real_service import RealService, real_service
 from support.serving import serving
 
-from pageturner.service.engine.api import AcceptedEvent, ChatMessage, Prompt
+from pageturner.service.engine.api import AcceptedEvent, ChatMessage, EngineHealth, Prompt, RecentLoad
 from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
 from pageturner.service.errors import InvalidArgument, QueueFull
 from pageturner.service.rpc import from_wire
@@ -33,6 +33,34 @@ async def test_load_tells_what_the_process_takes() -> None:
     for process in (told.process, watched[0].process):
         assert process.cpu_seconds_total > 0
         assert process.resident_bytes > 1 << 20
+
+
+async def test_load_tells_a_balancer_how_busy_the_server_is_and_whether_it_takes_work() -> None:
+    async with real_service() as service:
+        stub = AdminServiceStub(service.channel)
+        service.hold_steps()
+        call = _generate(service, "a", max_tokens=2)
+        await service.until(lambda: service.num_live == 1)
+        load = (await stub.GetLoad(admin_pb2.GetLoadRequest())).load
+        assert (load.is_ready, load.is_draining, load.not_ready_reason) == (True, False, "")
+        assert (load.num_live, load.max_running_sequences) == (1, 8)
+        assert load.kv_cache_usage == load.num_blocks_used / 16 > 0
+        service.engine._set_health(EngineHealth.STALLED)
+        load = (await stub.GetLoad(admin_pb2.GetLoadRequest())).load
+        assert not load.is_ready
+        assert load.not_ready_reason.startswith("the step under way has taken")
+        service.engine._set_health(EngineHealth.SERVING)
+        service.release_steps()
+        await call
+
+
+async def test_load_tells_what_came_and_went_of_late() -> None:
+    engine = FakeEngine()
+    engine.recent = RecentLoad(100.0, 50.0, 3.0, 0.5)
+    async with serving(engine) as served:
+        load = (await AdminServiceStub(served.channel).GetLoad(admin_pb2.GetLoadRequest())).load
+    assert (load.generation_tokens_per_second, load.prompt_tokens_per_second) == (100.0, 50.0)
+    assert (load.requests_per_second, load.faults_per_second) == (3.0, 0.5)
 
 
 def _generate(service: RealService, request_id: str, **options: Any) -> asyncio.Task[Any]:

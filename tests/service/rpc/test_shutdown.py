@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,11 +14,14 @@ from support.fake_engine import PAUSE, FakeEngine, accepted, finished
 from support.real_service import real_service
 from support.serving import Served, serving
 
-from pageturner.service.engine.api import EngineHealth
+from pageturner.service.client import Client
+from pageturner.service.client.failures import is_away
+from pageturner.service.engine.api import DrainOutcome, EngineHealth
 from pageturner.service.engine.metrics import Method
-from pageturner.service.errors import Draining, Loading
+from pageturner.service.errors import Draining, InvalidArgument, Loading
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.service.rpc.status import UnknownStatus
+from pageturner.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -134,10 +139,10 @@ async def test_a_drain_lets_the_running_finish_and_refuses_the_new() -> None:
         await engine.reached("paused old")
         drain = asyncio.create_task(served.server.drain())
         assert (await watch.read()).status == NOT_SERVING
-        with pytest.raises(Draining):
-            await served.client.generate("y")
-        with pytest.raises(Draining):
-            _ = [item async for item in served.client.stream("y")]
+        for call in (served.client.generate("y"), anext(served.client.stream("y"))):
+            with pytest.raises((Draining, UnknownStatus)) as caught:  # nobody listens any more
+                await call
+            assert is_away(caught.value)
         assert not drain.done()
         engine.resume("old")
         assert (await running).request_id == "old"
@@ -233,3 +238,124 @@ async def test_a_drain_ends_the_wait_for_termination() -> None:
         waiting = asyncio.create_task(served.server.wait_for_termination())
         await served.server.drain()
         await waiting
+
+
+def _balanced(*ports: int) -> grpc.aio.Channel:
+    """A channel that takes servers in turns, as clients of a headless service do."""
+    config = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
+    addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return grpc.aio.insecure_channel(f"ipv4:{addresses}", options=(("grpc.service_config", config),))
+
+
+async def test_clients_of_a_balanced_channel_leave_at_once_and_streams_go_on() -> None:
+    """GOAWAY: no call fails, none goes to the server that drains, and what runs there finishes."""
+    leaving, staying = _pausing(), FakeEngine()
+    async with (
+        serving(leaving, drain_seconds=3600) as first,
+        serving(staying) as second,
+        _balanced(first.port, second.port) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        streams: list[Any] = []
+        while not leaving.live:  # the first server's turn
+            name = f"s{len(streams)}"
+            prompt = generation_pb2.Prompt(text="x")
+            request = generation_pb2.GenerateStreamRequest(request_id=name, prompt=prompt)
+            streams.append(stub.GenerateStream(request))
+            await streams[-1].read()
+        (name,) = leaving.live
+        drain = asyncio.create_task(first.server.drain())
+        await leaving.reached(f"paused {name}")
+        num_before = len(staying.requests)
+        for _ in range(50):
+            await stub.Generate(generation_pb2.GenerateRequest(prompt=generation_pb2.Prompt(text="y")))
+        assert len(staying.requests) == num_before + 50
+        assert not drain.done()
+        leaving.resume(name)
+        rest: list[Any] = [await streams[-1].read()]
+        while rest[-1] is not grpc.aio.EOF:
+            rest.append(await streams[-1].read())
+        assert [message.WhichOneof("event") for message in rest[:-1]] == ["finished"]
+        assert await drain == DrainOutcome(num_finished=1)
+
+
+async def test_a_drain_by_rpc_waits_for_what_runs_and_counts_it() -> None:
+    engine = _pausing()
+    async with serving(engine, drain_seconds=3600) as served:
+        watch = _watch(served)
+        assert (await watch.read()).status == SERVING
+        running = asyncio.create_task(served.client.generate("x", request_id="r"))
+        await engine.reached("paused r")
+        drain = asyncio.create_task(served.client.drain())
+        assert (await watch.read()).status == NOT_SERVING
+        assert not drain.done()
+        engine.resume("r")
+        assert (await running).request_id == "r"
+        assert await drain == DrainOutcome(num_finished=1, num_aborted=0)
+        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+            await watch.read()
+        await served.server.wait_for_termination()
+        await served.server.drain()  # SIGTERM, later
+
+
+async def test_a_drain_by_rpc_ends_what_outlasts_its_grace() -> None:
+    engine = _pausing()
+    async with serving(engine, drain_seconds=3600) as served:
+        calls = [asyncio.create_task(served.client.generate("x", request_id=f"r{i}")) for i in range(3)]
+        for i in range(3):
+            await engine.reached(f"paused r{i}")
+        assert await served.client.drain(0.0) == DrainOutcome(num_finished=0, num_aborted=3)
+        for call in calls:
+            with pytest.raises(Draining, match="shutting down; this request"):
+                await call
+
+
+async def test_a_caller_that_leaves_does_not_end_the_drain() -> None:
+    engine = _pausing()
+    async with serving(engine, drain_seconds=3600) as served:
+        watch = _watch(served)
+        assert (await watch.read()).status == SERVING
+        running = asyncio.create_task(served.client.generate("x", request_id="r"))
+        await engine.reached("paused r")
+        drain = asyncio.create_task(served.client.drain())
+        assert (await watch.read()).status == NOT_SERVING
+        drain.cancel()
+        engine.resume("r")
+        assert (await running).request_id == "r"
+        await served.server.wait_for_termination()
+
+
+@pytest.mark.parametrize("grace", [-1.0, float("nan"), 86400.0])
+async def test_a_grace_out_of_its_bounds_is_refused_and_drains_nothing(grace: float) -> None:
+    async with serving(FakeEngine()) as served:
+        with pytest.raises(InvalidArgument, match="grace_seconds"):
+            await served.client.drain(grace)
+        assert (await served.client.generate("ok", max_tokens=2)).text == "ok"
+
+
+async def test_there_is_nothing_to_drain_while_the_model_loads() -> None:
+    async with serving(None) as served:
+        with pytest.raises(Loading):
+            await served.client.drain()
+
+
+async def test_an_admin_port_shows_the_drained_server_until_its_end(tmp_path: Path) -> None:
+    target = f"unix:{tmp_path / 'admin'}"
+    async with (
+        serving(FakeEngine(), admin_host=target) as served,
+        Client(target) as admin,
+        grpc.aio.insecure_channel(target) as channel,
+    ):
+        loads = admin.watch_load(3600)
+        await anext(loads)
+        assert await admin.drain() == DrainOutcome()
+        load = (await admin_pb2_grpc.AdminServiceStub(channel).GetLoad(admin_pb2.GetLoadRequest())).load
+        assert (load.is_draining, load.is_ready) == (True, False)
+        with pytest.raises((Draining, UnknownStatus)):
+            await served.client.generate("x")
+        waiting = asyncio.create_task(anext(loads))
+        await admin.load()  # a whole call in which the watch could have ended
+        assert not waiting.done()
+        await served.server.stop()
+        with pytest.raises(Draining, match="shutting down"):
+            await waiting
