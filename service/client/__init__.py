@@ -6,8 +6,10 @@ refused by its name before anything is sent; every failure of a call is a `Paget
 """
 
 from pageturner.policies.spec import PolicySpec
+from pageturner.service.client.answer_streams import AnswerStream, AsyncAnswerStream
 from pageturner.service.client.async_client import Client
 from pageturner.service.client.credentials import Credentials
+from pageturner.service.client.retry import NEVER, Retried, Retry
 from pageturner.service.client.sync_client import SyncClient
 from pageturner.service.client.targets import DEFAULT_TARGET
 from pageturner.service.client.values import (
@@ -38,8 +40,11 @@ from pageturner.service.rpc.status import UnknownStatus
 
 __all__ = [
     "DEFAULT_TARGET",
+    "NEVER",
     "AcceptedEvent",
     "Activity",
+    "AnswerStream",
+    "AsyncAnswerStream",
     "BlockOwner",
     "BlockPoolMap",
     "BlockUse",
@@ -59,6 +64,8 @@ __all__ = [
     "RequestInfo",
     "RequestPage",
     "RequestState",
+    "Retried",
+    "Retry",
     "Sampling",
     "StreamEvent",
     "SyncClient",

@@ -68,13 +68,17 @@ NO_POLICIES: Mapping[str, PolicySpec] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[_R, _T]):
-    """One RPC with one answer, to be sent over a channel of either kind. read: the answer as a value."""
+    """One RPC with one answer, to be sent over a channel of either kind.
+
+    read: the answer as a value. repeats: it may be sent once more, to any server, where one did not answer.
+    """
 
     path: str
     request: Message
     response: type[_R]
     read: Callable[[_R], _T]
     timeout_seconds: float | None = None
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +97,20 @@ class StreamCall(Generic[_R, _T]):
     waits: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerCall(StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]):
+    """GenerateStream, of which a part may be asked for."""
+
+    request: generation_pb2.GenerateStreamRequest
+
+
 def generate(prompt: PromptLike, options: Options) -> Call[generation_pb2.GenerateResponse, Completion]:
     request, timeout = to_request(generation_pb2.GenerateRequest, to_prompt(prompt), options)
     path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "Generate")
-    return Call(path, request, generation_pb2.GenerateResponse, from_response, timeout)
+    return Call(path, request, generation_pb2.GenerateResponse, from_response, timeout, repeats=True)
 
 
-def stream(
-    prompt: PromptLike, options: Options
-) -> StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]:
+def stream(prompt: PromptLike, options: Options) -> AnswerCall:
     return _stream(to_prompt(prompt), options)
 
 
@@ -110,16 +119,14 @@ def chat(
     template_variables: Mapping[str, object] | None,
     continue_final_message: bool,
     options: Options,
-) -> StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]:
+) -> AnswerCall:
     return _stream(to_chat(messages, template_variables or {}, continue_final_message), options)
 
 
-def _stream(
-    prompt: generation_pb2.Prompt, options: Options
-) -> StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent]:
+def _stream(prompt: generation_pb2.Prompt, options: Options) -> AnswerCall:
     request, timeout = to_request(generation_pb2.GenerateStreamRequest, prompt, options)
     path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "GenerateStream")
-    return StreamCall(path, request, generation_pb2.GenerateStreamResponse, from_message, timeout)
+    return AnswerCall(path, request, generation_pb2.GenerateStreamResponse, from_message, timeout)
 
 
 def abort(request_ids: Iterable[str]) -> Call[generation_pb2.AbortResponse, Mapping[str, AbortOutcome]]:
@@ -144,6 +151,7 @@ def tokenize(
         ),
         generation_pb2.TokenizeResponse,
         lambda response: tuple(response.token_ids),
+        repeats=True,
     )
 
 
@@ -153,6 +161,7 @@ def detokenize(token_ids: Iterable[int], model: str) -> Call[generation_pb2.Deto
         build(generation_pb2.DetokenizeRequest, model=model, token_ids=token_ids),
         generation_pb2.DetokenizeResponse,
         lambda response: response.text,
+        repeats=True,
     )
 
 
@@ -162,6 +171,7 @@ def models() -> Call[model_pb2.ListModelsResponse, tuple[ModelInfo, ...]]:
         model_pb2.ListModelsRequest(),
         model_pb2.ListModelsResponse,
         lambda response: tuple(map(from_model, response.models)),
+        repeats=True,
     )
 
 
@@ -171,6 +181,7 @@ def model(name: str) -> Call[model_pb2.GetModelResponse, ModelInfo]:
         build(model_pb2.GetModelRequest, name=name),
         model_pb2.GetModelResponse,
         lambda response: from_model(response.model),
+        repeats=True,
     )
 
 

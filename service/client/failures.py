@@ -9,7 +9,14 @@ from typing import cast
 import grpc
 
 from pageturner.service.client.targets import Target
-from pageturner.service.errors import DeadlineExceeded, Draining, Loading, PageturnerError
+from pageturner.service.errors import (
+    DeadlineExceeded,
+    Draining,
+    EngineDead,
+    Loading,
+    PageturnerError,
+    QueueFull,
+)
 from pageturner.service.rpc.status import UnknownStatus, from_status
 
 RETRY_SECONDS = 0.2
@@ -44,6 +51,29 @@ def is_away(error: PageturnerError) -> bool:
     return isinstance(error, Draining | Loading) or (
         isinstance(error, UnknownStatus) and error.code == grpc.StatusCode.UNAVAILABLE.name
     )
+
+
+def is_temporary(error: PageturnerError) -> bool:
+    """Whether the same call may succeed a moment later or on another server.
+
+    A connection that is lost in the middle of a call shows in several ways, some of them known by their text.
+    """
+    if isinstance(error, EngineDead | QueueFull) or is_away(error):
+        return True
+    return isinstance(error, UnknownStatus) and any(
+        error.code == code.name and text in error.details for code, text in _LOST_CONNECTIONS
+    )
+
+
+_LOST_CONNECTIONS = (
+    (grpc.StatusCode.UNKNOWN, "Stream removed"),
+    (grpc.StatusCode.INTERNAL, "RST_STREAM"),
+)
+
+
+def retry_after(error: PageturnerError) -> float | None:
+    """Seconds after which the server wants to be asked again; None where it said nothing."""
+    return error.retry_after_seconds if isinstance(error, QueueFull) else None
 
 
 def proxy_hint(target: Target) -> str:

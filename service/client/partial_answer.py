@@ -31,6 +31,8 @@ class PartialAnswer:
         self._allow_inexact = allow_inexact
         self._accepted: AcceptedEvent | None = None
         self._received: list[_Received] = []
+        self.num_accepted = 0
+        """How often a server has taken the request, or what was missing."""
 
     @property
     def request_id(self) -> str:
@@ -41,6 +43,11 @@ class PartialAnswer:
     def has_begun(self) -> bool:
         """Whether a server has accepted the request."""
         return self._accepted is not None
+
+    @property
+    def num_resumes(self) -> int:
+        """How often the answer broke off and went on."""
+        return max(0, self.num_accepted - 1)
 
     @property
     def can_be_resumed(self) -> bool:
@@ -55,6 +62,7 @@ class PartialAnswer:
         event = from_message(message)
         match event:
             case AcceptedEvent():
+                self.num_accepted += 1
                 if self._accepted is not None:
                     return None
                 self._accepted = event

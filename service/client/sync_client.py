@@ -1,32 +1,28 @@
 """The Python client of a Pageturner server, for code without an event loop: scripts, threads, notebooks.
 
-    with SyncClient("localhost:50051") as client:
-        for event in client.stream("Once upon a time", max_tokens=64):
-            if isinstance(event, TokenEvent):
-                print(event.text, end="", flush=True)
-
-On gRPC's own synchronous channel rather than on `Client` in a thread with a loop: it is made for threads,
-wakes for Ctrl-C, and leaves gRPC's asyncio poller, of which a process has one, to the caller's own loops.
+with SyncClient("localhost:50051") as client:
+    for event in client.stream("Once upon a time", max_tokens=64):
+        if isinstance(event, TokenEvent):
+            print(event.text, end="", flush=True)
 """
 
 from __future__ import annotations
 
-import threading
+import random
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
-
-import grpc
-from google.protobuf.message import Message
+from typing import Self, Unpack
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import calls
-from pageturner.service.client.calls import Call, StreamCall
+from pageturner.service.client.answer_streams import AnswerStream
+from pageturner.service.client.calls import AnswerCall
 from pageturner.service.client.credentials import CredentialOptions, Credentials, given_credentials
-from pageturner.service.client.failures import RETRY_SECONDS, is_away, never_ready, typed_errors
-from pageturner.service.client.targets import DEFAULT_TARGET, parse_target
+from pageturner.service.client.retry import STANDARD, Retried, Retry, Routing
+from pageturner.service.client.sync_connection import SyncConnection
+from pageturner.service.client.sync_servers import SyncServers
+from pageturner.service.client.targets import DEFAULT_TARGET, parse_targets
 from pageturner.service.client.values import (
     BlockPoolMap,
     Completion,
@@ -36,7 +32,7 @@ from pageturner.service.client.values import (
     RequestPage,
     Turn,
 )
-from pageturner.service.client.wire import to_timeout
+from pageturner.service.client.wire import most_telling
 from pageturner.service.core.clock import Clock, MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
@@ -46,43 +42,44 @@ from pageturner.service.engine.api import (
     ModelInfo,
     RequestState,
     ServerInfo,
-    StreamEvent,
 )
 from pageturner.service.engine.tenants import TenantsReport
-from pageturner.service.errors import DeadlineExceeded, Draining, Loading
 from pageturner.service.policy_host.reports import PoliciesInfo
-from pageturner.service.rpc.status import UnknownStatus
-
-_R = TypeVar("_R", bound=Message)
-_T = TypeVar("_T")
 
 
 class SyncClient:
-    """One server, from any thread; the threads share a connection, made by the first call.
+    """A service, from any thread; the threads share connections, made by the first call, and a forked child
+    makes its own. The methods are those of `Client`, without `await`.
 
-    The methods are those of `Client`, without `await`.
-    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves. credentials:
-    a token and the files of an encrypted connection, for each of which there is a keyword too. Every failure
-    of a call is a `PageturnerError`: the class that the server raised, or `UnknownStatus` with the gRPC code
-    for what the server did not say itself.
-    A call that is left, by Ctrl-C too, aborts its request. Not to be taken along into a forked child.
+    target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves; or several
+    servers that stand in for one another: calls go to the first that works and stay with it.
+    retry: what is done where a server is away, is full, or is lost in the middle of an answer. on_retry: told
+    each time. credentials: a token and the files of an encrypted connection; there is a keyword for each too.
+    random: draws from [0, 1), so that the waits of many clients differ.
+
+    Every failure of a call is a `PageturnerError`: the class that the server raised, or `UnknownStatus` with
+    the gRPC code for what the server did not say itself. A call that is left, by Ctrl-C too, aborts its
+    request.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         credentials: Credentials | None = None,
+        retry: Retry = STANDARD,
+        on_retry: Callable[[Retried], object] | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        random: Callable[[], float] = random.random,
         **options: Unpack[CredentialOptions],
     ) -> None:
-        self._target = parse_target(target)
-        self._credentials = given_credentials(credentials, options)
-        self._clock = clock or MonotonicClock()
-        self._sleep = sleep
-        self._lock = threading.Lock()
-        self._open: grpc.Channel | None = None
+        targets, proof = parse_targets(target), given_credentials(credentials, options)
+        self._servers = SyncServers(
+            tuple(SyncConnection(each, proof) for each in targets),
+            Routing(targets, retry, clock or MonotonicClock(), random, on_retry),
+            sleep,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -93,24 +90,22 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection; calls under way fail. A later call connects anew."""
-        with self._lock:
-            channel, self._open = self._open, None
-        if channel is not None:
-            channel.close()
+        """Let go of the connections; calls under way fail. A later call connects anew."""
+        self._servers.close()
 
     def generate(self, prompt: PromptLike, **options: Unpack[Options]) -> Completion:
-        """The whole answer at once."""
-        return self._ask(calls.generate(prompt, options))
+        """The whole answer at once. Where its server is lost it is computed anew: `stream` would go on."""
+        return self._servers.ask(calls.generate(prompt, options))
 
-    def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[StreamEvent, None, None]:
+    def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> AnswerStream:
         """The answer as it comes: AcceptedEvent; TokenEvents and a ChoiceFinishedEvent for each choice;
         FinishedEvent.
 
-        Leaving the loop early aborts the request, at once by `close` (`contextlib.closing` does so), else
-        when the generator is collected.
+        Where it breaks off it goes on, on another server or the same, with exactly the tokens that would have
+        come. `with client.stream(...) as events` aborts the request when the block is left; so does `close`,
+        and at last the collection of the stream.
         """
-        return self._follow(calls.stream(prompt, options))
+        return self._answer(calls.stream(prompt, options))
 
     def chat(
         self,
@@ -119,43 +114,43 @@ class SyncClient:
         template_variables: Mapping[str, object] | None = None,
         continue_final_message: bool = False,
         **options: Unpack[Options],
-    ) -> Generator[StreamEvent, None, None]:
+    ) -> AnswerStream:
         """`stream` with a conversation for a prompt, through the model's chat template.
 
         template_variables: for the template, such as `enable_thinking`; values as JSON has them.
         continue_final_message: the answer goes on with the last message in place of a turn of its own.
         """
-        return self._follow(calls.chat(messages, template_variables, continue_final_message, options))
+        return self._answer(calls.chat(messages, template_variables, continue_final_message, options))
 
     def abort(self, *request_ids: str) -> Mapping[str, AbortOutcome]:
-        """End requests by id; what became of each."""
-        return self._ask(calls.abort(request_ids))
+        """End requests by id, on whichever server they run; what became of each."""
+        return most_telling(self._servers.ask_each(calls.abort(request_ids)))
 
     def tokenize(
         self, prompt: PromptLike, *, model: str = "", add_special_tokens: bool = True
     ) -> tuple[int, ...]:
         """The ids that a prompt becomes, a conversation through the model's chat template."""
-        return self._ask(calls.tokenize(prompt, model, add_special_tokens))
+        return self._servers.ask(calls.tokenize(prompt, model, add_special_tokens))
 
     def detokenize(self, token_ids: Iterable[int], *, model: str = "") -> str:
         """The text of ids, special tokens left out."""
-        return self._ask(calls.detokenize(token_ids, model))
+        return self._servers.ask(calls.detokenize(token_ids, model))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Every model served, the default one first."""
-        return self._ask(calls.models())
+        return self._servers.ask(calls.models())
 
     def model(self, name: str = "") -> ModelInfo:
         """One model; raises ModelNotFound."""
-        return self._ask(calls.model(name))
+        return self._servers.ask(calls.model(name))
 
     def server_info(self) -> ServerInfo:
         """What runs there: version, sizes, measured rates, configuration."""
-        return self._ask(calls.server_info())
+        return self._servers.ask(calls.server_info())
 
     def policies(self) -> PoliciesInfo:
         """The policy of each axis, and how the shadows compare."""
-        return self._ask(calls.policies())
+        return self._servers.ask(calls.policies())
 
     def set_policies(
         self,
@@ -171,23 +166,23 @@ class SyncClient:
         expected_revision: refuse unless it is in force. Raises InvalidArgument, or StaleRevision; nothing
         is changed then.
         """
-        return self._ask(calls.set_policies(policies, shadows, preset, expected_revision))
+        return self._servers.ask(calls.set_policies(policies, shadows, preset, expected_revision))
 
     def load(self) -> SchedulerStats:
         """The scheduler's gauges and counters."""
-        return self._ask(calls.load())
+        return self._servers.ask(calls.load())
 
     def tenants(self, limit: int = 100) -> TenantsReport:
         """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
-        return self._ask(calls.tenants(limit))
+        return self._servers.ask(calls.tenants(limit))
 
     def drain(self, grace_seconds: float | None = None) -> DrainOutcome:
         """End the server's work in order, and wait until it has ended; see `Client.drain`."""
-        return self._ask(calls.drain(grace_seconds))
+        return self._servers.ask(calls.drain(grace_seconds))
 
     def watch_load(self, interval_seconds: float) -> Generator[SchedulerStats, None, None]:
         """The load now and then every so often, without end."""
-        return self._follow(calls.watch_load(interval_seconds))
+        return self._servers.follow(calls.watch_load(interval_seconds))
 
     def list_requests(
         self,
@@ -202,25 +197,25 @@ class SyncClient:
 
         page_token: `next_page_token` of the page before. states: those alone, if any is given.
         """
-        return self._ask(calls.list_requests(page_size, page_token, order, states, tenant))
+        return self._servers.ask(calls.list_requests(page_size, page_token, order, states, tenant))
 
     def abort_requests(self, *request_ids: str, tenant: str | None = None) -> Mapping[str, AbortOutcome]:
         """End any tenant's requests, by the ids of `list_requests`, or those of one by its own ids; what
         became of each."""
-        return self._ask(calls.abort_requests(request_ids, tenant))
+        return self._servers.ask(calls.abort_requests(request_ids, tenant))
 
     def blocks(self) -> BlockPoolMap:
         """What each block of the device pool is used for, and by which request."""
-        return self._ask(calls.blocks())
+        return self._servers.ask(calls.blocks())
 
     def activity(self) -> Activity:
         """What was done since the server's start: tokens, ends, latencies."""
-        return self._ask(calls.activity())
+        return self._servers.ask(calls.activity())
 
     def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, without text: a file for `pageturner replay`
         and `pageturner explain`."""
-        return b"".join(self._follow(calls.flight_record()))
+        return b"".join(self._servers.follow(calls.flight_record()))
 
     def is_serving(
         self, service: str = calls.GENERATION_SERVICE, *, timeout_seconds: float | None = None
@@ -229,86 +224,15 @@ class SyncClient:
 
         Raises UnknownStatus where it is not reached, DeadlineExceeded where it does not answer in time.
         """
-        return self._ask(calls.check_health(service, timeout_seconds))
+        return self._servers.ask(calls.check_health(service, timeout_seconds))
 
     def wait_until_serving(self, timeout_seconds: float) -> None:
-        """Return once the server can be reached and says it is ready; raises DeadlineExceeded.
+        """Return once a server can be reached and says it is ready; raises DeadlineExceeded.
 
         A server that goes away meanwhile, as one that is restarted does, is waited for again.
         """
-        timeout = to_timeout(timeout_seconds)
-        end = None if timeout is None else self._clock.now() + timeout
-        while True:
-            left = None if end is None else max(0.0, end - self._clock.now())
-            try:
-                with closing(self._follow(calls.watch_health(left))) as states:
-                    for is_serving in states:
-                        if is_serving:
-                            return
-            except DeadlineExceeded as error:
-                raise never_ready(self._target, timeout_seconds) from error
-            except (UnknownStatus, Draining, Loading) as error:
-                if not is_away(error):
-                    raise
-            self._sleep(RETRY_SECONDS)
+        self._servers.wait_until_serving(timeout_seconds)
 
-    # Sending
-
-    def _ask(self, call: Call[_R, _T]) -> _T:
-        method = self._channel().unary_unary(
-            call.path,
-            request_serializer=type(call.request).SerializeToString,
-            response_deserializer=call.response.FromString,
-        )
-        with _told_from_closing():
-            rpc = method.future(
-                call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata()
-            )
-        try:
-            with typed_errors(self._target):
-                return call.read(rpc.result())
-        finally:
-            rpc.cancel()  # does nothing to a call that is over
-
-    def _follow(self, call: StreamCall[_R, _T]) -> Generator[_T, None, None]:
-        """What the messages of a stream say. The call ends, on the server too, when this is left."""
-        method = self._channel().unary_stream(
-            call.path,
-            request_serializer=type(call.request).SerializeToString,
-            response_deserializer=call.response.FromString,
-        )
-        with _told_from_closing():
-            rpc = method(
-                call.request,
-                timeout=call.timeout_seconds,
-                wait_for_ready=call.waits,
-                metadata=self._credentials.metadata(),
-            )
-        try:
-            with typed_errors(self._target):
-                for message in rpc:
-                    if (value := call.read(message)) is not None:
-                        yield value
-        finally:
-            rpc.cancel()
-
-    def _channel(self) -> grpc.Channel:
-        with self._lock:
-            if self._open is None:
-                address, options = self._target.address, self._target.channel_options()
-                credentials = self._credentials.of_channel()
-                self._open = (
-                    grpc.insecure_channel(address, options=options)
-                    if credentials is None
-                    else grpc.secure_channel(address, credentials, options=options)
-                )
-            return self._open
-
-
-@contextmanager
-def _told_from_closing() -> Iterator[None]:
-    """gRPC raises ValueError for a channel that another thread closed before the call began."""
-    try:
-        yield
-    except ValueError as error:
-        raise UnknownStatus(grpc.StatusCode.CANCELLED.name, "the client was closed") from error
+    def _answer(self, call: AnswerCall) -> AnswerStream:
+        answer = self._servers.partial_answer(call)
+        return AnswerStream(self._servers.answer(call, answer), answer)

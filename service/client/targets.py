@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pageturner.service.errors import InvalidArgument
@@ -80,6 +80,14 @@ def parse_target(text: str) -> Target:
         raise _bad(text, "a socket file is unix:PATH, a server HOST:PORT")
     host, port = _host_and_port(text)
     return Target(f"{host}:{port}", host, _is_loopback(host))
+
+
+def parse_targets(given: str | Sequence[str]) -> tuple[Target, ...]:
+    """One target, or several servers that stand in for one another, each once. Raises InvalidArgument."""
+    texts = (given,) if isinstance(given, str) else tuple(given)
+    if not texts:
+        raise InvalidArgument("target", "no server is named")
+    return tuple(dict.fromkeys(map(parse_target, texts)))
 
 
 def _with_scheme(text: str, scheme: str) -> Target:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -102,6 +102,18 @@ ABORT_OUTCOMES = {
     generation_pb2.ABORT_OUTCOME_ALREADY_FINISHED: AbortOutcome.ALREADY_FINISHED,
     generation_pb2.ABORT_OUTCOME_NOT_FOUND: AbortOutcome.NOT_FOUND,
 }
+
+
+def most_telling(outcomes: Iterable[Mapping[str, AbortOutcome]]) -> Mapping[str, AbortOutcome]:
+    """What became of each request, by what several servers said: one that had it knows best."""
+    found: dict[str, AbortOutcome] = {}
+    for outcome_of in outcomes:
+        for request_id, outcome in outcome_of.items():
+            found[request_id] = min(found.get(request_id, outcome), outcome, key=_TELLING.index)
+    return found
+
+
+_TELLING = (AbortOutcome.ABORTED, AbortOutcome.ALREADY_FINISHED, AbortOutcome.NOT_FOUND)
 
 
 def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamEvent | None:

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from pageturner.service.auth.proof import Authenticator
-from pageturner.service.client import Client
+from pageturner.service.client import NEVER, Client
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.engine.api import EngineClient
 from pageturner.service.engine.metrics import Metrics
@@ -96,7 +96,7 @@ async def serving(
     port = await server.start()
     target = f"127.0.0.1:{port}"
     try:
-        async with Client(target) as client, grpc.aio.insecure_channel(target) as channel:
+        async with Client(target, retry=NEVER) as client, grpc.aio.insecure_channel(target) as channel:
             yield Served(server, metrics, port, server.admin_port, client, channel, capture)
     finally:
         await server.stop()

@@ -18,7 +18,7 @@ from support.identities import MAIL, OPERATOR, SEARCH, STRANGER, authenticator
 from support.serving import capturing_logger, serving
 
 from pageturner.service.cli import main
-from pageturner.service.client import Client, Credentials, SyncClient, TokenEvent, UnknownStatus
+from pageturner.service.client import NEVER, Client, Credentials, SyncClient, TokenEvent, UnknownStatus
 from pageturner.service.client.credentials import CredentialOptions
 from pageturner.service.commands import signals
 from pageturner.service.commands.credentials import add_credential_flags, credentials_of
@@ -116,7 +116,7 @@ async def test_what_is_wrong_with_a_connection_or_a_token_is_an_error_of_the_cli
             ({"token": SEARCH.text, "tls": True}, UnknownStatus),  # no public authority has signed it
         ):
             all_options: Any = options
-            async with Client(server.target, **all_options) as client:
+            async with Client(server.target, retry=NEVER, **all_options) as client:
                 with pytest.raises(PageturnerError) as caught:
                     await client.generate("x")
             assert type(caught.value) is kind

@@ -77,9 +77,9 @@ def test_connections_of_loops_that_ended_are_let_go() -> None:
         client = Client(server.address)
         for _ in range(5):
             asyncio.run(client.model())
-        assert len(client._channels) == 1
+        assert len(client._servers._connections[0]._channels) == 1
         asyncio.run(client.close())
-        assert not client._channels
+        assert not client._servers._connections[0]._channels
 
 
 async def test_a_closed_client_connects_anew() -> None:
@@ -125,8 +125,8 @@ async def test_a_task_that_is_cancelled_is_cancelled() -> None:
 def test_no_call_warns_of_a_loop_that_is_missing() -> None:
     """As a module that makes its client on import."""
     code = (
-        "import asyncio\nfrom pageturner.service.client import Client\n"
-        "client = Client('127.0.0.1:1')\n"
+        "import asyncio\nfrom pageturner.service.client import NEVER, Client\n"
+        "client = Client('127.0.0.1:1', retry=NEVER)\n"
         "try:\n    asyncio.run(client.model())\nexcept Exception as error:\n    print(type(error).__name__)\n"
     )
     done = subprocess.run(

@@ -94,7 +94,7 @@ def check_every_cut(
         assert found.usage.num_output_tokens - found.usage.num_resumed_tokens == sampled
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(prompts, samplings(), services(), prompts, st.integers(0, 99))
 def test_a_stream_cut_behind_any_message_goes_on_as_if_it_had_not_been(
     prompt: list[int], sampling: dict[str, Any], service: dict[str, Any], neighbour: list[int], again: int

@@ -20,7 +20,7 @@ from support.fake_server import delta, serve
 from support.serving import serving
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.client import AcceptedEvent, Client, FinishedEvent, SyncClient, TokenEvent
+from pageturner.service.client import NEVER, AcceptedEvent, Client, FinishedEvent, SyncClient, TokenEvent
 from pageturner.service.engine.api import AbortOutcome, EngineHealth
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, ModelNotFound, QueueFull
 from pageturner.service.rpc.status import UnknownStatus
@@ -108,8 +108,8 @@ async def test_errors_are_those_that_the_server_meant() -> None:
 
         await asyncio.to_thread(refused, ModelNotFound, model="gpt")
         assert (await asyncio.to_thread(refused, InvalidArgument, top_p=3.0)).field == "sampling.top_p"
-        engine.refusal = QueueFull("64 requests wait", 1.5)
-        assert (await asyncio.to_thread(refused, QueueFull)).retry_after_seconds == 1.5
+        engine.refusal = QueueFull("64 requests wait", 90.0)
+        assert (await asyncio.to_thread(refused, QueueFull)).retry_after_seconds == 90.0
         engine.refusal = None
         engine.script = lambda request, ids: [accepted(request, ids), PAUSE]
         await asyncio.to_thread(refused, DeadlineExceeded, timeout_seconds=0.01)
@@ -229,8 +229,9 @@ def test_a_client_that_is_closed_as_a_call_begins_fails_it_with_a_typed_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = SyncClient("127.0.0.1:1")
-    channel = client._channel()
-    monkeypatch.setattr(client, "_channel", lambda: channel)
+    connection = client._servers._connections[0]
+    channel = connection._channel()
+    monkeypatch.setattr(connection, "_channel", lambda: channel)
     channel.close()
     with pytest.raises(UnknownStatus, match="the client was closed"):
         client.load()
@@ -239,7 +240,7 @@ def test_a_client_that_is_closed_as_a_call_begins_fails_it_with_a_typed_error(
 
 
 def test_a_server_that_cannot_be_reached_is_a_typed_error() -> None:
-    with SyncClient("127.0.0.1:1") as client:
+    with SyncClient("127.0.0.1:1", retry=NEVER) as client:
         with pytest.raises(UnknownStatus, match="UNAVAILABLE"):
             client.generate("x")
         with pytest.raises(UnknownStatus, match="UNAVAILABLE"):

@@ -11,7 +11,7 @@ from support.fake_engine import FakeEngine
 from support.serving import new_server, serving
 
 from pageturner.loadtest.channel import channel_options as loadtest_options
-from pageturner.service.client import Client, SyncClient
+from pageturner.service.client import NEVER, Client, SyncClient
 from pageturner.service.client.targets import CHANNEL_OPTIONS, PROXY_VARIABLES, parse_target
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.engine.api import EngineHealth
@@ -120,7 +120,7 @@ async def test_the_error_of_a_server_elsewhere_names_the_proxy_variable(
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
-    async with Client("gpu-7.invalid:1") as client:
+    async with Client("gpu-7.invalid:1", retry=NEVER) as client:
         with pytest.raises(UnknownStatus, match=r"http_proxy is set.* names gpu-7\.invalid") as caught:
             await client.generate("x")
         assert caught.value.code == "UNAVAILABLE"
@@ -170,7 +170,7 @@ def free_port() -> int:
 @pytest.mark.fault("38")
 async def test_a_client_that_waits_meets_a_server_that_starts_later() -> None:
     port = free_port()
-    async with Client(f"127.0.0.1:{port}") as client:
+    async with Client(f"127.0.0.1:{port}", retry=NEVER) as client:
         waiting = asyncio.create_task(client.wait_until_serving(60))
         with pytest.raises(UnknownStatus):
             await client.generate("x")  # by then the channel has failed once, and waits for its next try

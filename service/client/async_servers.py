@@ -1,0 +1,154 @@
+"""A client's servers: calls that may be repeated are, an answer that broke off goes on. For asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from pageturner.service.client import calls
+from pageturner.service.client.async_connection import AsyncConnection
+from pageturner.service.client.calls import AnswerCall, Call, StreamCall
+from pageturner.service.client.failures import RETRY_SECONDS, is_away, never_ready
+from pageturner.service.client.partial_answer import PartialAnswer
+from pageturner.service.client.retry import Routing
+from pageturner.service.client.wire import to_timeout
+from pageturner.service.engine.api import StreamEvent
+from pageturner.service.errors import DeadlineExceeded, DuplicateRequest, PageturnerError
+
+_R = TypeVar("_R", bound=Message)
+_T = TypeVar("_T")
+
+ABORT_SECONDS = 5.0
+"""How long the end of a request is waited for on a server that still has it."""
+
+CHECK_SECONDS = 2.0
+"""How long one of several servers may take to say whether it is ready."""
+
+
+class AsyncServers:
+    """connections: one for each of the routing's targets. sleep: waits between two attempts."""
+
+    def __init__(
+        self,
+        connections: tuple[AsyncConnection, ...],
+        routing: Routing,
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        self._connections = connections
+        self._routing = routing
+        self._sleep = sleep
+
+    async def close(self) -> None:
+        """Let go of this loop's connections; a later call connects anew."""
+        for connection in self._connections:
+            await connection.close()
+
+    async def ask(self, call: Call[_R, _T]) -> _T:
+        """The answer to a call: of the current server, or of another where the call may be repeated."""
+        routing = self._routing
+        attempts = routing.attempts(call.timeout_seconds)
+        while True:
+            attempt = replace(call, timeout_seconds=attempts.left_seconds())
+            try:
+                answer = await self._connections[attempts.server].ask(attempt)
+            except PageturnerError as error:
+                if not call.repeats:
+                    raise
+                await self._sleep(routing.again(attempts, error))
+            else:
+                routing.current = attempts.server
+                return answer
+
+    async def ask_each(self, call: Call[_R, _T]) -> list[_T]:
+        """The answers of all servers that give one. Raises the last error where none does."""
+        answers, last = [], None
+        for connection in self._connections:
+            try:
+                answers.append(await connection.ask(call))
+            except PageturnerError as error:
+                last = error
+        if last is not None and not answers:
+            raise last
+        return answers
+
+    def follow(self, call: StreamCall[_R, _T]) -> AsyncGenerator[_T, None]:
+        """What the messages of a stream of the current server say."""
+        return self._connections[self._routing.current].follow(call)
+
+    def partial_answer(self, call: AnswerCall) -> PartialAnswer:
+        """For `answer`: nothing has come yet."""
+        return PartialAnswer(call.request, allow_inexact=self._routing.retry.allow_inexact)
+
+    async def answer(self, call: AnswerCall, answer: PartialAnswer) -> AsyncGenerator[StreamEvent, None]:
+        """The events of one answer, of however many streams. answer: of the call's request, nothing taken."""
+        routing, holders = self._routing, set[int]()
+        attempts = routing.attempts(call.timeout_seconds)
+        while True:
+            server, num_accepted = attempts.server, answer.num_accepted
+            part = replace(
+                call,
+                request=answer.next_request(),
+                read=answer.take,
+                timeout_seconds=attempts.left_seconds(),
+            )
+            async with aclosing(self._connections[server].follow(part)) as events:
+                while True:
+                    try:
+                        event = await anext(events)
+                    except StopAsyncIteration:
+                        return
+                    except PageturnerError as error:
+                        failure = error
+                        break
+                    attempts.succeed()
+                    routing.current = server
+                    yield event
+            if answer.num_accepted > num_accepted:
+                holders.add(server)
+            wait = routing.again(attempts, failure, answer)
+            if isinstance(failure, DuplicateRequest) and server in holders:
+                await self._end_there(server, answer.request_id)
+            await self._sleep(wait)
+
+    async def wait_until_serving(self, timeout_seconds: float) -> None:
+        """Return once a server can be reached and says it is ready; raises DeadlineExceeded."""
+        routing = self._routing
+        attempts = routing.attempts(to_timeout(timeout_seconds))
+        while True:
+            for server in range(len(self._connections)):
+                try:
+                    if await self._is_serving(server, attempts.left_seconds()):
+                        routing.current = server
+                        return
+                except DeadlineExceeded as error:
+                    left = attempts.left_seconds()
+                    if (left is not None and left <= 0) or len(self._connections) == 1:
+                        raise never_ready(routing.targets[server], timeout_seconds) from error
+                except PageturnerError as error:
+                    if not is_away(error):
+                        raise
+            await self._sleep(RETRY_SECONDS)
+
+    async def _is_serving(self, server: int, left_seconds: float | None) -> bool:
+        """An only server is waited for; of several, each is asked in turn."""
+        if len(self._connections) > 1:
+            seconds = CHECK_SECONDS if left_seconds is None else min(CHECK_SECONDS, left_seconds)
+            check = calls.check_health(calls.GENERATION_SERVICE, seconds)
+            return await self._connections[server].ask(check)
+        watch = calls.watch_health(left_seconds)
+        async with aclosing(self._connections[server].follow(watch)) as states:
+            async for is_serving in states:
+                if is_serving:
+                    return True
+        return False
+
+    async def _end_there(self, server: int, request_id: str) -> None:
+        """A server that has not noticed that its client was lost still computes the answer: end that."""
+        with suppress(PageturnerError):  # one that is away has nothing to end, or is asked again
+            await self._connections[server].ask(
+                replace(calls.abort((request_id,)), timeout_seconds=ABORT_SECONDS)
+            )
