@@ -53,9 +53,8 @@ def _files_in_use() -> FileDescriptorSet:
 
 def test_the_stubs_carry_what_the_proto_files_say(tmp_path: Path) -> None:
     now = FileDescriptorSet.FromString(regenerate.describe(Path(sys.executable), tmp_path))
-    assert len(now.file) == len(MODULES)
-    for fresh, committed in zip(now.file, _files_in_use().file, strict=True):
-        assert _plain(fresh) == _plain(committed)
+    committed = {file.name: _plain(file) for file in _files_in_use().file}
+    assert {file.name: _plain(file) for file in now.file} == committed
 
 
 def test_the_reference_says_what_the_proto_files_say(tmp_path: Path) -> None:
