@@ -26,6 +26,7 @@ from pageturner.service.errors import (
 )
 from pageturner.service.identity import Identity
 from pageturner.service.rpc.callers import ADMIN_SERVICES, Gatekeeper, bind_caller
+from pageturner.service.rpc.load_report import TRAILER
 from pageturner.service.rpc.status import code_of, to_status
 from pageturner.service.rpc.tracing import (
     CallTrace,
@@ -43,6 +44,8 @@ _BORN_OF_FAULTS = (EngineDead, StepFailed, TextFailed)
 """Errors whose cause the log has to show: the client is not told it."""
 _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 
+_BALANCED_SERVICES = frozenset({"pageturner.v1.GenerationService"})
+
 _QUIET_METHODS = frozenset({"Tokenize", "Detokenize"})
 """Of which clients may make one for each request, as the load test does: logged at debug unless they fail."""
 
@@ -56,7 +59,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     cancellation, also one that comes while a write waits for a slow client, is raised inside of it, and
     its `finally` runs then and there, not when the garbage collector finds the generator.
 
-    tracer: None where no spans are made; log lines name the caller's trace even so.
+    tracer: None where no spans are made; log lines name the caller's trace even so. load_report: goes into
+    the trailers of calls that are balanced.
     write_timeout_seconds: a client that stopped reading would hold its handler, and its id, for ever.
     """
 
@@ -69,8 +73,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         *,
         write_timeout_seconds: float,
         tracer: CallTracer | None = None,
+        load_report: Callable[[], bytes] | None = None,
     ) -> None:
         self._tracer = tracer
+        self._load_report = load_report
         self._gatekeeper = gatekeeper
         self._write_timeout_seconds = write_timeout_seconds
         self._logger = logger
@@ -146,11 +152,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         trace = self._begin_trace(method, context.invocation_metadata() or ())
         code = grpc.StatusCode.OK
         refusal: dict[str, str] = {}
+        is_admitted = False
         try:
             caller = admit(context)
             bind_caller(caller)
             _bind_to_log(caller)
+            is_admitted = True
             yield
+            if trailers := self._trailers(method):
+                context.set_trailing_metadata(trailers)
         except asyncio.CancelledError:
             code = _cancellation_code(context)
             raise
@@ -163,7 +173,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             status = rpc_status.to_status(  # type: ignore[no-untyped-call] # grpcio-status has no types
                 to_status(error, _bound().get("request_id", ""))
             )
-            await context.abort_with_status(status)
+            trailers = self._trailers(method) if is_admitted else ()
+            await context.abort_with_status(
+                status._replace(trailing_metadata=(*status.trailing_metadata, *trailers))
+            )
         finally:
             seconds = self._clock.now() - started_at
             self._metrics.call_handled(method, code.name, seconds)
@@ -184,6 +197,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 **_bound(),
                 **refusal,
             )
+
+    def _trailers(self, method: Method) -> tuple[tuple[str, bytes], ...]:
+        """The load, behind each answer of those services whose calls are balanced."""
+        if self._load_report is None or method.grpc_service not in _BALANCED_SERVICES:
+            return ()
+        return ((TRAILER, self._load_report()),)
 
     def _begin_trace(self, method: Method, metadata: Metadata) -> CallTrace | None:
         """Have what the call causes, and its log lines, belong to its trace, if it has one."""

@@ -135,6 +135,9 @@ class ServerOptions:
     malloc_arenas: int = 2
     """Arenas of glibc's allocator that the process's threads share, so that memory which a burst freed in one
     is used again; 0 leaves the allocator, and MALLOC_ARENA_MAX, alone."""
+    load_reports: bool = True
+    """Answers of GenerationService carry the server's load in their trailers (ORCA), by which balancers in
+    clients and proxies weigh servers."""
     log_prompts: bool = False
     """Prompts appear in the log; they are private, so off."""
     allow_policy_imports: bool = False

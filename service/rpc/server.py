@@ -26,6 +26,7 @@ from pageturner.service.rpc.health import HealthServicer
 from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import LOADING_TEXT, Lifecycle
 from pageturner.service.rpc.listening import Listener, Transport, listen
+from pageturner.service.rpc.load_report import load_report
 from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ListenAddress, ServerOptions
 from pageturner.service.rpc.reflection import enable_reflection
@@ -212,6 +213,7 @@ class Server:
                     gatekeeper,
                     write_timeout_seconds=self._write_timeout_seconds,
                     tracer=self._tracer,
+                    load_report=self._load_report if self._options.load_reports else None,
                 )
             ],
             options=self._options.channel_arguments(),
@@ -226,6 +228,10 @@ class Server:
         listener = listen(server, address, Transport(new_credentials, is_private))
         self._listening.append(_Listening(server, address, listener, has_public))
         return listener
+
+    def _load_report(self) -> bytes:
+        """For the trailers of a call; nothing while no engine is there."""
+        return b"" if self._lifecycle.is_loading else load_report(self._lifecycle.engine)
 
     def _warn_of_strangers(self) -> None:
         """Say what any program may do that reaches the port: from another machine there are many."""
