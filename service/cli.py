@@ -43,10 +43,13 @@ COMMANDS: dict[str, str] = {
     "flight": "pageturner.service.commands.flight",
     "replay": "pageturner.service.commands.replay",
     "explain": "pageturner.service.commands.explain",
+    "top": "pageturner.service.commands.top",
     "probe": "pageturner.service.commands.probe",
     "loadtest": "pageturner.loadtest.cli",
     "peers": "pageturner.loadtest.peers.cli",
 }
+EXTRAS = {"textual": "top", "matplotlib": "lab", "cupy": "cuda13"}
+"""Of pyproject.toml, by the library that is wanted; `serve` brings all others."""
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
@@ -86,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         library = (error.name or "pageturner").partition(".")[0]
         if library == "pageturner":
             raise
-        hint = f"{library} is not installed; the extras of pageturner, such as pageturner[serve], bring it"
+        extra = EXTRAS.get(library, "serve")
+        hint = f"{library} is not installed; pip install 'pageturner[{extra}]' brings it"
         last_word(f"pageturner {name}: {hint}")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:

@@ -21,6 +21,8 @@ _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
     str: (str, "a string"),
 }
 
+_PLAIN = cattrs.Converter()
+
 
 def strict_converter(*, omit_if_default: bool = False) -> cattrs.Converter:
     """A converter that reads scalars, lists and tables as said above; hooks may be added to it.
@@ -37,6 +39,11 @@ def strict_converter(*, omit_if_default: bool = False) -> cattrs.Converter:
     before(converter, lambda annotation: get_origin(annotation) is tuple, _check_list)
     before(converter, lambda annotation: get_origin(annotation) is abc.Mapping, _check_table)
     return converter
+
+
+def plain(value: object) -> Any:
+    """A value as JSON has it: dataclasses and mappings as tables, enums as their values."""
+    return _PLAIN.unstructure(value)
 
 
 def scalar(value: object, annotation: type) -> Any:

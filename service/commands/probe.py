@@ -6,6 +6,7 @@ import argparse
 
 from pageturner.service.client import SyncClient
 from pageturner.service.client.calls import GENERATION_SERVICE
+from pageturner.service.commands.credentials import add_credential_flags, credentials_of
 from pageturner.service.commands.flight import add_target
 from pageturner.service.commands.output import write
 
@@ -17,6 +18,7 @@ NOT_SERVING = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
+    add_credential_flags(parser)
     parser.add_argument(
         "--service",
         default=GENERATION_SERVICE,
@@ -26,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with SyncClient(arguments.target) as client:
+    with SyncClient(arguments.target, credentials=credentials_of(arguments)) as client:
         is_serving = client.is_serving(arguments.service, timeout_seconds=arguments.timeout)
     write("serving" if is_serving else "not serving")
     return 0 if is_serving else NOT_SERVING
