@@ -24,6 +24,7 @@ class IdentitiesInForce:
         self._path = path
         self._logger = logger
         self._files = WatchedFiles(path)
+        self._reading = asyncio.Lock()
         self._current = read_identities(path)
         self._report("authentication", "start")
 
@@ -33,12 +34,13 @@ class IdentitiesInForce:
 
     async def reload(self, origin: str) -> None:
         """Read the file now. origin: who asked, for the log."""
-        self._files.note()
-        try:
-            self._current = await asyncio.to_thread(read_identities, self._path)
-        except ConfigError as error:
-            self._logger.error("identities_refused", origin=origin, reason=str(error))
-            return
+        async with self._reading:  # so that what is read last is what stays
+            self._files.note()
+            try:
+                self._current = await asyncio.to_thread(read_identities, self._path)
+            except ConfigError as error:
+                self._logger.error("identities_refused", origin=origin, reason=str(error))
+                return
         self._report("identities_reloaded", origin)
 
     async def poll(self) -> None:

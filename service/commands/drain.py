@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from pageturner.service.client import Client
 from pageturner.service.commands import signals
+from pageturner.service.commands.credentials import add_credential_flags, credentials_of
 from pageturner.service.commands.flight import add_target
 from pageturner.service.commands.output import write
 from pageturner.service.engine.api import DrainOutcome
@@ -18,6 +19,7 @@ EXAMPLE = "pageturner drain --target localhost:50051 --grace-seconds 60"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
+    add_credential_flags(parser)
     parser.add_argument(
         "--grace-seconds",
         type=float,
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     async def ask() -> DrainOutcome:
-        async with Client(arguments.target) as client:
+        async with Client(arguments.target, credentials=credentials_of(arguments)) as client:
             return await client.drain(arguments.grace_seconds)
 
     outcome = signals.run(ask())

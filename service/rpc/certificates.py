@@ -52,6 +52,7 @@ class Certificates:
         self._now = now
         self._files = WatchedFiles(*options.files)
         self._current = read_certificate(options, now())
+        self._reading = asyncio.Lock()
         self._warned_at = float("-inf")
         self._report("certificate", "start")
 
@@ -86,13 +87,14 @@ class Certificates:
 
     async def reload(self, origin: str) -> None:
         """Read the files now. origin: who asked, for the log."""
-        self._files.note()
-        try:
-            self._current = await asyncio.to_thread(read_certificate, self._options, self._now())
-        except ConfigError as error:
-            ends = self._current.ends.isoformat()
-            self._logger.error("certificate_refused", origin=origin, reason=str(error), in_force_until=ends)
-            return
+        async with self._reading:  # so that what is read last is what stays
+            self._files.note()
+            try:
+                self._current = await asyncio.to_thread(read_certificate, self._options, self._now())
+            except ConfigError as error:
+                ends, reason = self._current.ends.isoformat(), str(error)
+                self._logger.error("certificate_refused", origin=origin, reason=reason, in_force_until=ends)
+                return
         self._report("certificate_reloaded", origin)
 
     async def poll(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,11 +18,12 @@ from support.fake_engine import FakeEngine
 from support.identities import MAIL, OPERATOR, SEARCH, STRANGER, authenticator
 from support.serving import capturing_logger, serving
 
-from pageturner.service.cli import main
+from pageturner.service.cli import COMMANDS, main
 from pageturner.service.client import NEVER, Client, Credentials, SyncClient, TokenEvent, UnknownStatus
 from pageturner.service.client.credentials import CredentialOptions
 from pageturner.service.commands import signals
 from pageturner.service.commands.credentials import add_credential_flags, credentials_of
+from pageturner.service.commands.parser import Parser
 from pageturner.service.errors import (
     ConfigError,
     InvalidArgument,
@@ -181,6 +183,15 @@ def test_flags_become_credentials_and_the_environment_names_a_token_file(
         credentials_of(flags(f"--token-file={tmp_path}/other"))
 
 
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"demo", "peers", "bench"}))
+def test_every_command_that_takes_a_target_takes_credentials(command: str) -> None:
+    """Whatever command is added."""
+    parser = Parser(prog=command)
+    importlib.import_module(COMMANDS[command]).add_arguments(parser)
+    flags = set(parser._option_string_actions)
+    assert ("--target" in flags) == ({"--token-file", "--tls-ca", "--client-key"} <= flags)
+
+
 @pytest.mark.parametrize(
     ("words", "allowed"),
     [
@@ -188,6 +199,7 @@ def test_flags_become_credentials_and_the_environment_names_a_token_file(
         (["policies", "show"], "operator"),
         (["flight", "dump", "--out=/dev/null"], "operator"),
         (["explain", "r"], "operator"),
+        (["drain", "--grace-seconds=0"], "operator"),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else each,
 )
@@ -204,10 +216,10 @@ async def test_each_command_that_calls_a_server_takes_the_flags(
     (tmp_path / "token").write_text(token.text)
     async with secured(tmp_path) as server:
         encrypted = (f"--target={server.target}", f"--tls-ca={server.ca}")
-        known = await asyncio.to_thread(main, [*words, *encrypted, f"--token-file={tmp_path}/token"])
-        told = capsys.readouterr()
         unknown = await asyncio.to_thread(main, [*words, *encrypted])
         refused = capsys.readouterr()
+        known = await asyncio.to_thread(main, [*words, *encrypted, f"--token-file={tmp_path}/token"])
+        told = capsys.readouterr()
     assert unknown == 2
     assert "no valid credentials" in refused.err
     assert "no valid credentials" not in told.err

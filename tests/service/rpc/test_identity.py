@@ -27,11 +27,12 @@ from support.identities import (
 from support.serving import Served, capturing_logger, serving
 
 from pageturner.service.auth.identities import Identities, parse_identities
-from pageturner.service.auth.proof import Authenticator
+from pageturner.service.auth.proof import Authenticator, Presented
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.engine.metrics import Metrics
+from pageturner.service.errors import PermissionDenied
 from pageturner.service.identity import ANONYMOUS
-from pageturner.service.rpc import callers
+from pageturner.service.rpc import callers, from_wire
 from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.reflection import V1, V1ALPHA
 from pageturner.service.rpc.server import OWN_SERVICES
@@ -227,6 +228,44 @@ async def test_a_request_runs_on_the_account_of_its_caller() -> None:
     ]  # fmt: skip
     assert engine.requests[0].identity.credential == "token search"
     assert engine.requests[0].identity.limits.max_concurrent_requests == 4
+
+
+RIGHT = from_wire.tenant_of
+SIMILAR = ("mail", "Search", "SEARCH", "search ", " search", "searc", "search2", "sear\u0441h", "*")
+"""Other tenants than "search", of which the seventh has a letter of another alphabet."""
+
+
+@pytest.mark.parametrize("stated", SIMILAR)
+def test_a_tenant_of_a_similar_name_is_another(stated: str) -> None:
+    caller = authenticator().prove(Presented([f"Bearer {SEARCH.text}"]))
+    assert from_wire.tenant_of("", caller) == from_wire.tenant_of("search", caller) == "search"
+    with pytest.raises(PermissionDenied):
+        from_wire.tenant_of(stated, caller)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda stated, caller: stated or caller.tenant,
+        lambda stated, caller: stated if stated.startswith(caller.tenant) else caller.tenant,
+        lambda stated, caller: caller.tenant if stated in caller.tenant else RIGHT(stated, caller),
+        lambda stated, caller: caller.tenant,
+    ],
+    ids=["the request's own", "by its beginning", "a part of it", "no refusal"],
+)
+async def test_a_wrong_check_of_the_tenant_is_noticed(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_wire, "tenant_of", wrong)
+    caught = 0
+    try:
+        await test_a_request_runs_on_the_account_of_its_caller()
+    except (AssertionError, pytest.fail.Exception):
+        caught += 1
+    for stated in SIMILAR:
+        try:
+            test_a_tenant_of_a_similar_name_is_another(stated)
+        except (AssertionError, pytest.fail.Exception):
+            caught += 1
+    assert caught
 
 
 async def test_without_authentication_a_request_names_its_tenant_and_all_is_served() -> None:
