@@ -1,27 +1,32 @@
 // The decoder's forward as one call.
+#include "entry.h"
 #include "forward.h"
 
 using namespace pageturner;
 
 extern "C" {
 
-void* decoder_create(const DecoderModel* model, int num_threads) {
-  return new DecoderForward(*model, num_threads);
+int decoder_create(const DecoderModel* model, int num_threads, void** decoder) {
+  return entered([&] { *decoder = new DecoderForward(*model, num_threads); });
 }
-void decoder_destroy(void* decoder) { delete static_cast<DecoderForward*>(decoder); }
+int decoder_destroy(void* decoder) {
+  return entered([&] { delete static_cast<DecoderForward*>(decoder); });
+}
 
 // Named by the dtype of the pool.
-void decoder_forward_float32(void* decoder, const DecoderStep* step) {
-  static_cast<DecoderForward*>(decoder)->forward<float>(*step);
+int decoder_forward_float32(void* decoder, const DecoderStep* step) {
+  return entered([&] { static_cast<DecoderForward*>(decoder)->forward<float>(*step); });
 }
-void decoder_forward_bfloat16(void* decoder, const DecoderStep* step) {
-  static_cast<DecoderForward*>(decoder)->forward<bf16>(*step);
+int decoder_forward_bfloat16(void* decoder, const DecoderStep* step) {
+  return entered([&] { static_cast<DecoderForward*>(decoder)->forward<bf16>(*step); });
 }
 
 // seconds: one for each Phase.
-void decoder_profile(void* decoder, double* seconds) {
-  const auto found = static_cast<DecoderForward*>(decoder)->profile();
-  std::copy(found.begin(), found.end(), seconds);
+int decoder_profile(void* decoder, double* seconds) {
+  return entered([&] {
+    const auto found = static_cast<DecoderForward*>(decoder)->profile();
+    std::copy(found.begin(), found.end(), seconds);
+  });
 }
 
 std::int64_t sizeof_decoder_layer_args() { return sizeof(DecoderLayer); }

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from ctypes import byref, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import cast
 from weakref import finalize
 
 import torch
 
 from pageturner.kernels import checks
+from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM
 from pageturner.kernels.cpu.quantised_ops import PackedWeightStruct, packed_weight_struct
 from pageturner.kernels.errors import KernelArgumentError
@@ -158,15 +157,14 @@ class CpuDecoder:
         self._weights = weights  # C++ holds pointers into them
         self._checked_batch = checks.CheckedBatch()
         self._forward = {
-            dtype: _function(library, f"decoder_forward_{checks.dtype_name(dtype)}", c_void_p, c_void_p)
+            dtype: entry(library, f"decoder_forward_{checks.dtype_name(dtype)}", c_void_p, c_void_p)
             for dtype in checks.DTYPES
         }
-        self._profile = _function(library, "decoder_profile", c_void_p, c_void_p)
-        create = library.decoder_create
-        create.argtypes, create.restype = (c_void_p, c_int), c_void_p
-        model = _model_args(weights)
-        self._handle = create(byref(model), num_threads)
-        destroy = _function(library, "decoder_destroy", c_void_p)
+        self._profile = entry(library, "decoder_profile", c_void_p, c_void_p)
+        create = entry(library, "decoder_create", c_void_p, c_int, c_void_p)
+        model, self._handle = _model_args(weights), c_void_p()
+        create(byref(model), num_threads, byref(self._handle))
+        destroy = entry(library, "decoder_destroy", c_void_p)
         # Not at the end of the process, where a daemon thread may still be inside `forward`.
         finalize(self, destroy, self._handle).atexit = False
 
@@ -176,7 +174,8 @@ class CpuDecoder:
         """token_ids int64 [T], logit_rows int64 [R] of rows -> logits float32 [R, vocab_size].
 
         Writes the KV of every row that has a slot into pool [num_blocks, num_layers, 2, num_kv_heads,
-        block_size, head_dim], float32 or bfloat16. Not for two threads at once.
+        block_size, head_dim], float32 or bfloat16. Not for two threads at once. Raises MemoryError for a step
+        that the system has no memory for.
         """
         num_rows = batch.slot_mapping.shape[0]
         self._check_step(token_ids, batch, logit_rows, pool)
@@ -302,9 +301,3 @@ def _layer_args(layer: LayerWeights) -> _LayerArgs:
         scale=spec.scale,
         softcap=spec.logit_softcap or 0.0,
     )
-
-
-def _function(library: ctypes.CDLL, name: str, *argtypes: type) -> Callable[..., None]:
-    function = getattr(library, name)
-    function.argtypes, function.restype = argtypes, None
-    return cast(Callable[..., None], function)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_void_p
-from typing import cast
 
 import torch
 
 from pageturner.kernels import block_copy, checks
+from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder
@@ -17,7 +17,7 @@ from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder
 MAX_HEAD_DIM = 1024
 
 _Dtypes = tuple[torch.dtype, ...]
-_Function = Callable[..., None]
+_Function = Callable[..., object]
 _POOLED = (
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16),
@@ -97,7 +97,7 @@ class CpuOps:
     def __init__(self, library: ctypes.CDLL) -> None:
         def by_dtypes(name: str, keys: Sequence[_Dtypes], *argtypes: type) -> dict[_Dtypes, _Function]:
             return {
-                key: _function(library, "_".join((name, *map(checks.dtype_name, key))), (*argtypes, c_int))
+                key: entry(library, "_".join((name, *map(checks.dtype_name, key))), *argtypes, c_int)
                 for key in keys
             }
 
@@ -252,12 +252,6 @@ class CpuOps:
         checks.check_on_cpu(kv_layer=kv_layer)
         if self._checked_batch.check(batch, kv_layer):
             checks.check_on_cpu(seq_lens=batch.seq_lens)  # and so all of the batch
-
-
-def _function(library: ctypes.CDLL, name: str, argtypes: tuple[type, ...]) -> Callable[..., None]:
-    function = getattr(library, name)
-    function.argtypes, function.restype = argtypes, None
-    return cast(Callable[..., None], function)
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from ctypes import byref, c_float, c_int, c_int32, c_int64, c_void_p
 import torch
 
 from pageturner.kernels import checks
+from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.packed import PackedLayout, PackedWeight, check_mlp, check_rows
 from pageturner.kernels.reference import QuantisedRows
 
@@ -67,14 +68,11 @@ class CpuQuantisedOps:
         name = library.dot_name
         name.restype = ctypes.c_char_p
         self.name: str = name().decode()
-        self._quantise = library.quantise_rows_float32
-        self._quantise.argtypes = (c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_int)
-        self._linear = library.linear_quantised
-        self._linear.argtypes = (c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p, c_int)
-        self._norm_linear = library.norm_linear_quantised
-        self._norm_linear.argtypes = (c_void_p,) * 4 + (c_int,)
-        self._norm_mlp = library.norm_mlp_quantised
-        self._norm_mlp.argtypes = (c_void_p,) * 6 + (c_int,)
+        rows = (c_void_p, c_int64, c_int)
+        self._quantise = entry(library, "quantise_rows_float32", *rows, c_int, c_int, c_void_p, c_int)
+        self._linear = entry(library, "linear_quantised", c_void_p, *rows, c_void_p, c_void_p, c_int)
+        self._norm_linear = entry(library, "norm_linear_quantised", *(c_void_p,) * 4, c_int)
+        self._norm_mlp = entry(library, "norm_mlp_quantised", *(c_void_p,) * 6, c_int)
 
     def quantise_rows(self, rows: torch.Tensor, group: int) -> QuantisedRows:
         """As `reference.quantise_rows`, for tests and benchmarks: products quantise their rows themselves."""

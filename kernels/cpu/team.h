@@ -11,8 +11,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <vector>
 
 namespace pageturner {
@@ -27,14 +29,17 @@ class Team {
   // Numbers that one simple operation must take in to be worth a second thread.
   virtual std::int64_t worth_a_thread() const = 0;
 
-  // f(i) for every i in [0, count), in no order and on any thread, and returns when all are done. f must
-  // not throw. A single piece runs on the caller at once.
+  // f(i) for every i in [0, count), in no order and on any thread, and returns when all are done. A single
+  // piece runs on the caller at once. f may throw std::bad_alloc alone, which is thrown here when all have ended.
   template <class F>
   void for_each(std::int64_t count, const F& f) {
-    if (count > 1 && size() > 1)
-      run({count, [](const void* f, std::int64_t i) { (*static_cast<const F*>(f))(i); }, &f});
-    else
+    if (count <= 1 || size() == 1) {
       for (std::int64_t i = 0; i < count; i++) f(i);
+      return;
+    }
+    const Guarded<F> guarded{f};
+    run({count, [](const void* f, std::int64_t i) { (*static_cast<const Guarded<F>*>(f))(i); }, &guarded});
+    if (guarded.lacked_memory) throw std::bad_alloc();
   }
 
   // f(begin, end) over [0, count) in stretches of some `least` items each, at most PIECES a thread, and as many
@@ -58,6 +63,21 @@ class Team {
 
  private:
   static constexpr std::int64_t PIECES = 4;
+
+  // f, whose exception must not leave the thread that it happens in.
+  template <class F>
+  struct Guarded {
+    const F& f;
+    mutable std::atomic<bool> lacked_memory{false};
+
+    void operator()(std::int64_t i) const {
+      try {
+        f(i);
+      } catch (const std::bad_alloc&) {
+        lacked_memory = true;
+      }
+    }
+  };
 };
 
 // Memory of the calling thread for the piece at hand, `floats` long and holding anything. It lasts until the

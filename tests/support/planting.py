@@ -51,9 +51,11 @@ class BuggyLibrary:
             assert text.count(bug.right) == 1, f"{bug.right!r} occurs {text.count(bug.right)} times"
             choice = f"(planted_bug == {number} ? ({bug.wrong}) : ({bug.right}))"
             (folder / bug.file).write_text(text.replace(bug.right, choice))
-        header = folder / "simd.h"
-        switch = '#pragma once\nextern "C" { inline int planted_bug = 0; }\n'
-        header.write_text(header.read_text().replace("#pragma once\n", switch))
+        switch = "planted_bug.h"
+        for name in {bug.file for bug in bugs}:
+            text = (folder / name).read_text()
+            (folder / name).write_text(f'#include "{switch}"\n{text}')
+        (folder / switch).write_text('#pragma once\nextern "C" { inline int planted_bug = 0; }\n')
         self.library = load_library(cache_dir, sources=folder, machine=machine)
         self.bugs = tuple(bugs)
         self._switch = ctypes.c_int.in_dll(self.library, "planted_bug")
