@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention_math.h"
 #include "simd.h"
 #include "team.h"
 
@@ -38,12 +39,10 @@ struct AttentionArgs {
   float scale, softcap;
 };
 
-constexpr int STEP_TILES = 4;
-constexpr int STEP = STEP_TILES * LANES;
 constexpr int SPLIT = 512;
-constexpr int MICRO_ROWS = 6;     // 6 rows x 4 vectors of sums fill the registers of AVX-512
 constexpr int ITEM_ROWS = 48;     // packed rows of one item: each step's keys are read once for all of them
-constexpr float LOWEST = -1e30f;  // finite: a row that has seen nothing rescales by exp(0)
+constexpr float LOWEST = -1e30f;  // of a row that has seen nothing
+constexpr float SLACK = 8.0f;     // weights grow to e^SLACK before a row's sums are shrunk
 
 // The rows of one sequence and one kv head that are computed together.
 struct Item {
@@ -54,38 +53,57 @@ struct Item {
   const std::int32_t* table;
 };
 
-// Sums of some packed rows over some keys: maximum, sixteen partial totals, weighted values.
+// Sums of some packed rows over some keys: sixteen partial totals and the weighted values, where a key's weight
+// is e^(score - anchor). The anchor is the highest score, less SLACK at most.
 struct Sums {
-  float* top;
+  float* anchor;
   float* total;
   float* value;
 
   static std::size_t floats(int rows, int head_dim) { return std::size_t(rows) * (1 + LANES + head_dim); }
-  Sums(float* memory, int rows) : top(memory), total(top + rows), value(total + rows * LANES) {}
+  Sums(float* memory, int rows) : anchor(memory), total(anchor + rows), value(total + rows * LANES) {}
 
   void clear(int rows, int head_dim) {
-    std::fill_n(top, rows, LOWEST);
+    std::fill_n(anchor, rows, LOWEST);
     std::fill_n(total, rows * LANES, 0.0f);
     std::fill_n(value, rows * head_dim, 0.0f);
   }
 
+  void copy(const Sums& other, int rows, int head_dim) {
+    std::copy_n(other.anchor, rows, anchor);
+    std::copy_n(other.total, rows * LANES, total);
+    std::copy_n(other.value, rows * head_dim, value);
+  }
+
+  void shrink(int row, int head_dim, float factor) {
+    store(total + row * LANES, load(total + row * LANES) * factor);
+    for (int d = row * head_dim; d < (row + 1) * head_dim; d += LANES) store(value + d, load(value + d) * factor);
+  }
+
   void add(const Sums& later, int rows, int head_dim) {
-    for (int row = 0; row < rows; row++) {
-      const float raised = std::max(top[row], later.top[row]);
-      const float mine = exp(top[row] - raised), theirs = exp(later.top[row] - raised);
-      const auto merge = [&](float* into, const float* from) {
-        store(into, load(into) * mine + load(from) * theirs);
-      };
-      merge(total + row * LANES, later.total + row * LANES);
-      for (int d = row * head_dim; d < (row + 1) * head_dim; d += LANES) merge(value + d, later.value + d);
-      top[row] = raised;
+    for (int first = 0; first < rows; first += LANES) {
+      const int count = std::min(LANES, rows - first);
+      const f32x16 own = load(anchor + first, count), other = load(later.anchor + first, count);
+      const f32x16 raised = max(own, other), mine = exp(own - raised), theirs = exp(other - raised);
+      store(anchor + first, raised, count);
+      for (int i = 0; i < count; i++) {
+        const auto merge = [&](float* into, const float* from) {
+          store(into, load(into) * mine[i] + load(from) * theirs[i]);
+        };
+        const int row = first + i;
+        merge(total + row * LANES, later.total + row * LANES);
+        for (int d = row * head_dim; d < (row + 1) * head_dim; d += LANES) merge(value + d, later.value + d);
+      }
     }
   }
 };
 
 // Row is the dtype of queries and outputs, T that of the pool.
-template <class Row, class T>
+template <class Row, class T, class Math = typename MathOf<T>::type>
 class Attention {
+  using Number = typename Math::Number;
+  using Step = KeyStep<T>;
+
  public:
   explicit Attention(const AttentionArgs& args)
       : args(args), group(args.num_heads / args.num_kv_heads), height(std::max(1, ITEM_ROWS / group)) {}
@@ -105,7 +123,7 @@ class Attention {
   const int group, height;
 
   int packed(const Item& item) const { return item.query_rows * group; }
-  std::size_t query_floats() const { return std::size_t(height) * group * args.head_dim; }
+  std::size_t query_floats() const { return std::size_t(height) * group * args.head_dim * sizeof(Number) / sizeof(float); }
   std::size_t sums_floats() const { return Sums::floats(height * group, args.head_dim); }
 
   int first_key(int position) const {
@@ -133,15 +151,14 @@ class Attention {
     team.for_each(items.size(), [&](std::int64_t i) {
       float* memory = scratch(2 * sums_floats() + query_floats());
       Sums sums(memory, height * group), part(memory + sums_floats(), height * group);
-      float* query = memory + 2 * sums_floats();
+      Number* query = reinterpret_cast<Number*>(memory + 2 * sums_floats());
       const Item& item = items[i];
       load_query(item, query);
-      sums.clear(packed(item), args.head_dim);
       const Item& later = items[std::min(std::size_t(i) + team.size(), items.size() - 1)];
       for (int split = begin_split(item), end = end_split(item); split < end; split++) {
         const Step after = split + 1 < end ? first_step(item, split + 1) : first_step(later, begin_split(later));
-        compute(item, split, after, query, part);
-        sums.add(part, packed(item), args.head_dim);
+        compute(item, split, after, query, split == begin_split(item) ? sums : part);
+        if (split != begin_split(item)) sums.add(part, packed(item), args.head_dim);
       }
       finish(item, sums);
     });
@@ -162,15 +179,15 @@ class Attention {
     team.for_each(units.size(), [&](std::int64_t unit) {
       const auto [item, split] = units[unit];
       const auto [later, later_split] = units[std::min(std::size_t(unit) + team.size(), units.size() - 1)];
-      float* query = scratch(query_floats());
+      Number* query = reinterpret_cast<Number*>(scratch(query_floats()));
       load_query(items[item], query);
       Sums into = part(unit);
       compute(items[item], split, first_step(items[later], later_split), query, into);
     });
     team.for_each(items.size(), [&](std::int64_t i) {
       Sums sums(scratch(sums_floats()), height * group);
-      sums.clear(packed(items[i]), args.head_dim);
-      for (std::size_t unit = first_unit[i]; unit < first_unit[i + 1]; unit++)
+      sums.copy(part(first_unit[i]), packed(items[i]), args.head_dim);
+      for (std::size_t unit = first_unit[i] + 1; unit < first_unit[i + 1]; unit++)
         sums.add(part(unit), packed(items[i]), args.head_dim);
       finish(items[i], sums);
     });
@@ -181,7 +198,7 @@ class Attention {
            (item.kv_head * group + packed_row % group) * std::int64_t(args.head_dim);
   }
 
-  void load_query(const Item& item, float* query) const {
+  void load_query(const Item& item, Number* query) const {
     for (int row = 0; row < packed(item); row++) {
       const Row* from = static_cast<const Row*>(args.query) + row_offset(item, row, args.query_stride);
       for (int d = 0; d < args.head_dim; d += LANES) store(query + row * args.head_dim + d, load(from + d));
@@ -195,8 +212,8 @@ class Attention {
       float total = sum_lanes(load(sums.total + row * LANES)), factor = 1.0f;
       if (args.sinks) {
         const float sink = args.sinks[item.kv_head * group + row % group];
-        const float raised = std::max(sums.top[row], sink);
-        factor = exp(sums.top[row] - raised);
+        const float raised = std::max(sums.anchor[row], sink);
+        factor = exp(sums.anchor[row] - raised);
         total = total * factor + exp(sink - raised);
       }
       factor /= total;
@@ -204,13 +221,6 @@ class Attention {
         store(to + d, load(sums.value + row * args.head_dim + d) * factor);
     }
   }
-
-  // The keys of one step and the values beside them, as four tiles of sixteen.
-  struct Step {
-    int begin, end;  // key positions; end is cut at the last key that the item sees
-    const T* keys[STEP_TILES];
-    const T* values[STEP_TILES];
-  };
 
   Step locate(const Item& item, int begin, int end) const {
     Step step{begin, end, {}, {}};
@@ -236,7 +246,7 @@ class Attention {
   }
 
   // The keys of one split. after: the step that this thread may take next, of another split.
-  void compute(const Item& item, int split, const Step& after, const float* query, Sums& sums) const {
+  void compute(const Item& item, int split, const Step& after, const Number* query, Sums& sums) const {
     sums.clear(packed(item), args.head_dim);
     const int end = end_key(item, split);
     Step step = first_step(item, split);
@@ -263,85 +273,49 @@ class Attention {
     }
   }
 
-  // Packed rows [row, row + ROWS) of the item take in one step of keys, while what the next one reads is
-  // fetched piece by piece: all at once it would hold up the loads behind it.
+  // Packed rows [row, row + ROWS) of the item take in one step of keys, while the next one is fetched.
   template <int ROWS>
-  void advance(const Item& item, const Step& step, const Step& next, int row, const float* query,
+  void advance(const Item& item, const Step& step, const Step& next, int row, const Number* query,
                Sums& sums) const {
     const int lowest = item.position + row / group, highest = item.position + (row + ROWS - 1) / group;
     const int begin = std::max(step.begin, first_key(lowest)), end = std::min(step.end, highest + 1);
     if (begin >= end) return;
-    f32x16 scores[ROWS][STEP_TILES] = {};
-    for (int d = 0; d < args.head_dim; d++) {
-      f32x16 key[STEP_TILES];
-      for (int tile = 0; tile < STEP_TILES; tile++) {
-        key[tile] = load(step.keys[tile] + d * LANES);
-        __builtin_prefetch(next.keys[tile] + d * LANES, 0, 2);
-      }
-      for (int r = 0; r < ROWS; r++) {
-        const f32x16 q = broadcast(query[(row + r) * args.head_dim + d]);
-        for (int tile = 0; tile < STEP_TILES; tile++) scores[r][tile] = fma(q, key[tile], scores[r][tile]);
-      }
-    }
-    alignas(64) float weights[ROWS][STEP];
+    f32x16 scores[ROWS][STEP_TILES];
+    Math::template score<ROWS>(step, next, args.head_dim, query + row * args.head_dim, scores);
+    alignas(64) Number weights[ROWS][STEP];
     for (int r = 0; r < ROWS; r++) {
       const int position = item.position + (row + r) / group;
       weigh(scores[r], first_key(position) - step.begin, position - step.begin, row + r, weights[r], sums);
     }
-    int d = 0;
-    for (; d + 4 * LANES <= args.head_dim; d += 4 * LANES)
-      add_values<ROWS, 4>(step, next, begin, end, row, d, weights, sums);
-    for (; d < args.head_dim; d += LANES) add_values<ROWS, 1>(step, next, begin, end, row, d, weights, sums);
+    Math::template add_values<ROWS>(step, next, begin - step.begin, end - step.begin, args.head_dim, weights,
+                                    sums.value + row * args.head_dim);
   }
 
-  // Scores -> weights, for the keys first .. last of the step; raises the row's maximum, and its total.
-  void weigh(f32x16 (&scores)[STEP_TILES], int first, int last, int row, float* weights, Sums& sums) const {
-    i32x16 hidden[STEP_TILES];
+  // Scores -> weights, for the keys first .. last of the step; raises the row's anchor where it must, and its total.
+  void weigh(f32x16 (&scores)[STEP_TILES], int first, int last, int row, Number* weights, Sums& sums) const {
+    const auto hidden = [&](int tile) {
+      const i32x16 key = LANE_INDEX + tile * LANES;
+      return (key < first) | (key > last);
+    };
+    const bool sees_all = first <= 0 && last >= STEP - 1;
     f32x16 highest = broadcast(LOWEST);
     for (int tile = 0; tile < STEP_TILES; tile++) {
       scores[tile] = scores[tile] * args.scale;
       if (args.softcap != 0) scores[tile] = tanh(scores[tile] / args.softcap) * args.softcap;
-      const i32x16 key = LANE_INDEX + tile * LANES;
-      hidden[tile] = (key < first) | (key > last);
-      scores[tile] = hidden[tile] ? broadcast(LOWEST) : scores[tile];
+      if (!sees_all) scores[tile] = hidden(tile) ? broadcast(LOWEST) : scores[tile];
       highest = max(scores[tile], highest);
     }
-    const float raised = std::max(sums.top[row], max_lanes(highest));
-    if (raised > sums.top[row]) {
-      const float shrink = exp(sums.top[row] - raised);
-      store(sums.total + row * LANES, load(sums.total + row * LANES) * shrink);
-      float* value = sums.value + row * args.head_dim;
-      for (int d = 0; d < args.head_dim; d += LANES) store(value + d, load(value + d) * shrink);
-      sums.top[row] = raised;
+    float& anchor = sums.anchor[row];
+    if (any_above(highest, anchor + SLACK)) {
+      const float raised = max_lanes(highest);
+      if (anchor != LOWEST) sums.shrink(row, args.head_dim, exp(anchor - raised));
+      anchor = raised;
     }
-    f32x16 total = load(sums.total + row * LANES);
     for (int tile = 0; tile < STEP_TILES; tile++) {
-      const f32x16 weight = hidden[tile] ? f32x16{} : exp(scores[tile] - raised);
-      store(weights + tile * LANES, weight);
-      total += weight;
+      scores[tile] = Math::weight(scores[tile], anchor);
+      if (!sees_all) scores[tile] = hidden(tile) ? f32x16{} : scores[tile];
     }
-    store(sums.total + row * LANES, total);
-  }
-
-  // sums.value[row + r][d ..] += weights[r] @ values[..., d ..]
-  template <int ROWS, int VECTORS>
-  void add_values(const Step& step, const Step& next, int begin, int end, int row, int d,
-                  const float (&weights)[ROWS][STEP], Sums& sums) const {
-    float* value = sums.value + row * args.head_dim + d;
-    f32x16 sum[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) sum[r][v] = load(value + r * args.head_dim + v * LANES);
-    for (int key = begin - step.begin; key < end - step.begin; key++) {
-      const T* from = step.values[key / LANES] + key % LANES * args.head_dim + d;
-      f32x16 x[VECTORS];
-      for (int v = 0; v < VECTORS; v++) x[v] = load(from + v * LANES);
-      for (int v = 0; v < VECTORS; v += 64 / int(LANES * sizeof(T)))
-        __builtin_prefetch(next.values[key / LANES] + key % LANES * args.head_dim + d + v * LANES, 0, 2);
-      for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(broadcast(weights[r][key]), x[v], sum[r][v]);
-    }
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) store(value + r * args.head_dim + v * LANES, sum[r][v]);
+    store(sums.total + row * LANES, Math::keep(scores, weights, load(sums.total + row * LANES)));
   }
 };
 

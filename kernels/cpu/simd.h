@@ -143,6 +143,15 @@ inline float max_lanes(f32x16 x) {
   return x[0];
 }
 
+// Whether a lane is above the limit; NaN is not.
+inline bool any_above(f32x16 x, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ);
+#else
+  return max_lanes(x) > limit;
+#endif
+}
+
 // e^x to 2 ulp for x in [-87, 88]; 0 below, e^88 above, NaN for NaN; exactly 1 at 0.
 // x = n ln 2 + f with |f| <= ln 2 / 2 (ln 2 in two parts, Cody and Waite 1980), then Taylor in f.
 inline f32x16 exp(f32x16 x) {

@@ -12,9 +12,12 @@ from support.kernel_checks import (
     check_batch_mates,
     check_chunking,
     check_copies,
+    check_rising_scores,
     check_rope,
+    check_unseen_slots,
     layout_for,
 )
+from support.machines import BFLOAT16_PAIRS, has
 from support.ops import cpu_cache_dir
 from support.planting import BuggyLibrary, ExpressionBug, plant
 
@@ -66,7 +69,17 @@ def copies(ops: PagedOps) -> None:
     check_copies(ops, [(0, 1), (1, 2), (2, 0), (2, 4), (5, 3)], 6)
 
 
-CHECKS = (ragged, several_tiles, long_context, window, sinks, chunking, mates, rope, copies)
+def rising(ops: PagedOps) -> None:
+    check_rising_scores(ops, torch.float32)
+
+
+def unseen(ops: PagedOps) -> None:
+    check_unseen_slots(ops, torch.bfloat16)
+
+
+CHECKS = (
+    ragged, several_tiles, long_context, window, sinks, chunking, mates, rope, copies, rising, unseen,
+)  # fmt: skip
 
 CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
     name: (ExpressionBug(file, right, wrong), check)
@@ -78,13 +91,27 @@ CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
             "(key < first) | (key > last + 1)",
             ragged,
         ),
-        ("a merge does not rescale", "attention.h", "load(into) * mine", "load(into)", long_context),
+        ("a merge does not rescale", "attention.h", "load(into) * mine[i]", "load(into)", long_context),
         (
-            "a new maximum does not rescale",
+            "a new anchor does not shrink what came before",
             "attention.h",
-            "load(value + d) * shrink",
+            "load(value + d) * factor",
             "load(value + d)",
-            several_tiles,
+            rising,
+        ),
+        (
+            "the first key of a pair is read though no row sees it",
+            "attention_math.h",
+            "key < first ? ZEROS : from + key * head_dim",
+            "from + key * head_dim",
+            unseen,
+        ),
+        (
+            "the second key of a pair is read though no row sees it",
+            "attention_math.h",
+            "key + 1 < last ? from + (key + 1) * head_dim : ZEROS",
+            "from + (key + 1) * head_dim",
+            unseen,
         ),
         (
             "values of no sequence are multiplied by zero",
@@ -174,6 +201,8 @@ def test_without_a_bug_every_check_passes(buggy: BuggyLibrary) -> None:
 @pytest.mark.parametrize("name", CPP_BUGS)
 def test_bugs_in_cpp_are_caught(switched: BuggyLibrary, name: str) -> None:
     bug, check = CPP_BUGS[name]
+    if bug.file == "attention_math.h" and not has(BFLOAT16_PAIRS):
+        pytest.skip("this machine multiplies no pairs")
     switched.switch_on(bug)
     with pytest.raises(AssertionError):
         check(CpuOps(switched.library))

@@ -11,7 +11,7 @@ import torch
 from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.reference import ReferenceOps
-from support.paged import assert_near, assert_same, make_batch, make_case
+from support.paged import assert_near, assert_same, key_elements, make_batch, make_case
 
 
 def layout_for(
@@ -59,6 +59,38 @@ def check_shared_blocks(ops: PagedOps, layout: KvLayout) -> None:
     shorter = replace(case.batch, seq_lens=case.batch.seq_lens - 23, max_seq_len=17)
     expected = ReferenceOps(ops.key_order).attention(case.query, case.kv_layer, shorter, spec)
     assert_near(together[2:], expected)
+
+
+def check_rising_scores(ops: PagedOps, dtype: torch.dtype) -> None:
+    """Scores that rise along a sequence, by less than the CPU's SLACK, by more, and by far more."""
+    spec, lengths = AttentionSpec(scale=0.125), (300, 270)
+    case = make_case(
+        [(1, lengths[0]), (3, lengths[1])], layout=layout_for(ops, 2, 64, 16, dtype), num_heads=6, layer=1
+    )
+    for sequence, length in enumerate(lengths):
+        for position in range(length):  # dim 0 of the keys grows with the position, and queries look along it
+            block = int(case.batch.block_tables[sequence, position // 16])
+            first, *_ = key_elements(position % 16, 64, ops.key_order)
+            case.kv_layer[block, 0].flatten(1)[:, first] = position / length
+    for rise in (7.75, 8.25, 60.0):
+        case.query[..., 0] = rise / spec.scale  # exact in bfloat16
+        result = ops.attention(case.query, case.kv_layer, case.batch, spec)
+        expected = ReferenceOps(ops.key_order).attention(case.query, case.kv_layer, case.batch, spec)
+        assert_near(result.bfloat16(), expected.bfloat16())
+
+
+def check_unseen_slots(ops: PagedOps, dtype: torch.dtype) -> None:
+    """What lies behind a window may have been given away, and slots after the last row hold what they did."""
+    layout = layout_for(ops, 2, 64, 16, dtype)
+    spec = AttentionSpec(scale=0.2, sliding_window=21)
+    for length in range(60, 64):
+        case = make_case([(1, length)], layout=layout, num_heads=6, layer=1)
+        expected = ops.attention(case.query, case.kv_layer, case.batch, spec)
+        assert torch.isfinite(expected).all()
+        for position in range(length - 21):
+            block = int(case.batch.block_tables[0, position // 16])
+            case.kv_layer[block, 1, :, position % 16] = torch.nan
+        assert_same(ops.attention(case.query, case.kv_layer, case.batch, spec), expected)
 
 
 def check_step_without_rows(ops: PagedOps, layout: KvLayout) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.kernel_checks import check_attention, layout_for
+from support.kernel_checks import layout_for
 from support.ops import cpu_cache_dir, cpu_library
 from support.paged import assert_same, make_case
 
@@ -174,22 +174,6 @@ def test_threads_change_no_bit(sequences: list[tuple[int, int]]) -> None:
         results.append(ops.attention(case.query, case.kv_layer, case.batch, spec))
     assert_same(results[1], results[0])
     assert_same(results[2], results[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("machine", ["-march=x86-64-v3", "-march=x86-64"], ids=["avx2", "sse2"])
-def test_machines_without_avx512_compute_as_defined(machine: str) -> None:
-    """The paths for machines without AVX-512. Those that fuse give the very bits of AVX-512."""
-    narrow = CpuOps(load_library(cpu_cache_dir(), machine=(machine,)))
-    native = CpuOps(cpu_library())
-    spec = AttentionSpec(scale=0.2, sliding_window=90)
-    for dtype in (torch.float32, torch.bfloat16):
-        layout = layout_for(narrow, 2, 80, 16, dtype)
-        check_attention(narrow, layout, [(1, 130), (20, 77)], 3, spec)
-        if machine.endswith("v3") and "avx2" in Path("/proc/cpuinfo").read_text():
-            case = make_case([(1, 130), (20, 77)], layout=layout, num_heads=6)
-            arguments = (case.query, case.kv_layer, case.batch, spec)
-            assert_same(narrow.attention(*arguments), native.attention(*arguments))
 
 
 CPU = torch.device("cpu")

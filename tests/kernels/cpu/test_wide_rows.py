@@ -1,4 +1,7 @@
-"""float32 rows over a bfloat16 pool: what a model with float32 activations keeps of its keys and values."""
+"""float32 rows over a bfloat16 pool: what a model with float32 activations keeps of its keys and values.
+
+How they attend is in test_attention_machines.py.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 from support.ops import cpu_library
-from support.paged import PagedCase, assert_near, assert_same, make_case
+from support.paged import PagedCase, assert_same, make_case
 
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import KeyOrder, KvLayout
 from pageturner.kernels.reference import ReferenceOps
 
 REFERENCE = ReferenceOps(KeyOrder.TILED16)
-SPEC = AttentionSpec(scale=0.3, sliding_window=90)
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +30,6 @@ def wide_case(sequences: list[tuple[int, int]], head_dim: int = 64) -> PagedCase
     case = make_case(sequences, layout=layout, num_heads=9, layer=1)
     query = torch.randn(case.query.shape, generator=torch.Generator().manual_seed(2))
     return replace(case, query=query)
-
-
-@pytest.mark.parametrize("sequences", [[(1, 53), (7, 7), (1, 3), (20, 53)], [(1, 1100)]])
-def test_attention_has_the_bits_of_a_pool_widened_to_float32(
-    ops: CpuOps, sequences: list[tuple[int, int]]
-) -> None:
-    case = wide_case(sequences)
-    result = ops.attention(case.query, case.kv_layer, case.batch, SPEC)
-    assert result.dtype is torch.float32
-    assert_same(result, ops.attention(case.query, case.kv_layer.float(), case.batch, SPEC))
-    assert_near(result, REFERENCE.attention(case.query, case.kv_layer, case.batch, SPEC))
 
 
 @pytest.mark.parametrize("head_dim", [64, 48])

@@ -1,0 +1,244 @@
+// What attention does with the numbers of one step, by this machine's instructions: scores = rows @ keys,
+// weights = exp(scores), values += weights @ values.
+//
+// FloatMath multiplies in float32 whatever the pool holds. PairMath is for pools of bf16 on machines that
+// multiply pairs of them (vdpbf16ps): rows and weights are rounded to bf16 too, sums stay float32, and a
+// multiplication does twice as much. Either takes dims and keys in ascending order, for every row alike, so
+// that neither the count of rows nor the tiling of registers changes a bit of a row.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "simd.h"
+
+namespace pageturner {
+
+constexpr int STEP_TILES = 4;
+constexpr int STEP = STEP_TILES * LANES;
+constexpr int MICRO_ROWS = 6;  // packed rows that are computed together, as many as registers hold sums for
+
+// The keys of one step and the values beside them, as four tiles of sixteen.
+template <class T>
+struct KeyStep {
+  int begin, end;  // key positions; end is cut at the last key that the item sees
+  const T* keys[STEP_TILES];
+  const T* values[STEP_TILES];
+
+  const T* value(int key, int head_dim) const { return values[key / LANES] + key % LANES * head_dim; }
+};
+
+// VECTORS vectors of each of ROWS rows, head_dim apart.
+template <int ROWS, int VECTORS>
+struct RowSums {
+  f32x16 sum[ROWS][VECTORS];
+
+  void load_from(const float* rows, int head_dim) {
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) sum[r][v] = load(rows + r * head_dim + v * LANES);
+  }
+  void store_to(float* rows, int head_dim) const {
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) store(rows + r * head_dim + v * LANES, sum[r][v]);
+  }
+};
+
+// f(first dim, constant count of vectors) over all dims, MOST vectors at a time, then one by one.
+template <int MOST, class F>
+void for_each_dims(int head_dim, const F& f) {
+  int d = 0;
+  for (; d + MOST * LANES <= head_dim; d += MOST * LANES) f(d, std::integral_constant<int, MOST>{});
+  for (; d < head_dim; d += LANES) f(d, std::integral_constant<int, 1>{});
+}
+
+// What a step reads is fetched while the one before it is computed, piece by piece: all at once it would hold
+// up the loads behind it.
+inline void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+
+template <class T>
+struct FloatMath {
+  static constexpr const char* NAME = "float32";
+  using Number = float;  // of rows and weights
+
+#if defined(__AVX512F__)
+  static constexpr int VECTORS = 4;  // of sums a row: 6 x 4, four of keys or values and one of the row
+#else
+  static constexpr int VECTORS = 1;  // 6 x 2 halves in sixteen registers
+#endif
+
+  // The scores of ROWS rows [ROWS][head_dim] and the keys of a step.
+  template <int ROWS>
+  static void score(const KeyStep<T>& step, const KeyStep<T>& next, int head_dim, const float* rows,
+                    f32x16 (&scores)[ROWS][STEP_TILES]) {
+    for (int first = 0; first < STEP_TILES; first += VECTORS) {
+      f32x16 sum[ROWS][VECTORS] = {};
+      for (int d = 0; d < head_dim; d++) {
+        f32x16 key[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+          key[v] = load(step.keys[first + v] + d * LANES);
+          fetch(next.keys[first + v] + d * LANES);
+        }
+        for (int r = 0; r < ROWS; r++) {
+          const f32x16 x = broadcast(rows[r * head_dim + d]);
+          for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(x, key[v], sum[r][v]);
+        }
+      }
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) scores[r][first + v] = sum[r][v];
+    }
+  }
+
+  // e^(score - anchor).
+  static f32x16 weight(f32x16 score, float anchor) { return exp(score - anchor); }
+
+  // The weights of one row, to memory; returns the row's total with them.
+  static f32x16 keep(const f32x16 (&weights)[STEP_TILES], float* to, f32x16 total) {
+    for (int tile = 0; tile < STEP_TILES; tile++) {
+      store(to + tile * LANES, weights[tile]);
+      total += weights[tile];
+    }
+    return total;
+  }
+
+  // values[r] += weights[r] @ the step's, of its keys [begin, end).
+  template <int ROWS>
+  static void add_values(const KeyStep<T>& step, const KeyStep<T>& next, int begin, int end, int head_dim,
+                         const float (&weights)[ROWS][STEP], float* values) {
+    for_each_dims<VECTORS>(head_dim, [&](int d, auto vectors) {
+      RowSums<ROWS, vectors> rows;
+      rows.load_from(values + d, head_dim);
+      for (int key = begin; key < end; key++) {
+        const T* from = step.value(key, head_dim) + d;
+        f32x16 x[vectors];
+        for (int v = 0; v < vectors; v++) x[v] = load(from + v * LANES);
+        for (int v = 0; v < vectors; v += 64 / int(LANES * sizeof(T)))
+          fetch(next.value(key, head_dim) + d + v * LANES);
+        for (int r = 0; r < ROWS; r++) {
+          const f32x16 weight = broadcast(weights[r][key]);
+          for (int v = 0; v < vectors; v++) rows.sum[r][v] = fma(weight, x[v], rows.sum[r][v]);
+        }
+      }
+      rows.store_to(values + d, head_dim);
+    });
+  }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+
+struct PairMath {
+  static constexpr const char* NAME = "bfloat16 pairs";
+  using Number = bf16;
+  static constexpr int VECTORS = 4;
+
+  template <int ROWS>
+  static void score(const KeyStep<bf16>& step, const KeyStep<bf16>& next, int head_dim, const bf16* rows,
+                    f32x16 (&scores)[ROWS][STEP_TILES]) {
+    const bool fetching = &next != &step;
+    f32x16 sum[ROWS][STEP_TILES] = {};
+    for (int d = 0; d < head_dim; d += 2) {
+      __m512i key[STEP_TILES];
+      for (int tile = 0; tile < STEP_TILES; tile++)
+        key[tile] = zipped(_mm512_loadu_si512(step.keys[tile] + d * LANES));
+      if (fetching)
+        for (int tile = 0; tile < STEP_TILES; tile++) fetch(next.keys[tile] + d * LANES);
+      for (int r = 0; r < ROWS; r++) {
+        const __m512i x = pair(rows + r * head_dim + d);
+        for (int tile = 0; tile < STEP_TILES; tile++) sum[r][tile] = dot(sum[r][tile], x, key[tile]);
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int tile = 0; tile < STEP_TILES; tile++) scores[r][tile] = sum[r][tile];
+  }
+
+  // 2^n times a polynomial for 2^f, |f| <= 1/2, which is off by 1e-4 where rounding to bf16 is off by 2e-3.
+  static f32x16 weight(f32x16 score, float anchor) {
+    constexpr float LOG2_E = 1.44269504f;
+    const f32x16 power = fma(score, broadcast(LOG2_E), broadcast(-anchor * LOG2_E));
+    const __m512 n = _mm512_roundscale_ps(__m512(power), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const f32x16 f = power - f32x16(n);
+    f32x16 e = broadcast(EXP2[3]);
+    for (int i = 2; i >= 0; i--) e = fma(e, f, broadcast(EXP2[i]));
+    return f32x16(_mm512_scalef_ps(__m512(e), n));
+  }
+
+  // The total is of the weights as they are rounded, so that those of a row still add up to one.
+  static f32x16 keep(const f32x16 (&weights)[STEP_TILES], bf16* to, f32x16 total) {
+    for (int tile = 0; tile < STEP_TILES; tile += 2) {
+      const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(__m512(weights[tile + 1]), __m512(weights[tile]));
+      _mm512_storeu_si512(to + tile * LANES, both);
+      total = dot(total, both, _mm512_set1_epi32(0x3f803f80));  // pairs of 1
+    }
+    return total;
+  }
+
+  // Pairs of keys start at even ones. One of a pair that no row sees may be NaN: a zero stands for it.
+  template <int ROWS>
+  static void add_values(const KeyStep<bf16>& step, const KeyStep<bf16>& next, int begin, int end, int head_dim,
+                         const bf16 (&weights)[ROWS][STEP], float* values) {
+    const bool fetching = &next != &step;
+    for_each_dims<VECTORS>(head_dim, [&](int d, auto vectors) {
+      RowSums<ROWS, vectors> rows;
+      rows.load_from(values + d, head_dim);
+      for (int tile = begin / LANES; tile * LANES < end; tile++) {
+        const bf16* from = step.values[tile] + d;
+        const bf16* ahead = next.values[tile] + d;
+        const int first = std::max(0, begin - tile * LANES), last = std::min(LANES, end - tile * LANES);
+        for (int key = first & ~1; key < last; key += 2) {
+          const bf16* low = key < first ? ZEROS : from + key * head_dim;
+          const bf16* high = key + 1 < last ? from + (key + 1) * head_dim : ZEROS;
+          __m512i x[vectors];
+          for (int v = 0; v < vectors; v++) x[v] = zipped(low + v * LANES, high + v * LANES);
+          if (fetching)
+            for (int v = 0; v < vectors; v += 2) {
+              fetch(ahead + key * head_dim + v * LANES);
+              fetch(ahead + (key + 1) * head_dim + v * LANES);
+            }
+          for (int r = 0; r < ROWS; r++) {
+            const __m512i weight = pair(&weights[r][tile * LANES + key]);
+            for (int v = 0; v < vectors; v++) rows.sum[r][v] = dot(rows.sum[r][v], weight, x[v]);
+          }
+        }
+      }
+      rows.store_to(values + d, head_dim);
+    });
+  }
+
+ private:
+  static constexpr float EXP2[] = {1.0f, 0.69328296f, 0.242211f, 0.055008873f};
+  alignas(64) static constexpr bf16 ZEROS[VECTORS * LANES] = {};
+
+  static f32x16 dot(f32x16 sum, __m512i a, __m512i b) {
+    return f32x16(_mm512_dpbf16_ps(__m512(sum), (__m512bh)a, (__m512bh)b));
+  }
+  // Two neighbours in every lane.
+  static __m512i pair(const bf16* from) {
+    std::int32_t both;
+    std::memcpy(&both, from, sizeof both);
+    return _mm512_set1_epi32(both);
+  }
+  // Sixteen numbers and sixteen more -> pairs of one of each.
+  static __m512i zipped(__m512i both) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                           6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, both);
+  }
+  static __m512i zipped(const bf16* first, const bf16* second) {
+    const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+    return zipped(_mm512_inserti64x4(low, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)), 1));
+  }
+};
+
+#endif
+
+template <class T>
+struct MathOf {
+  using type = FloatMath<T>;
+};
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+template <>
+struct MathOf<bf16> {
+  using type = PairMath;
+};
+#endif
+
+}  // namespace pageturner
