@@ -1,13 +1,15 @@
 // The lean decoder's forward with quantised weights as one call: hundreds of operations of microseconds, by
 // one team of threads that stays awake through all of them.
 //
-// service/model/decoder.py is the same flow op by op, and gives the same bits. Activations are float32.
+// service/model/decoder.py is the same flow op by op, and gives the same bits. Activations are float32. Of the
+// last layer only keys and values of all rows are needed: what follows them is for rows that want logits.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
@@ -83,19 +85,27 @@ class DecoderForward {
   // Writes the KV of every row that has a slot, and the logits. T is the dtype of the pool.
   template <class T>
   void forward(const DecoderStep& step) {
-    const int rows = step.num_rows;
+    int rows = step.num_rows;
     make_room(std::max(rows, step.num_logit_rows));
     lap(Phase::host);
     embed(team, model.embedding, step.token_ids, rows, residual.data());
-    gather(model.cos, model.head_dim, step.positions, rows, cos.data());
-    gather(model.sin, model.head_dim, step.positions, rows, sin.data());
+    gather(model.cos, model.head_dim, model.head_dim, step.positions, rows, cos.data());
+    gather(model.sin, model.head_dim, model.head_dim, step.positions, rows, sin.data());
     lap(Phase::embed);
     const float* hidden = nullptr;  // what the product before adds to the residual
+    Queries queries{rows, step.num_sequences, step.query_start_loc, step.seq_lens, step.block_tables};
     for (int index = 0; index < model.num_layers; index++) {
       const DecoderLayer& layer = layers[index];
+      T* kv_layer = static_cast<T*>(step.pool) + index * step.layer_stride;
       norm(hidden, layer.attention_norm, rows, layer.qkv);
       multiply(layer.qkv, codes.data(), rows, qkv.data(), Phase::qkv);
-      attend<T>(layer, step, static_cast<T*>(step.pool) + index * step.layer_stride);
+      queries.heads = write_kv<T>(layer, step, kv_layer);
+      if (index + 1 == model.num_layers) {
+        if (!step.num_logit_rows) return;
+        queries = pick(step, queries.heads);
+        rows = queries.num_rows;
+      }
+      attend(layer, step, queries, kv_layer);
       quantise(attended.data(), rows, layer.out);
       multiply(layer.out, codes.data(), rows, added.data(), Phase::out);
       norm(added.data(), layer.mlp_norm, rows, layer.gate_up);
@@ -104,12 +114,8 @@ class DecoderForward {
       multiply(layer.down, gated.data(), rows, added.data(), Phase::down);
       hidden = added.data();
     }
-    if (!step.num_logit_rows) return;
-    // The rows that want logits, to the front; as the next norm adds the two, they may change places.
-    gather(residual.data(), hidden_size(), step.logit_rows, step.num_logit_rows, picked.data());
-    gather(added.data(), hidden_size(), step.logit_rows, step.num_logit_rows, residual.data());
-    norm(picked.data(), model.norm, step.num_logit_rows, model.head);
-    multiply(model.head, codes.data(), step.num_logit_rows, step.logits, Phase::head);
+    norm(hidden, model.norm, rows, model.head);
+    multiply(model.head, codes.data(), rows, step.logits, Phase::head);
   }
 
   // Seconds in each phase since the last call; the first turns the clock on.
@@ -126,8 +132,9 @@ class DecoderForward {
   ThreadTeam team;
 
   // [rows, ...] of the step. codes: what the next product reads; gated: what down reads.
-  Buffer<float> residual, added, picked, qkv, normed_query, normed_key, query, attended, cos, sin;
+  Buffer<float> residual, added, picked, qkv, normed_query, normed_key, query, picked_query, attended, cos, sin;
   Buffer<std::int8_t> codes, gated;
+  Buffer<std::int32_t> picked_starts, picked_lens, picked_tables;
 
   bool profiling = false;
   std::array<double, int(Phase::count)> seconds{};
@@ -139,13 +146,22 @@ class DecoderForward {
     std::int64_t stride;
   };
 
+  // The rows that attend, in sequences as DecoderStep has them.
+  struct Queries {
+    int num_rows, num_sequences;
+    const std::int32_t* query_start_loc;
+    const std::int32_t* seq_lens;
+    const std::int32_t* block_tables;
+    Heads heads;
+  };
+
   int hidden_size() const { return model.embedding.in_features; }
   int query_size() const { return model.num_heads * model.head_dim; }
   int key_size() const { return model.num_kv_heads * model.head_dim; }
 
   void make_room(std::int64_t rows) {
     for (Buffer<float>* buffer : {&residual, &added, &picked}) buffer->of(rows * hidden_size());
-    for (Buffer<float>* buffer : {&normed_query, &query, &attended}) buffer->of(rows * query_size());
+    for (Buffer<float>* buffer : {&normed_query, &query, &picked_query, &attended}) buffer->of(rows * query_size());
     normed_key.of(rows * key_size());
     qkv.of(rows * (query_size() + 2 * key_size()));
     for (Buffer<float>* buffer : {&cos, &sin}) buffer->of(rows * model.head_dim);
@@ -159,9 +175,10 @@ class DecoderForward {
     gated.of(rows * gated_bytes);
   }
 
-  void gather(const float* table, int size, const std::int64_t* indices, int rows, float* to) {
+  // The rows of a table, `stride` apart in it, that the indices name.
+  void gather(const float* table, std::int64_t stride, int size, const std::int64_t* indices, int rows, float* to) {
     for_each_row(team, rows, size,
-                 [&](std::int64_t row) { std::copy_n(table + indices[row] * size, size, to + row * size); });
+                 [&](std::int64_t row) { std::copy_n(table + indices[row] * stride, size, to + row * size); });
   }
 
   // The residual takes in `hidden`, unless null; its norm becomes the codes that `weight` wants.
@@ -182,9 +199,9 @@ class DecoderForward {
     lap(phase);
   }
 
-  // qkv -> what the heads attended to, in a layer's part of the pool.
+  // qkv -> the keys and values of every row that has a slot, in a layer's part of the pool; returns the queries.
   template <class T>
-  void attend(const DecoderLayer& layer, const DecoderStep& step, T* kv_layer) {
+  Heads write_kv(const DecoderLayer& layer, const DecoderStep& step, T* kv_layer) {
     Heads query_heads{qkv.data(), layer.qkv.out_features};
     Heads key_heads{qkv.data() + query_size(), layer.qkv.out_features};
     const Heads value_heads{qkv.data() + query_size() + key_size(), layer.qkv.out_features};
@@ -202,14 +219,41 @@ class DecoderForward {
       rope_and_write_kv<float, T, float>(team, rotate, write);
       query_heads = {query.data(), query_size()};
     } else {
-      write_kv<float, T>(team, write);
+      pageturner::write_kv<float, T>(team, write);
     }
     lap(Phase::rope);
-    attention<float, T>(team, {query_heads.rows, attended.data(), kv_layer,
-                               step.query_start_loc, step.seq_lens, step.block_tables, layer.sinks,
-                               query_heads.stride, step.table_stride,
+    return query_heads;
+  }
+
+  // The rows that want logits go on alone, in that order: residuals and queries, each a sequence of one row.
+  Queries pick(const DecoderStep& step, Heads heads) {
+    const int rows = step.num_logit_rows;
+    gather(residual.data(), hidden_size(), hidden_size(), step.logit_rows, rows, picked.data());
+    std::swap(residual, picked);
+    gather(heads.rows, heads.stride, query_size(), step.logit_rows, rows, picked_query.data());
+    std::int32_t* starts = picked_starts.of(rows + 1);
+    std::int32_t* lens = picked_lens.of(rows);
+    std::int32_t* tables = picked_tables.of(rows * step.table_stride);
+    const std::int32_t* ends = step.query_start_loc + 1;
+    starts[0] = 0;
+    for (int i = 0; i < rows; i++) {
+      const std::int64_t row = step.logit_rows[i];
+      const std::int64_t sequence = std::upper_bound(ends, ends + step.num_sequences, row) - ends;
+      starts[i + 1] = i + 1;
+      lens[i] = std::int32_t(step.seq_lens[sequence] - (ends[sequence] - row) + 1);
+      std::copy_n(step.block_tables + sequence * step.table_stride, step.table_stride,
+                  tables + i * step.table_stride);
+    }
+    return {rows, rows, starts, lens, tables, {picked_query.data(), query_size()}};
+  }
+
+  template <class T>
+  void attend(const DecoderLayer& layer, const DecoderStep& step, const Queries& queries, const T* kv_layer) {
+    attention<float, T>(team, {queries.heads.rows, attended.data(), kv_layer,
+                               queries.query_start_loc, queries.seq_lens, queries.block_tables, layer.sinks,
+                               queries.heads.stride, step.table_stride,
                                step.block_stride, step.value_stride, step.head_stride,
-                               step.num_sequences, model.num_heads, model.num_kv_heads, model.head_dim,
+                               queries.num_sequences, model.num_heads, model.num_kv_heads, model.head_dim,
                                step.block_size, layer.sliding_window, layer.chunk,
                                layer.scale, layer.softcap});
     lap(Phase::attention);

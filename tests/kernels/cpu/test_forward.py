@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.grouped import KINDS, grouped_weight
-from support.ops import cpu_library
-from support.paged import assert_same, make_batch
+from support.ops import cpu_cache_dir, cpu_library
+from support.paged import assert_same, make_batch, make_case
+from support.planting import BuggyLibrary, ExpressionBug
 
+from pageturner.kernels.cpu.build import NATIVE
 from pageturner.kernels.cpu.forward import STRUCTURES, CpuDecoder, DecoderWeights, LayerWeights
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.errors import KernelArgumentError
@@ -181,6 +183,22 @@ def test_neither_threads_nor_what_shares_the_step_change_a_bit() -> None:
         begin += rows
 
 
+@pytest.mark.parametrize("rows", [[27, 0, 19, 19], [26, 36], [5], list(range(37))])
+def test_any_rows_may_want_logits_in_any_order(rows: list[int]) -> None:
+    """They alone go through the last layer's products; the keys and values of the others are written."""
+    weights = make_weights(spec=AttentionSpec(scale=0.2, sliding_window=9))
+    step = replace(
+        make_step([(20, 20), (7, 9), (10, 23)], [[3, 0], [1], [2, 5]]), logit_rows=torch.tensor(rows)
+    )
+    pool, expected_pool = make_pool(6), make_pool(6)
+    for block, before in ((1, 0.5), (2, 0.25)):  # what the second and the third hold from steps before
+        pool[block] = expected_pool[block] = before
+    expected = op_by_op(weights, step, expected_pool)
+    assert torch.isfinite(expected).all()
+    assert_same(forward(weights, step, pool), expected)
+    assert_same(pool, expected_pool)
+
+
 def test_steps_that_want_no_logits_or_have_no_rows() -> None:
     weights, pool = make_weights(), make_pool(6)
     step = make_step([(20, 20)], [[3, 0]])
@@ -282,6 +300,54 @@ def test_a_process_may_end_amid_a_step() -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+PIECE = ExpressionBug("team.h", "memory.size() < floats", "throw std::bad_alloc(), true")
+STEP = ExpressionBug("forward.h", "size > capacity", "throw std::bad_alloc(), true")
+MODEL = ExpressionBug(
+    "forward.cpp", "new DecoderForward(*model, num_threads)", "throw std::bad_alloc(), nullptr"
+)
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory: pytest.TempPathFactory) -> BuggyLibrary:
+    folder, quickly = tmp_path_factory.mktemp("lacking"), (*NATIVE, "-O0")
+    return BuggyLibrary((PIECE, STEP, MODEL), folder, cpu_cache_dir(), machine=quickly)
+
+
+def test_an_operation_without_memory_raises_and_the_next_one_goes_well(lacking: BuggyLibrary) -> None:
+    ops = CpuOps(lacking.library)
+    case = make_case([(1, 40), (60, 60)], layout=LAYOUT, num_heads=HEADS)
+    arguments = (case.query, case.kv_layer, case.batch, AttentionSpec(scale=0.2))
+    before = ops.attention(*arguments)
+    lacking.switch_on(PIECE)
+    with pytest.raises(MemoryError, match="no memory for attention_bfloat16_bfloat16"):
+        ops.attention(*arguments)
+    lacking.switch_off()
+    assert_same(ops.attention(*arguments), before)
+
+
+@pytest.mark.parametrize("bug", [PIECE, STEP], ids=["in a piece", "for the step"])
+def test_a_step_without_memory_raises_and_the_next_one_goes_well(
+    lacking: BuggyLibrary, bug: ExpressionBug
+) -> None:
+    weights, pool = make_weights(), make_pool(6)
+    decoder = CpuDecoder(lacking.library, weights, 3)
+    step = make_step([(20, 20), (7, 7)], [[3, 0], [1]])
+    arguments = (step.token_ids, step.batch, step.logit_rows, pool)
+    before = decoder.forward(*arguments)
+    lacking.switch_on(bug)
+    with pytest.raises(MemoryError, match="no memory for decoder_forward_bfloat16"):
+        decoder.forward(*arguments)
+    lacking.switch_off()
+    assert_same(decoder.forward(*arguments), before)
+
+
+def test_a_model_without_memory_is_not_made(lacking: BuggyLibrary) -> None:
+    lacking.switch_on(MODEL)
+    with pytest.raises(MemoryError, match="no memory for decoder_create"):
+        CpuDecoder(lacking.library, make_weights(), 2)
+    lacking.switch_off()
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
