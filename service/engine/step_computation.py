@@ -113,6 +113,7 @@ class ThreadedSteps:
     """Computes in a thread of its own, so that the caller plans and accounts meanwhile.
 
     All that `steps` does happens in that thread: a second team of OpenMP threads would slow both down.
+    Raises RuntimeError if the system refuses the thread.
     """
 
     def __init__(self, steps: StepComputation) -> None:
@@ -121,6 +122,7 @@ class ThreadedSteps:
         self._outcomes: queue.SimpleQueue[tuple[SampledSequence, ...] | BaseException] = queue.SimpleQueue()
         # A step that hangs must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name="pageturner-model", daemon=True)
+        self._thread.start()
 
     def start(self, output: SchedulerOutput) -> None:
         def compute() -> tuple[SampledSequence, ...]:
@@ -150,8 +152,6 @@ class ThreadedSteps:
 
     def _give(self, call: Callable[[], tuple[SampledSequence, ...]]) -> None:
         """Have a call made in the thread that computes; `finish` waits for it."""
-        if self._thread.ident is None:
-            self._thread.start()
         self._calls.put(call)
 
     def _run(self) -> None:

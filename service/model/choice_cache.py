@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from pageturner.service.codec import scalar, strict_converter
 from pageturner.service.model.product_choice import ProductChoice
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same machine and model would be measured or judged otherwise."""
 
 
@@ -38,10 +38,12 @@ class ChoiceCache:
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._path = cache_dir / "choices" / f"{name}-{key}.json"
 
-    def read(self) -> ProductChoice | None:
-        """What was chosen, None if nothing was, or if that can't be read: it can be measured again."""
+    def read(self, names: Container[str]) -> ProductChoice | None:
+        """What was chosen, None if nothing was, or if that can't be read or is none of the names that can be
+        chosen here: it can be measured again."""
         try:
-            return _CONVERTER.structure(json.loads(self._path.read_bytes()), ProductChoice)
+            choice = _CONVERTER.structure(json.loads(self._path.read_bytes()), ProductChoice)
+            return choice if choice.name in names else None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pageturner.service.core.outputs import BlockCopies, BlockCopy
 
 
+class HostPoolRefused(MemoryError):
+    """The system has no memory for the pool of swapped blocks; the device's was had."""
+
+
 class KvCache:
     """Device pool [num_blocks, ...] and host pool [num_host_blocks, ...] of one model (see kernels.layout).
 
@@ -32,7 +36,8 @@ class KvCache:
     or writes the pool by other ways than `apply` says so to `await_copies` first.
 
     streams: the device's own by default. Raises ValueError for a negative size, a pool of no blocks, or a
-    layout whose key order is not the one that `ops` wants, MemoryError if the host pool cannot be pinned.
+    layout whose key order is not the one that `ops` wants, HostPoolRefused if the system refuses the host
+    pool or it cannot be pinned, MemoryError if it refuses a CPU's pool, torch.OutOfMemoryError if a GPU does.
     """
 
     def __init__(
@@ -56,13 +61,16 @@ class KvCache:
         if device.type != "cuda":
             # Attention reads pieces of few KiB, a block's stride apart, hence each from another page.
             self.pool = own_pages(shape, layout.dtype, huge=True)
-            self.host_pool = torch.empty(host_shape, dtype=layout.dtype)
         else:
             self.pool = torch.empty(shape, dtype=layout.dtype, device=device)
+        try:
             self.host_pool = own_pages(host_shape, layout.dtype)
-            # Unpin before the pages go back to the system, which would hand them out pinned. Not at the end
-            # of the process: the driver may be gone by then.
-            finalize(self, Pinned(self.host_pool).close).atexit = False
+            if device.type == "cuda":
+                # Unpin before the pages go back to the system, which would hand them out pinned. Not at the
+                # end of the process: the driver may be gone by then.
+                finalize(self, Pinned(self.host_pool).close).atexit = False
+        except MemoryError as error:
+            raise HostPoolRefused(str(error)) from error
         self.fences = Fences(streams or streams_of(device), num_blocks)
         self._ops = ops
 

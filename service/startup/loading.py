@@ -100,7 +100,7 @@ def load_model(
     if backend is None:
         backend = choose_backend(config, cache_dir, logger)
     machine = Machine(read_cpuinfo(), machine_memory())
-    settled = settle_products(config.model, backend, cache_dir, machine, logger)
+    settled = settle_products(config.model, config.cache.block_size, backend, cache_dir, machine, logger)
     on_stage("device and products")
     before_loading = anonymous_memory()
     artifacts = settled.artifacts or load_artifacts(settled.options, cache_dir)

@@ -19,9 +19,15 @@ from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.model.backend import Backend, HeadShape, backend_of, choose_device
 from pageturner.service.model.causal_model import CausalModel
-from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.model.kv_cache import HostPoolRefused, KvCache
 from pageturner.service.model.options import ModelOptions
-from pageturner.service.startup.sizing import HostMemory, measure_memory, size_cache, size_gpu_cache
+from pageturner.service.startup.sizing import (
+    HostMemory,
+    key_of_blocks,
+    measure_memory,
+    size_cache,
+    size_gpu_cache,
+)
 
 if TYPE_CHECKING:
     from pageturner.service.model.graphs import DecodeGraphs
@@ -79,8 +85,10 @@ def make_cache(
         kv_cache = KvCache(
             layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams
         )
-    except MemoryError as error:
+    except HostPoolRefused as error:
         raise ConfigError("cache.swap_space", str(error)) from error
+    except MemoryError as error:
+        raise ConfigError(key_of_blocks(config), str(error)) from error
     except torch.OutOfMemoryError as error:
         reason = f"{cache.num_blocks} blocks are no longer free on {backend.device}: {error}"
         raise ConfigError("cache.gpu_memory_utilization", reason) from error

@@ -66,9 +66,14 @@ class SettledProducts:
 
 
 def settle_products(
-    options: ModelOptions, backend: Backend, cache_dir: Path, machine: Machine, logger: FilteringBoundLogger
+    options: ModelOptions,
+    block_size: int,
+    backend: Backend,
+    cache_dir: Path,
+    machine: Machine,
+    logger: FilteringBoundLogger,
 ) -> SettledProducts:
-    """What the model computes its products with.
+    """What the model computes its products with. block_size: of the KV cache, in tokens.
 
     Nothing is measured on a GPU, nor for a model that can't be quantised: those run in the dtype that
     `fit_dtype` gives. Raises ConfigError or ModelError for quantised weights that were asked for in vain.
@@ -82,7 +87,7 @@ def settle_products(
         if note is not None:
             logger.warning("dtype", reason=note)
         return SettledProducts(replace(fitted, quantization="none"), ProductChoice(fitted.dtype, found))
-    choice = _remembered(found, options, backend, cache_dir, machine, logger)
+    choice = _remembered(found, options, block_size, backend, cache_dir, machine, logger)
     figures = [measured.figures() for measured in choice.measured]
     logger.info("products", chosen=choice.name, reason=choice.reason, figures=figures)
     if choice.warning is not None:
@@ -163,19 +168,23 @@ def _named(options: ModelOptions, name: str) -> ModelOptions:
 def _remembered(
     found: _Measurable,
     options: ModelOptions,
+    block_size: int,
     backend: Backend,
     cache_dir: Path,
     machine: Machine,
     logger: FilteringBoundLogger,
 ) -> ProductChoice:
     """The choice that was made before, else the one made now."""
+    name = _name(options)
+    names = (FLOAT32, BFLOAT16, found.scheme or FLOAT32) if name is None else (name,)
     depends_on = (
         _content_of(found.artifacts),
         cpu_identity(machine.cpuinfo),
         str(machine.memory >> 30),
-        str(_name(options)),
+        str(name),
         options.quantization,
         options.kv_dtype,
+        str(block_size),
         str(options.deterministic),
         found.quantised_ops.name,
         str(torch.get_num_threads()),
@@ -183,7 +192,7 @@ def _remembered(
         __version__,
     )
     cache = ChoiceCache(cache_dir, found.artifacts.name, depends_on)
-    choice = cache.read()
+    choice = cache.read(names)
     if choice is None:
         measurement = _Measurement(found, options, backend, cache_dir, machine)
         logger.info("measuring_products", candidates=measurement.candidates)

@@ -56,7 +56,7 @@ def size_cache(
     pool_bytes = num_blocks * block_bytes
     if pool_bytes > memory.left:
         reason = f"{about(pool_bytes)} are more than the {about(memory.left)} left: {memory.figures()}"
-        raise ConfigError(_key_of_blocks(config), reason)
+        raise ConfigError(key_of_blocks(config), reason)
     swap_bytes = _fit_swap(config, memory.left - pool_bytes, memory, given)
     return _options(config, num_blocks, swap_bytes // block_bytes)
 
@@ -103,7 +103,7 @@ def size_gpu_cache(
         asked = Bytes(config.num_blocks * block_bytes)
     left = (share if asked is None else device.total) - device.in_use - device.activations
     size = left if asked is None else asked
-    key = "cache.gpu_memory_utilization" if asked is None else _key_of_blocks(config)
+    key = "cache.gpu_memory_utilization" if asked is None else key_of_blocks(config)
     figures = (
         f"of the GPU's {about(device.total)}, weights take {about(device.weights)}, others "
         f"{about(device.in_use - device.weights)}, and activations {about(device.activations)}"
@@ -126,7 +126,8 @@ def about(size: int) -> str:
     return f"{size} bytes"
 
 
-def _key_of_blocks(config: CacheConfig) -> str:
+def key_of_blocks(config: CacheConfig) -> str:
+    """What decides the size of the pool."""
     return "cache.num_blocks" if config.num_blocks is not None else "cache.kv_cache_memory"
 
 

@@ -23,7 +23,7 @@ from pageturner.service.engine.api import MeasuredProducts, ProductsInfo, Server
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
-from pageturner.service.engine.step_computation import DirectSteps, ThreadedSteps
+from pageturner.service.engine.step_computation import DirectSteps, StepComputation, ThreadedSteps
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.flight.phases import PhaseRecorder, RequestPhases
@@ -78,11 +78,10 @@ def build_engine(
     scheduler, flight = build_scheduler(config, model, cache_dir, clock, logger, recording, depth=depth)
     if on_phases is not None:
         scheduler.add_listener(PhaseRecorder(on_phases, clock))
-    steps = DirectSteps(model.kv_cache, model.runner, model.sampler)
     engine = AsyncEngine(
         Engine(
             scheduler,
-            steps if not depth or model.backend.device.type != "cpu" else ThreadedSteps(steps),
+            _steps(model, depth, logger),
             clock=clock,
             options=config.engine,
             metrics=metrics,
@@ -156,6 +155,18 @@ def build_scheduler(
     )
     prefix = f"flight-{os.getpid()}-{secrets.token_hex(4)}"
     return scheduler, FlightDumps(recorder.record, cache_dir / "flight", prefix, clock, logger)
+
+
+def _steps(model: LoadedModel, depth: int, logger: FilteringBoundLogger) -> StepComputation:
+    """Where steps are computed: in a thread of their own on a CPU that is to plan one meanwhile."""
+    steps = DirectSteps(model.kv_cache, model.runner, model.sampler)
+    if not depth or model.backend.device.type != "cpu":
+        return steps
+    try:
+        return ThreadedSteps(steps)
+    except RuntimeError as error:
+        logger.warning("no_thread_for_steps", reason=f"{error}; the engine computes them in its own")
+        return steps
 
 
 def _depth(config: ServiceConfig, model: LoadedModel) -> int:

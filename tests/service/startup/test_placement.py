@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.config import load_config
 from pageturner.service.errors import ConfigError
-from pageturner.service.model import backend
+from pageturner.service.model import backend, kv_cache
 from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.streams import streams_of
 from pageturner.service.startup import placement
@@ -94,3 +94,31 @@ def test_kernels_that_cannot_be_had_when_they_are_first_met_are_named() -> None:
     config = load_config(None, {}, {}).config.cache
     with pytest.raises(ConfigError, match=r"^model\.device: cpu: no room for the machine code$"):
         placement.make_cache(config, layout, TorchOps(), on_gpu, largest_steps, HostMemory(1 << 30))
+
+
+@pytest.mark.parametrize(
+    ("given", "refused", "key"),
+    [
+        ({"kv_cache_memory": "1MiB"}, 0, "cache.kv_cache_memory"),
+        ({"num_blocks": "8"}, 0, "cache.num_blocks"),
+        ({"num_blocks": "8", "swap_space": "1MiB"}, 1, "cache.swap_space"),
+    ],
+)
+def test_a_pool_that_the_system_refuses_is_told_by_the_key_that_sizes_it(
+    given: dict[str, str], refused: int, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a system does that promises no more memory than it has (vm.overcommit_memory = 2)."""
+    pools = iter(range(2))
+
+    def own_pages(shape: Sequence[int], dtype: torch.dtype, *, huge: bool = False) -> torch.Tensor:
+        if next(pools) == refused:
+            raise MemoryError("cannot allocate memory")
+        return torch.empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(kv_cache, "own_pages", own_pages)
+    device = torch.device("cpu")
+    on_cpu = backend.Backend(device, lambda heads, dtype: TorchOps(), streams_of(device))
+    layout = KvLayout(1, 1, 16, 16, torch.float32)
+    config = load_config(None, {}, {f"cache.{name}": value for name, value in given.items()}).config.cache
+    with pytest.raises(ConfigError, match=rf"^{key}: cannot allocate memory$"):
+        placement.make_cache(config, layout, TorchOps(), on_cpu, lambda: None, HostMemory(1 << 30))

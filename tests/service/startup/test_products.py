@@ -86,13 +86,14 @@ def settle(
     cpuinfo: str = BF16,
     memory: int = 1 << 40,
     on: Backend | None = None,
+    block_size: int = 16,
     **options: Any,
 ) -> tuple[tuple[str, str], str, list[dict[str, Any]]]:
     """((dtype, quantization), what was chosen, the log)."""
     logger, lines = recording_logger()
     machine = Machine(cpuinfo, memory, stopwatch)
     given = ModelOptions(source=str(folder), **options)
-    settled = settle_products(given, on or backend(), cache, machine, logger)
+    settled = settle_products(given, block_size, on or backend(), cache, machine, logger)
     found = settled.options
     if settled.artifacts is not None:
         assert settled.artifacts.packed is not None
@@ -119,6 +120,29 @@ def test_the_fastest_is_chosen_said_and_kept(folder: Path, tmp_path: Path) -> No
     settle(folder, tmp_path, stopwatch)
     settle(folder, tmp_path, stopwatch, cpuinfo=AVX2)
     assert len(stopwatch.asked) == 4, "what is damaged is measured again"
+
+
+def test_another_block_size_is_another_choice(folder: Path, tmp_path: Path) -> None:
+    """It decides which operations attend, and so how near to float32 and how fast a candidate is."""
+    stopwatch = Stopwatch(FAST_INT8)
+    for block_size in (16, 8, 16, 8):
+        settle(folder, tmp_path, stopwatch, block_size=block_size)
+    assert len(stopwatch.asked) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}])
+def test_a_kept_choice_of_products_that_are_none_here_is_measured_anew(
+    options: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    stopwatch = Stopwatch(FAST_INT8)
+    named = settle(folder, tmp_path, stopwatch, **options)[0]
+    (kept,) = (tmp_path / "choices").iterdir()
+    choice = json.loads(kept.read_text())
+    for number, name in enumerate(("int9", "file", "int4"), start=2):
+        kept.write_text(json.dumps(choice | {"name": name}))
+        assert settle(folder, tmp_path, stopwatch, **options)[0] == named
+        assert len(stopwatch.asked) == number
+    assert json.loads(kept.read_text()) == choice
 
 
 def test_bfloat16_is_never_the_automatic_choice_without_its_instructions(
