@@ -1,14 +1,15 @@
 """`pageturner bench steps`: a step of a quantised decoder of SmolLM2-135M's shape, and where its time goes.
 
 Weights are random, in the embedded model's kinds of groups (4 bits with offsets; 8 bits for embedding and
-head), and lie in huge pages as loaded ones do. The KV pool holds bfloat16.
+head), and lie in huge pages as loaded ones do. The KV pool holds bfloat16, and is read in a plain loop as
+well: attention can be as fast as that at best, once contexts don't fit in caches.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,30 +40,59 @@ class DecoderShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTiming:
-    """Median milliseconds of a step: num_sequences of num_rows each, the last of num_keys. phases: means."""
+class StepCase:
+    """num_sequences that hold num_keys each and decode, or one prompt of so many tokens, chunk by chunk."""
 
     num_sequences: int
-    num_rows: int
     num_keys: int
+    chunk: int | None = None
+    """Tokens of a prompt's step, at most; None: they decode."""
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """(rows, keys) of each sequence in each step."""
+        if self.chunk is None:
+            yield 1, self.num_keys
+            return
+        for begin in range(0, self.num_keys, self.chunk):
+            end = min(begin + self.chunk, self.num_keys)
+            yield end - begin, end
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Median milliseconds of a case, all steps of a prompt together. phases: means.
+
+    kv_bytes: that decodes read, 0 of a prompt. loop_bytes_per_second: of a plain loop over the same pool.
+    """
+
+    num_sequences: int
+    num_keys: int
+    chunk: int | None
     milliseconds: float
     phases: dict[str, float]
+    kv_bytes: int
+    loop_bytes_per_second: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of keys and values, in attention."""
+        return 1e3 * self.kv_bytes / self.phases["attention"]
 
 
 def measure_steps(
     shape: DecoderShape,
-    cases: Sequence[tuple[int, int, int]],
+    cases: Sequence[StepCase],
     num_threads: int,
     seconds: float,
     cache_dir: Path,
     on_case: Callable[[StepTiming], object] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepTiming]:
-    """cases: (sequences, rows each, keys each), each run for so many seconds and at least once.
+    """Each case is run for so many seconds and at least once.
 
     Raises CompilerUnavailable where there is no compiler, MemoryError where the pool does not fit.
     """
-    weights = _random_weights(shape, max(keys for _, _, keys in cases))
+    weights = _random_weights(shape, max(case.num_keys for case in cases))
     decoder = CpuDecoder(load_library(cache_dir), weights, num_threads)
     timings = []
     for case in cases:
@@ -74,11 +104,14 @@ def measure_steps(
 def _time_case(
     shape: DecoderShape,
     decoder: CpuDecoder,
-    case: tuple[int, int, int],
+    case: StepCase,
     seconds: float,
     clock: Callable[[], float],
 ) -> StepTiming:
-    batch, num_blocks = _batch(*case)
+    width = -(-case.num_keys // BLOCK_SIZE)
+    num_blocks = case.num_sequences * width
+    # Scattered, as the blocks of requests are.
+    tables = torch.randperm(num_blocks, dtype=torch.int32).view(case.num_sequences, width)
     layout = KvLayout(
         shape.num_layers,
         shape.num_kv_heads,
@@ -88,25 +121,44 @@ def _time_case(
         KeyOrder.TILED16,
     )
     pool = own_pages(layout.pool_shape(num_blocks), layout.dtype, huge=True).normal_()
-    token_ids = torch.randint(0, shape.vocab_size, batch.positions.shape)
-    logit_rows = batch.query_start_loc[1:].long() - 1
-    decoder.forward(token_ids, batch, logit_rows, pool)
+    batches = [_batch(tables, rows, keys) for rows, keys in case.steps()]
+    steps = [(torch.randint(0, shape.vocab_size, batch.positions.shape), batch) for batch in batches]
+    no_rows, last_rows = torch.zeros(0, dtype=torch.int64), batches[-1].query_start_loc[1:].long() - 1
+
+    def run() -> None:
+        for token_ids, batch in steps:
+            decoder.forward(token_ids, batch, last_rows if batch is batches[-1] else no_rows, pool)
+
+    run()
     decoder.profile()
+    times = _repeated(run, seconds, clock)
+    phases = {name: 1e3 * spent / len(times) for name, spent in decoder.profile().items() if name != "host"}
+    reads = _repeated(lambda: pool.view(torch.float32).sum(), seconds / 4, clock)
+    return StepTiming(
+        case.num_sequences,
+        case.num_keys,
+        case.chunk,
+        1e3 * statistics.median(times),
+        phases,
+        0 if case.chunk else layout.block_bytes // BLOCK_SIZE * case.num_sequences * case.num_keys,
+        pool.nbytes / statistics.median(reads),
+    )
+
+
+def _repeated(work: Callable[[], object], seconds: float, clock: Callable[[], float]) -> list[float]:
+    """Seconds of each run, of at least one."""
     times: list[float] = []
     end = clock() + seconds
     while not times or clock() < end:
         begun = clock()
-        decoder.forward(token_ids, batch, logit_rows, pool)
+        work()
         times.append(clock() - begun)
-    phases = {name: 1e3 * spent / len(times) for name, spent in decoder.profile().items() if name != "host"}
-    return StepTiming(*case, 1e3 * statistics.median(times), phases)
+    return times
 
 
-def _batch(num_sequences: int, num_rows: int, num_keys: int) -> tuple[AttentionBatch, int]:
-    """The batch, and the blocks that its tables name: scattered, as those of requests are."""
-    width = -(-num_keys // BLOCK_SIZE)
-    num_blocks = num_sequences * width
-    tables = torch.randperm(num_blocks, dtype=torch.int32).view(num_sequences, width)
+def _batch(tables: torch.Tensor, num_rows: int, num_keys: int) -> AttentionBatch:
+    """The last num_rows of num_keys of each sequence."""
+    num_sequences = len(tables)
     positions = torch.arange(num_keys - num_rows, num_keys).repeat(num_sequences)
     blocks = tables.repeat_interleave(num_rows, 0).gather(1, (positions // BLOCK_SIZE)[:, None]).squeeze(1)
     return AttentionBatch(
@@ -117,7 +169,7 @@ def _batch(num_sequences: int, num_rows: int, num_keys: int) -> tuple[AttentionB
         positions=positions,
         max_query_len=num_rows,
         max_seq_len=num_keys,
-    ), num_blocks
+    )
 
 
 def _random_weights(shape: DecoderShape, num_positions: int) -> DecoderWeights:

@@ -8,7 +8,7 @@ import math
 import pytest
 from support.ops import cpu_cache_dir
 
-from pageturner.service.bench.decoder_steps import DecoderShape, measure_steps
+from pageturner.service.bench.decoder_steps import DecoderShape, StepCase, measure_steps
 from pageturner.service.cli import main
 
 TINY = DecoderShape(2, 64, 96, 4, 2, 16, 80)
@@ -17,24 +17,38 @@ TINY = DecoderShape(2, 64, 96, 4, 2, 16, 80)
 def test_each_case_is_timed_and_told() -> None:
     ticks = iter(range(1000))
     told: list[object] = []
-    cases = [(3, 1, 20), (1, 18, 18)]
+    cases = [StepCase(3, 20), StepCase(1, 18, chunk=8)]
+    assert [list(case.steps()) for case in cases] == [[(1, 20)], [(8, 8), (8, 16), (2, 18)]]
     timings = measure_steps(TINY, cases, 2, 7.0, cpu_cache_dir(), told.append, lambda: float(next(ticks)))
     assert told == timings
-    assert [(t.num_sequences, t.num_rows, t.num_keys) for t in timings] == cases
+    assert [StepCase(t.num_sequences, t.num_keys, t.chunk) for t in timings] == cases
+    token_bytes = 2 * 2 * TINY.num_layers * TINY.num_kv_heads * TINY.head_dim
+    assert [t.kv_bytes for t in timings] == [3 * 20 * token_bytes, 0]
     for timing in timings:
+        assert timing.loop_bytes_per_second > 0
         assert timing.milliseconds == 1000.0
         assert set(timing.phases) >= {"embed", "attention", "head"}
         assert all(math.isfinite(spent) and spent > 0 for spent in timing.phases.values())
 
 
 def test_numbers_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--batches=1,x"], ["--prompts=0"], ["--context=0"], ["--threads=-1"]):
+    for words in (
+        ["--batches=1,x"],
+        ["--batches=8x0"],
+        ["--prompts=0"],
+        ["--context=0"],
+        ["--chunk=0"],
+        ["--threads=-1"],
+    ):
         assert main(["bench", "steps", *words]) == 2
         assert words[0].partition("=")[0] in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "steps", "--batches=1", "--prompts=", "--seconds=0.01", "--json"]) == 0
+    words = ["bench", "steps", "--batches=1,2x30", "--prompts=40", "--chunk=32", "--seconds=0.01"]
+    assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["timings"][0]["num_keys"] == 200
+    assert [timing["num_keys"] for timing in document["timings"]] == [200, 30, 40]
+    assert main(words) == 0
+    assert "plain loop" in capsys.readouterr().out
