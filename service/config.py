@@ -386,6 +386,16 @@ def token_file(environ: Mapping[str, str] | None = None) -> Path | None:
     return Path(name).expanduser() if name else None
 
 
+def quiet_grpc(environ: MutableMapping[str, str] | None = None) -> None:
+    """Have gRPC write errors alone on standard error, unless the environment says how much.
+
+    By default it writes a line of its own, in no form of the log's, for each connection that fails to speak
+    TLS, and any stranger may make those. Of use before grpc is imported.
+    """
+    environ = os.environ if environ is None else environ
+    environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
     """Where converted models are kept: XDG_CACHE_HOME/pageturner, by default ~/.cache/pageturner.
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pageturner import __version__
-from pageturner.service.client.server_process import ready_line
 from pageturner.service.commands import signals
 from pageturner.service.commands.flags import add_config_flags, load_from
 from pageturner.service.commands.output import OutputLost, discard_output, note, write
-from pageturner.service.config import LoadedConfig, cache_directory, calm_openmp, notify_socket
+from pageturner.service.config import LoadedConfig, cache_directory, calm_openmp, notify_socket, quiet_grpc
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import ConfigError, EngineDead
 
@@ -59,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     clock = MonotonicClock()
     started_at = clock.now()
     calm_openmp()  # before torch is imported
+    quiet_grpc()  # before grpc is
     # A search for garbage in what imports make finds none and takes a tenth of their time.
     gc.disable()
     with _recording(arguments.record) as recording:
@@ -86,6 +86,7 @@ async def _serve(
     import structlog
 
     from pageturner.service.auth.proof import Authenticator
+    from pageturner.service.client.server_process import ready_line
     from pageturner.service.engine.api import EngineHealth
     from pageturner.service.engine.metrics import Metrics
     from pageturner.service.logs import structured

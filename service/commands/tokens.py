@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         epilog=f"example: {EXAMPLE}",
     )
     new.add_argument("tenant", metavar="TENANT", help="a tenant of the file, or a new one")
+    new.add_argument("--out", type=Path, metavar="FILE", help="where to write the token, for this user alone")
     new.add_argument("--expires", type=float, metavar="DAYS", help="days from now; without it, never")
     listed = actions.add_parser(
         "list",
@@ -83,12 +87,13 @@ def _new(arguments: argparse.Namespace) -> None:
     from pageturner.service.auth.tokens import new_token
 
     file, token, expires = _file(arguments), new_token(), _expiry(arguments.expires)
-    edit_file(file, partial(add_token, tenant=arguments.tenant, token=token, expires=expires))
+    with _kept(token.text, arguments.out):
+        edit_file(file, partial(add_token, tenant=arguments.tenant, token=token, expires=expires))
     if arguments.json:
         document = {
             "id": token.id,
             "tenant": arguments.tenant,
-            "token": token.text,
+            "token": None if arguments.out else token.text,
             "sha256": token.digest.hex(),
             "expires": None if expires is None else expires.isoformat(),
             "file": str(file),
@@ -96,8 +101,29 @@ def _new(arguments: argparse.Namespace) -> None:
         write_json(document)
         return
     until = "never expires" if expires is None else f"expires {expires.isoformat()}"
-    note(f"token {token.id} of {arguments.tenant} {until}; {file} has its hash, and this is its only copy:")
-    write(token.text)
+    where = f"{arguments.out} has it" if arguments.out else "this is its only copy:"
+    note(f"token {token.id} of {arguments.tenant} {until}; {file} has its hash, {where}")
+    if not arguments.out:
+        write(token.text)
+
+
+@contextmanager
+def _kept(text: str, path: Path | None) -> Iterator[None]:
+    """The token in a new file, if one is wanted, of mode 0600; not there if what follows fails."""
+    if path is None:
+        yield
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{text}\n")
+    except OSError as error:
+        raise ConfigError("--out", f"{path}: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def _expiry(days: float | None) -> dt.datetime | None:

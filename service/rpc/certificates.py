@@ -16,6 +16,8 @@ import grpc
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from structlog.typing import FilteringBoundLogger
 
@@ -31,12 +33,18 @@ WARN_EVERY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is in force. configuration: as gRPC wants it. ends: of the chain, the first."""
+    """What is in force. configuration: as gRPC wants it. kind: of its key. ends: of the chain, the first."""
 
     configuration: grpc.ServerCertificateConfiguration
     subject: str
     fingerprint: str
+    kind: str
     ends: dt.datetime
+
+    @property
+    def is_common(self) -> bool:
+        """Whether each gRPC client can verify what is signed with its key."""
+        return self.kind in ("RSA", "secp256r1", "secp384r1")
 
 
 class Certificates:
@@ -114,6 +122,9 @@ class Certificates:
         )
         assert self._options.key is not None, "it was read"
         warn_of_readers("key_readable", self._options.key, self._logger)
+        if not current.is_common:
+            reason = "gRPC clients of Python and C++ know RSA, P-256 and P-384 keys alone"
+            self._logger.warning("certificate_uncommon", kind=current.kind, reason=reason)
         self._warned_at = float("-inf")
         self._warn_of_end()
 
@@ -143,6 +154,7 @@ def read_certificate(options: TlsOptions, now: float) -> Certificate:
         grpc.ssl_server_certificate_configuration([(key_pem, chain_pem)], ca_pem),
         chain[0].subject.rfc4514_string(),
         chain[0].fingerprint(hashes.SHA256()).hex(),
+        _kind_of(chain[0]),
         min(each.not_valid_after_utc for each in chain),
     )
 
@@ -159,6 +171,17 @@ def _certificates(option: str, path: Path, pem: bytes) -> list[x509.Certificate]
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise ConfigError(option, f"{path} holds no certificates in PEM form") from error
+
+
+def _kind_of(certificate: x509.Certificate) -> str:
+    """`RSA`, the name of an elliptic curve, or that of another kind of key."""
+    match certificate.public_key():
+        case EllipticCurvePublicKey(curve=curve):
+            return curve.name
+        case RSAPublicKey():
+            return "RSA"
+        case other:
+            return type(other).__name__.removesuffix("PublicKey")
 
 
 def _check_times(path: Path, chain: list[x509.Certificate], now: float) -> None:

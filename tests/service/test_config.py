@@ -25,6 +25,7 @@ from pageturner.service.config import (
     cache_directory,
     calm_openmp,
     load_config,
+    quiet_grpc,
 )
 from pageturner.service.errors import ConfigError
 
@@ -303,6 +304,15 @@ def test_how_openmp_waits_is_set_unless_the_environment_says_it(chosen: dict[str
     kept = dict(chosen)
     calm_openmp(kept)
     assert kept == chosen
+
+
+def test_grpc_writes_errors_alone_unless_the_environment_says_it() -> None:
+    environ: dict[str, str] = {}
+    quiet_grpc(environ)
+    assert environ == {"GRPC_VERBOSITY": "ERROR"}
+    kept = {"GRPC_VERBOSITY": "DEBUG"}
+    quiet_grpc(kept)
+    assert kept == {"GRPC_VERBOSITY": "DEBUG"}
 
 
 def test_serving_sets_it_before_torch_reads_it() -> None:

@@ -18,7 +18,7 @@ from support.identities import FILE, MAIL, SEARCH, SEARCH_OLD, STRANGER, token
 from support.model_folders import save_chat_model
 
 from pageturner.service.auth.editing import edit_file, remove_token
-from pageturner.service.client import Client, Credentials
+from pageturner.service.client import Client, Credentials, UnknownStatus
 from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.errors import InvalidArgument, PageturnerError, Unauthenticated
 
@@ -107,6 +107,9 @@ async def test_a_secured_server_serves_reloads_and_tells_no_secret(tmp_path: Pat
                 await client.generate(f"{PROMPT} " * 20_000)
             for text in (STRANGER.text, SEARCH_OLD.text, GUESS.text, f"x{SEARCH.text}", ""):
                 await refused(server, text)
+            async with Client(server.target) as plain:
+                with pytest.raises(UnknownStatus):
+                    await plain.generate(PROMPT)
             assert PROMPT.encode() not in await admin.flight_record()
             assert (await admin.server_info()).config["auth.identities"] == str(server.identities)
 
@@ -129,6 +132,8 @@ async def test_a_secured_server_serves_reloads_and_tells_no_secret(tmp_path: Pat
     finally:
         server.end()
     log = server.log
+    others = [line for line in log.splitlines() if not line.startswith("{")]
+    assert [line.partition(";")[0] for line in others] == ["draining"], "gRPC tells nothing of bad handshakes"
     assert '"credential": "token search"' in log
     assert '"tenant": "search"' in log
     assert {cause: f'"cause": "{cause}"' in log for cause in ("missing", "expired", "wrong_secret")} == {

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -26,12 +26,15 @@ NOW = dt.datetime.now(dt.UTC)
 SERVER_NAMES = ("localhost", "127.0.0.1")
 
 
+Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
+
+
 @dataclass(frozen=True, slots=True)
 class Issued:
     """A certificate with its key."""
 
     certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+    key: Key
 
     @property
     def pem(self) -> bytes:
@@ -53,9 +56,10 @@ def issue(
     begins: float = -1.0,
     ends: float = 365.0,
     is_authority: bool = False,
+    key: Key | None = None,
 ) -> Issued:
     """names: alternative ones: hosts, addresses, URIs. by: itself if none. begins, ends: days from now."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = key or ec.generate_private_key(ec.SECP256R1())
     subject_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     builder = (
         x509.CertificateBuilder()
@@ -71,7 +75,9 @@ def issue(
         builder = builder.add_extension(
             x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
         )
-    return Issued(builder.sign(by.key if by else key, hashes.SHA256()), key)
+    signing = by.key if by else key
+    hash_kind = None if isinstance(signing, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return Issued(builder.sign(signing, hash_kind), key)
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 import time
 from pathlib import Path
 
@@ -47,6 +48,24 @@ def test_it_is_told_as_json_too(path: Path, capsys: pytest.CaptureFixture[str]) 
     assert prove(path, told["token"]) == "search"
     assert (told["tenant"], told["expires"], told["file"]) == ("search", None, str(path))
     assert told["sha256"] == parse_token(told["token"]).digest.hex()
+
+
+def test_it_is_kept_in_a_new_file_for_its_user_alone(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "token"
+    assert main(["tokens", "new", "search", f"--file={path}", f"--out={out}"]) == 0
+    assert prove(path, out.read_text().strip()) == "search"
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    told = capsys.readouterr()
+    assert out.read_text().strip() not in told.out + told.err
+    before = path.read_text()
+    assert main(["tokens", "new", "search", f"--file={path}", f"--out={out}"]) == 2
+    assert "File exists" in capsys.readouterr().err
+    assert path.read_text() == before, "no token is made that nobody has"
+    other = tmp_path / "other"
+    assert main(["tokens", "new", " ", f"--file={path}", f"--out={other}"]) == 2
+    assert not other.exists()
 
 
 def test_the_list_shows_each_token_and_no_hash(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

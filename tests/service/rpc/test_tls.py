@@ -9,10 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from support.certificates import (
     NOW,
     SERVER_NAMES,
     Issued,
+    Key,
     TlsFiles,
     authority,
     issue,
@@ -282,6 +284,33 @@ def test_a_key_that_everybody_may_read_is_warned_about(tmp_path: Path) -> None:
     (tmp_path / "server.key").chmod(0o644)
     Certificates(case.files.options, case.logger, NOW.timestamp)
     assert case.events == ["certificate", "certificate", "key_readable"]
+
+
+KEYS: tuple[tuple[Key, str, bool], ...] = (
+    (ec.generate_private_key(ec.SECP256R1()), "secp256r1", True),
+    (ec.generate_private_key(ec.SECP384R1()), "secp384r1", True),
+    (rsa.generate_private_key(65537, 2048), "RSA", True),
+    (ec.generate_private_key(ec.SECP521R1()), "secp521r1", False),
+    (ed25519.Ed25519PrivateKey.generate(), "Ed25519", False),
+)
+
+
+@pytest.mark.parametrize(("key", "kind", "is_common"), KEYS, ids=[kind for _, kind, _ in KEYS])
+async def test_a_key_that_some_clients_cannot_verify_is_warned_about(
+    key: Key, kind: str, is_common: bool, tmp_path: Path
+) -> None:
+    """What is told of gRPC's own client is seen to be so."""
+    case = Case(tmp_path)
+    case.files.write(issue("server", *SERVER_NAMES, by=CA, key=key))
+    await case.certificates.poll()
+    assert ("certificate_uncommon" in case.events) == (not is_common)
+    assert case.certificates.current.kind == kind
+    async with serving(FakeEngine(), certificates=case.certificates) as served:
+        channel = secure_channel(served.port, CA)
+        if is_common:
+            assert await generate(channel) == "hi"
+        else:
+            assert await refusal(channel) is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_missing_file_is_named_with_its_option(tmp_path: Path) -> None:
