@@ -14,6 +14,7 @@ from pageturner.service.commands import (
     bench_front,
     bench_kernels,
     bench_memory,
+    bench_monitoring,
     bench_neighbours,
     bench_products,
     bench_steps,
@@ -60,6 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "steps",
             help="milliseconds of one step of a quantised decoder on this CPU, by what it computes",
             epilog=f"example: {bench_steps.EXAMPLE}",
+        )
+    )
+    bench_monitoring.add_arguments(
+        benches.add_parser(
+            "monitoring",
+            help="what counting, tracing and a scrape cost, per token and in all",
+            epilog=f"example: {bench_monitoring.EXAMPLE}",
         )
     )
     bench_neighbours.add_arguments(

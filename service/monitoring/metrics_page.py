@@ -17,8 +17,8 @@ from pageturner.service.monitoring.exposition import Observation, ServedEngine, 
 from pageturner.service.monitoring.routes import HttpRequest, HttpResponse
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-FRESH_SECONDS = 0.1
-"""A picture that is no older is shown again: a flood of scrapes costs no more than ten a second."""
+FRESH_SECONDS = 0.5
+"""A picture that is no older is shown again: a flood of scrapes costs no more than two a second."""
 
 
 @dataclass(frozen=True, slots=True)
