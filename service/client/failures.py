@@ -19,6 +19,9 @@ from pageturner.service.errors import (
 )
 from pageturner.service.rpc.status import UnknownStatus, from_status
 
+REASON_SECONDS = 1.0
+"""For the answer to why a server is not ready, once the time to wait for it is over."""
+
 RETRY_SECONDS = 0.2
 """Between two looks at the health of a server that is there and ended the first."""
 
@@ -85,8 +88,8 @@ def proxy_hint(target: Target) -> str:
     return f" ({variable} is set: gRPC goes through that proxy unless no_proxy names {host})"
 
 
-def never_ready(target: Target, timeout_seconds: float) -> DeadlineExceeded:
+def never_ready(target: Target, timeout_seconds: float, reason: str) -> DeadlineExceeded:
     """The error of a server that did not become ready in time."""
     return DeadlineExceeded(
-        f"no server at {target.address} was ready within {timeout_seconds:g} s{proxy_hint(target)}"
+        f"no server at {target.address} was ready within {timeout_seconds:g} s{proxy_hint(target)}: {reason}"
     )

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from pageturner.service.client import calls
 from pageturner.service.client.calls import AnswerCall, Call, StreamCall
-from pageturner.service.client.failures import RETRY_SECONDS, is_away, never_ready
+from pageturner.service.client.failures import REASON_SECONDS, RETRY_SECONDS, is_away, never_ready
 from pageturner.service.client.partial_answer import PartialAnswer
 from pageturner.service.client.retry import Routing
 from pageturner.service.client.sync_connection import SyncConnection
@@ -127,7 +127,8 @@ class SyncServers:
                 except DeadlineExceeded as error:
                     left = attempts.left_seconds()
                     if (left is not None and left <= 0) or len(self._connections) == 1:
-                        raise never_ready(routing.targets[server], timeout_seconds) from error
+                        reason = self._reason(server)
+                        raise never_ready(routing.targets[server], timeout_seconds, reason) from error
                 except PageturnerError as error:
                     if not is_away(error):
                         raise
@@ -145,6 +146,14 @@ class SyncServers:
                 if is_serving:
                     return True
         return False
+
+    def _reason(self, server: int) -> str:
+        """Why it is not ready, as far as it can be told: a call that waits for a connection is not told."""
+        try:
+            self._connections[server].ask(calls.check_health(calls.GENERATION_SERVICE, REASON_SECONDS))
+        except PageturnerError as error:
+            return str(error)
+        return "it answers, and is not ready"
 
     def _end_there(self, server: int, request_id: str) -> None:
         """A server that has not noticed that its client was lost still computes the answer: end that."""

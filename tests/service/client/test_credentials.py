@@ -26,6 +26,7 @@ from pageturner.service.commands.credentials import add_credential_flags, creden
 from pageturner.service.commands.parser import Parser
 from pageturner.service.errors import (
     ConfigError,
+    DeadlineExceeded,
     InvalidArgument,
     PageturnerError,
     PermissionDenied,
@@ -123,6 +124,24 @@ async def test_what_is_wrong_with_a_connection_or_a_token_is_an_error_of_the_cli
                     await client.generate("x")
             assert type(caught.value) is kind
             assert SEARCH.text not in str(caught.value)
+
+
+async def test_a_wait_for_a_server_that_ends_in_vain_says_why(tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    other.write_bytes(authority("another").pem)
+    async with secured(tmp_path) as server:
+        cases: tuple[tuple[CredentialOptions, str], ...] = (
+            ({}, "UNAVAILABLE: .*[Cc]losed"),
+            ({"tls_ca": other}, "UNAVAILABLE: .*CERTIFICATE_VERIFY_FAILED"),
+        )
+        target = server.target.replace("localhost", "127.0.0.1")  # of two addresses, gRPC tells of the last
+        for options, reason in cases:
+            ended = f"was ready within 0.3 s: {reason}"
+            async with Client(target, **options) as client:
+                with pytest.raises(DeadlineExceeded, match=ended):
+                    await client.wait_until_serving(0.3)
+            with SyncClient(target, **options) as blocking, pytest.raises(DeadlineExceeded, match=ended):
+                await asyncio.to_thread(blocking.wait_until_serving, 0.3)
 
 
 @pytest.mark.parametrize(
