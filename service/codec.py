@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections import abc
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import Any, get_origin
 
 import cattrs
+from cattrs.gen import make_dict_unstructure_fn, override
 from cattrs.strategies import configure_union_passthrough
 
 _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
@@ -22,6 +24,14 @@ _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
 }
 
 _PLAIN = cattrs.Converter()
+
+
+def _to_plain(kind: type[Any]) -> Callable[[Any], Any]:
+    own: Any = {one.name: override(omit=True) for one in fields(kind) if not one.compare}
+    return make_dict_unstructure_fn(kind, _PLAIN, **own)
+
+
+_PLAIN.register_unstructure_hook_factory(is_dataclass, _to_plain)
 
 
 def strict_converter(*, omit_if_default: bool = False) -> cattrs.Converter:
@@ -42,7 +52,10 @@ def strict_converter(*, omit_if_default: bool = False) -> cattrs.Converter:
 
 
 def plain(value: object) -> Any:
-    """A value as JSON has it: dataclasses and mappings as tables, enums as their values."""
+    """A value as JSON has it: dataclasses and mappings as tables, enums as their values.
+
+    A field that does not compare is its owner's own, and left out.
+    """
     return _PLAIN.unstructure(value)
 
 

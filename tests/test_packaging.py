@@ -15,7 +15,22 @@ from pageturner import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = {path.name: path.resolve() for path in (ROOT / "src" / "pageturner").iterdir() if path.is_symlink()}
-SHIPPED = {".py", ".pyi", ".proto", ".typed", ".cpp", ".cu", ".cuh", ".h", ".txt", ".json"}
+SHIPPED = {
+    ".py",
+    ".pyi",
+    ".proto",
+    ".typed",
+    ".cpp",
+    ".cu",
+    ".cuh",
+    ".h",
+    ".txt",
+    ".json",
+    ".html",
+    ".css",
+    ".js",
+    ".svg",
+}
 
 
 def shipped_files() -> set[str]:

@@ -6,6 +6,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.monitoring.http_server import HttpServer
+from pageturner.service.monitoring.live_page import LivePage
 from pageturner.service.monitoring.metrics_page import FRESH_SECONDS, MetricsPage, Sources
 from pageturner.service.monitoring.probes import add_probes
 from pageturner.service.monitoring.routes import Router
@@ -24,6 +25,7 @@ class MonitoringPort:
         self.router = Router()
         self.router.add("/metrics", MetricsPage(sources, clock, fresh_seconds).answer)
         add_probes(self.router, sources.condition)
+        LivePage(sources.condition, sources.engine, clock).add_to(self.router)
         self._server = HttpServer(self.router, logger)
         self._logger = logger
 

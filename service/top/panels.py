@@ -65,7 +65,8 @@ def notice(reading: Reading | None, glyphs: Glyphs) -> Text:
                 f"{duration(policy.asking_seconds, glyphs)}"
             )
         if policy.is_quarantined:
-            told.append(f"the {policy.axis} policy {policy.name} is quarantined: {policy.quarantine_reason}")
+            why = f": {policy.quarantine_reason}" if policy.quarantine_reason else ""
+            told.append(f"the {policy.axis} policy {policy.name} is quarantined{why}")
     return Text("; ".join(told), "#e0b83c", overflow="ellipsis")
 
 
