@@ -17,6 +17,7 @@ from pageturner.service.commands import (
     bench_monitoring,
     bench_neighbours,
     bench_products,
+    bench_resume,
     bench_steps,
 )
 from pageturner.service.commands.flags import add_config_flags, config_arguments
@@ -75,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "neighbours",
             help="output tokens/s alone and beside busy programs on the same cores; what idling costs",
             epilog=f"example: {bench_neighbours.EXAMPLE}",
+        )
+    )
+    bench_resume.add_arguments(
+        benches.add_parser(
+            "resume",
+            help="one of two servers is killed in the middle of many streams: what is lost, and for how long",
+            epilog=f"example: {bench_resume.EXAMPLE}",
         )
     )
     preemption = benches.add_parser(

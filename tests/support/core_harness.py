@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
 from pageturner.policies.interfaces import PolicySet
@@ -20,7 +20,7 @@ from pageturner.service.core.outputs import (
     TextDelta,
     TokenEvent,
 )
-from pageturner.service.core.request import NewRequest
+from pageturner.service.core.request import NewRequest, ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
@@ -144,8 +144,13 @@ class CoreHarness:
         seed: int = 0,
         penalty: float = 0.0,
         request_id: str = "",
+        known: tuple[int, ...] | None = None,
     ) -> str:
-        """Add a request; raises what the scheduler raises."""
+        """Add a request; raises what the scheduler raises.
+
+        known: of an answer that is resumed, how many tokens its client has of each choice, round and round.
+        Of a choice with all of them it may know the end, too.
+        """
         request_id = request_id or f"r{len(self.records)}"
         params = SamplingParams(
             n=n,
@@ -166,8 +171,21 @@ class CoreHarness:
             bypass_prefix_cache=bypass,
             deadline=deadline,
         )
-        self.scheduler.add_request(new)
-        self.records[request_id] = Record(new, Stop(max_tokens, min_tokens, stop_ids))
+        record = Record(new, Stop(max_tokens, min_tokens, stop_ids))
+        if known is not None:
+            for index in range(n):
+                outputs = expected_tokens(prompt, seed, index, record.stop)
+                record.outputs[index] = outputs[: known[index % len(known)]]
+                if len(record.outputs[index]) == len(outputs) and known[index % len(known)] % 2:
+                    record.finished_choices.add(index)
+            resumed = (
+                ResumedChoice(tuple(record.outputs[i]), is_finished=i in record.finished_choices)
+                for i in range(n)
+            )
+            record.new = new = replace(new, resumed=tuple(resumed))
+        acceptance = self.scheduler.add_request(new)
+        self.records[request_id] = record
+        self.take(acceptance.events)
         self.check()
         return request_id
 

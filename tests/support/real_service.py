@@ -240,7 +240,11 @@ async def real_service(
         engine,
         tokenizer,
         model=info,
-        server_info=ServerInfo("1", 0.5, 0.0, block_size, num_blocks, 0, 1, 8, 16, "fake", Rates(), {}),
+        server_info=ServerInfo(
+            *("1", 0.5, 0.0, block_size, num_blocks, 0, 1, 8, 16, "fake", Rates(), {}),
+            fingerprint="weights=w;tokenizer=t;kernels=fake",
+            exact_resume=True,
+        ),
         scheduler_options=scheduler_options(max_model_len=max_model_len, **options),
         options=engine_options,
         clock=clock,

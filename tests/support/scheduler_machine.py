@@ -77,6 +77,10 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+KNOWN = st.sampled_from(((1,), (2, 0), (0,), (3, 1, 0), (99,), (4, 98)))
+"""How much is known of a request that is resumed: `CoreHarness.submit`."""
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """scheduler_class: the one under test; planted bugs replace it or patch the core below it.
 
@@ -264,3 +268,11 @@ class ConversingMachine(SchedulerMachine):
         turn = (*record.new.prompt_token_ids, *outputs)
         prompt = (*turn[: max(1, len(turn) - num_dropped)], *extra)
         self._submit(wanted | {"prompt": prompt, "salt": record.new.cache_salt, "bypass": False, "copies": 2})
+
+
+class ResumingMachine(SchedulerMachine):
+    """The same, and requests whose answers began elsewhere. A machine of its own, for the same reason."""
+
+    @rule(wanted=requests(), known=KNOWN)
+    def resume(self, wanted: dict[str, Any], known: tuple[int, ...]) -> None:
+        self._submit(wanted | {"known": known})

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.scheduler_machine import SchedulerMachine, SwappingMachine
+from support.scheduler_machine import ResumingMachine, SchedulerMachine, SwappingMachine
 
 from pageturner.policies.interfaces import BatchSplit
 from pageturner.policies.views import BatchView
@@ -34,6 +34,20 @@ def test_tokens_and_books_are_those_of_unlimited_memory() -> None:
 def test_tokens_and_books_while_policies_are_swapped() -> None:
     run_state_machine_as_test(
         SwappingMachine, settings=settings(COMMON, max_examples=80, stateful_step_count=20)
+    )
+
+
+def test_tokens_and_books_while_answers_are_resumed() -> None:
+    run_state_machine_as_test(
+        ResumingMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_tokens_and_books_while_answers_are_resumed_at_length() -> None:
+    run_state_machine_as_test(
+        ResumingMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=50)
     )
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.core_harness import CoreHarness, NoText
 from support.flight import record_of, recorded
-from support.scheduler_machine import requests, scheduler_options
+from support.scheduler_machine import KNOWN, requests, scheduler_options
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
@@ -52,6 +52,11 @@ def policy_sets(draw: st.DrawFn) -> PolicySet:
     )
 
 
+@st.composite
+def requests_some_of_them_resumed(draw: st.DrawFn) -> dict[str, Any]:
+    return draw(requests()) | {"known": draw(st.none() | KNOWN)}
+
+
 def submit(harness: CoreHarness, wanted: dict[str, Any]) -> None:
     arguments = {name: wanted[name] for name in wanted if name not in ("copies", "seconds", "is_cut")}
     if wanted["is_cut"]:
@@ -75,7 +80,7 @@ def submit(harness: CoreHarness, wanted: dict[str, Any]) -> None:
     depth=st.integers(0, 1),
     enable_prefix_caching=st.sampled_from((True, True, True, False)),
     reuse_partial_blocks=st.sampled_from((True, True, False)),
-    wanted=st.lists(requests(), min_size=2, max_size=10),
+    wanted=st.lists(requests_some_of_them_resumed(), min_size=2, max_size=10),
     num_steps=st.sampled_from((AMPLE, AMPLE, 3, 8)),
     seed=st.integers(0, 1 << 16),
 )
