@@ -7,11 +7,13 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 from support.http_pages import get
 from support.model_folders import save_chat_model
@@ -21,6 +23,7 @@ from pageturner.service.bench.startup import await_parts
 from pageturner.service.client import Client, FinishedEvent, TokenEvent
 from pageturner.service.client.server_process import PROGRAM, READY, RunningServer, running_server
 from pageturner.service.errors import InvalidArgument, ModelError
+from pageturner.v1 import generation_pb2, generation_pb2_grpc
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +61,16 @@ def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
+def _monitoring_port(process: subprocess.Popen[str]) -> int:
+    """As the log tells it, in JSON."""
+    assert process.stderr is not None
+    lines = map(json.loads, iter(process.stderr.readline, ""))
+    return int(next(line["port"] for line in lines if line["event"] == "monitoring"))
+
+
 def test_a_server_is_monitored_over_http_from_the_start(flags: list[str]) -> None:
     with serving(*flags, "--metrics-port=0", "--log-format=json") as (process, target):
-        assert process.stderr is not None
-        lines = map(json.loads, iter(process.stderr.readline, ""))
-        port = next(line["port"] for line in lines if line["event"] == "monitoring")
+        port = _monitoring_port(process)
         assert asyncio.run(get(port, "/readyz")).body == "ready\n"
         assert asyncio.run(get(port, "/healthz")).status == 200
         run("generate", "hello", f"--target={target}", "--max-tokens=8")
@@ -236,6 +244,79 @@ def test_sigterm_lets_streams_finish(flags: list[str]) -> None:
         assert "draining" in process.stderr.read()
 
 
+def test_a_drained_server_stays_and_says_so_until_it_is_told_to_end(flags: list[str]) -> None:
+    async def drain(port: int, target: str) -> tuple[str, str]:
+        request = generation_pb2.GenerateStreamRequest(prompt=generation_pb2.Prompt(text="hello"))
+        request.sampling.max_tokens, request.sampling.ignore_eos = 4000, True
+        async with grpc.aio.insecure_channel(target) as channel:
+            stream = generation_pb2_grpc.GenerationServiceStub(channel).GenerateStream(request)
+            messages = aiter(stream)
+            await anext(messages)
+            words = ("drain", f"--target={target}", "--grace-seconds=0", "--json")
+            command = await asyncio.to_thread(run, *words)
+            with pytest.raises(grpc.aio.AioRpcError, match="shutting down; this request"):
+                _ = [message async for message in messages]
+            assert await stream.code() is grpc.StatusCode.UNAVAILABLE
+        return command.stdout, (await get(port, "/readyz")).body
+
+    more = ("--max-model-len=4096", "--metrics-port=0", "--log-format=json")
+    with serving(*flags, *more) as (process, target):
+        told, ready = asyncio.run(drain(_monitoring_port(process), target))
+        assert json.loads(told) == {"num_finished": 0, "num_aborted": 1}
+        assert ready == "draining: the server is shutting down and takes no new requests\n"
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+HANGS = """
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pageturner.policies.interfaces import KeyChange
+
+@dataclass(frozen=True)
+class Hangs:
+    key_change: ClassVar = KeyChange.NEVER
+
+    def key(self, request, load):
+        time.sleep(3600)
+"""
+
+
+def test_an_engine_that_hangs_for_too_long_ends_its_process_and_its_streams(
+    flags: list[str], tmp_path: Path
+) -> None:
+    """Liveness: what supervises the process starts it anew, and clients go elsewhere meanwhile."""
+    (tmp_path / "hangs.py").write_text(HANGS)
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[policies]\nqueue = "hangs:Hangs"\n[engine]\nstall_seconds = 0.2\ndead_after_seconds = 0.5\n'
+    )
+
+    async def ask(target: str) -> grpc.aio.AioRpcError:
+        """Without the client's own tries at a server that may come back."""
+        request = generation_pb2.GenerateRequest(prompt=generation_pb2.Prompt(text="hello"))
+        async with grpc.aio.insecure_channel(target) as channel:
+            try:
+                await generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+            except grpc.aio.AioRpcError as error:
+                return error
+        raise AssertionError("it was answered")
+
+    with serving(*flags, f"--config={config}", "--log-format=json") as (process, target):
+        error = asyncio.run(ask(target))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the engine stopped after a fault" in str(error.details())
+        assert process.wait(30) == 2
+        assert process.stderr is not None
+        told = process.stderr.read()
+    stalled = [json.loads(line) for line in told.splitlines() if '"engine_stalled"' in line]
+    assert [line["policy"].endswith("Hangs has not answered") for line in stalled] == [True]
+    assert '"engine_dead"' in told
+
+
 def test_the_second_signal_exits_at_once(flags: list[str]) -> None:
     async def interrupt_twice(process: subprocess.Popen[str], target: str) -> int:
         async with Client(target) as client:
@@ -304,7 +385,9 @@ def test_a_log_that_cannot_be_written_fails_no_request_and_no_shutdown(
     log: Callable[[], AbstractContextManager[int]] | None, flags: list[str]
 ) -> None:
     """None: standard error is closed when the server starts."""
-    command = [*PROGRAM, "serve", "--port=0", *flags, "--log-level=debug"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]  # what the log would tell
+    command = [*PROGRAM, "serve", "--port=0", f"--metrics-port={port}", *flags, "--log-level=debug"]
     with (
         nullcontext(subprocess.DEVNULL) if log is None else log() as stderr,
         subprocess.Popen(
@@ -320,6 +403,8 @@ def test_a_log_that_cannot_be_written_fails_no_request_and_no_shutdown(
             ready = process.stdout.readline()
             assert ready.startswith(READY)
             asyncio.run(_three_answers_and_a_refusal(ready.split()[-1]))
+            lost = parse(asyncio.run(get(port, "/metrics"))).value("pageturner:log_lines_lost_total")
+            assert (lost > 0) == (log in (pipe_without_reader, full_disk)), "unread lines still wait"
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         finally:

@@ -91,6 +91,7 @@ def test_lines_that_a_full_disk_refuses_are_counted_once_there_is_room() -> None
         writer.put(b"after\n")
         writer.put(b"told once\n")
     assert sink.data == b"3 lost\nafter\ntold once\n"
+    assert writer.num_lost == 3, "since the start, for whoever counts"
 
 
 @pytest.mark.fault("10")
