@@ -205,6 +205,9 @@ class ServerOptions:
             ("grpc.max_send_message_length", self.max_response_bytes),
             ("grpc.keepalive_time_ms", round(self.keepalive_seconds * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_seconds * 1000)),
+            # Of gRPC's own pings too, which measure bandwidth: while one is unanswered it sends no other, and
+            # would wait for a minute.
+            ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_seconds * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             (
                 "grpc.http2.min_ping_interval_without_data_ms",
