@@ -28,9 +28,9 @@ def enable_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     handlers = {"ServerReflectionInfo": handler}
-    server.add_generic_rpc_handlers(
-        tuple(grpc.method_handlers_generic_handler(name, handlers) for name in (V1ALPHA, V1))
-    )
+    for name in (V1ALPHA, V1):
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        server.add_registered_method_handlers(name, handlers)
 
 
 def _pool_of(names: Iterable[str]) -> descriptor_pool.DescriptorPool:

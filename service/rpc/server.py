@@ -22,6 +22,7 @@ from pageturner.service.rpc.admin import AdminServicer
 from pageturner.service.rpc.callers import Gatekeeper
 from pageturner.service.rpc.channelz import enable_channelz
 from pageturner.service.rpc.generation import GenerationServicer
+from pageturner.service.rpc.grpc_server import new_server
 from pageturner.service.rpc.health import HealthServicer
 from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.lifecycle import LOADING_TEXT, Lifecycle
@@ -204,7 +205,7 @@ class Server:
         gatekeeper = Gatekeeper(
             self._authenticator, trusts_socket=is_private, has_certificates=self._knows_clients
         )
-        server = grpc.aio.server(
+        server = new_server(
             interceptors=[
                 CallInterceptor(
                     self._logger,
