@@ -86,6 +86,7 @@ def from_activity(response: pb.GetActivityResponse) -> Activity:
         _from_latencies(response.inter_token_latency),
         _from_latencies(response.request_latency),
         _from_latencies(response.queue_time),
+        response.health_reason,
     )
 
 

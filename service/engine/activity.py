@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pageturner.service.engine.api import Activity, EngineHealth, Latencies
+from pageturner.service.engine.api import Activity, Condition, Latencies
 from pageturner.service.engine.instruments import HistogramSnapshot
 from pageturner.service.engine.metrics import MetricsSnapshot
 
 
-def activity_of(health: EngineHealth, uptime_seconds: float, metrics: MetricsSnapshot) -> Activity:
+def activity_of(condition: Condition, uptime_seconds: float, metrics: MetricsSnapshot) -> Activity:
     """metrics: of this moment."""
     counters, histograms = metrics.counters, metrics.histograms
     return Activity(
-        health=health,
+        health=condition.health,
         uptime_seconds=uptime_seconds,
         num_prompt_tokens_total=counters["prompt_tokens_total"],
         num_generation_tokens_total=counters["generation_tokens_total"],
@@ -21,6 +21,7 @@ def activity_of(health: EngineHealth, uptime_seconds: float, metrics: MetricsSna
         inter_token_latency=_latencies(histograms["inter_token_latency_seconds"]),
         request_latency=_latencies(histograms["e2e_request_latency_seconds"]),
         queue_time=_latencies(histograms["request_queue_time_seconds"]),
+        health_reason=condition.reason,
     )
 
 

@@ -311,7 +311,10 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What was done since start. finished_total: requests by outcome, `ok` or the kind of error."""
+    """What was done since start. finished_total: requests by outcome, `ok` or the kind of error.
+
+    health_reason: why it does not serve, in a sentence; empty while it does.
+    """
 
     health: EngineHealth
     uptime_seconds: float
@@ -323,6 +326,7 @@ class Activity:
     inter_token_latency: Latencies = Latencies()
     request_latency: Latencies = Latencies()
     queue_time: Latencies = Latencies()
+    health_reason: str = ""
 
 
 class EngineClient(Protocol):

@@ -343,7 +343,7 @@ class AsyncEngine:
     def activity(self) -> Activity:
         """What was done since start."""
         uptime_seconds = self._clock.now() - self._started_at
-        return activity_of(self.health, uptime_seconds, self._engine.metrics.snapshot(self.load()))
+        return activity_of(self.condition, uptime_seconds, self._engine.metrics.snapshot(self.load()))
 
     async def inspect(self) -> Inspection:
         """The requests and blocks of a moment between two steps. Raises as `submit` while none is started."""

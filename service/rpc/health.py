@@ -18,15 +18,20 @@ Status = pb.HealthCheckResponse.ServingStatus
 Context = grpc.aio.ServicerContext
 
 
+LIVENESS = "liveness"
+"""A name to ask health for that is SERVING as long as waiting can help: for probes that restart a process."""
+
+
 class HealthServicer(HealthServiceServicer):
     """Every service here, and "" for the server, is SERVING while the engine is.
 
-    NOT_SERVING from the first moment on, while the model loads.
+    NOT_SERVING from the first moment on, while the model loads. LIVENESS alone goes by whether the engine is
+    dead.
     """
 
     def __init__(self, lifecycle: Lifecycle, services: frozenset[str]) -> None:
         self._lifecycle = lifecycle
-        self._services = services | {""}
+        self._services = services | {"", LIVENESS}
 
     async def Check(
         self,
@@ -71,6 +76,9 @@ class HealthServicer(HealthServiceServicer):
     def _status(self, service: str, health: EngineHealth) -> pb.HealthCheckResponse.ServingStatus:
         if service not in self._services:
             return pb.HealthCheckResponse.SERVICE_UNKNOWN
+        if service == LIVENESS:
+            is_dead = health is EngineHealth.DEAD
+            return pb.HealthCheckResponse.NOT_SERVING if is_dead else pb.HealthCheckResponse.SERVING
         if health is EngineHealth.SERVING:
             return pb.HealthCheckResponse.SERVING
         return pb.HealthCheckResponse.NOT_SERVING

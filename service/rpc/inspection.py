@@ -141,6 +141,7 @@ def from_activity(activity: Activity) -> pb.GetActivityResponse:
         inter_token_latency=_from_latencies(activity.inter_token_latency),
         request_latency=_from_latencies(activity.request_latency),
         queue_time=_from_latencies(activity.queue_time),
+        health_reason=activity.health_reason,
     )
 
 

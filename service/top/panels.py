@@ -52,7 +52,7 @@ def notice(reading: Reading | None, glyphs: Glyphs) -> Text:
     """What an operator should know at once; empty where all is well."""
     if reading is None:
         return Text()
-    told: list[str] = []
+    told = [reading.activity.health_reason] if reading.activity.health_reason else []
     age = max(reading.requests.age_seconds, reading.blocks.age_seconds)
     if reading.activity.health is EngineHealth.STALLED or age > STALE_SECONDS:
         told.append(

@@ -561,7 +561,7 @@ class GetActivityRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetActivityResponse(_message.Message):
-    __slots__ = ("health", "uptime_seconds", "prompt_tokens_total", "generation_tokens_total", "requests_refused_total", "requests_finished_total", "time_to_first_token", "inter_token_latency", "request_latency", "queue_time")
+    __slots__ = ("health", "uptime_seconds", "prompt_tokens_total", "generation_tokens_total", "requests_refused_total", "requests_finished_total", "time_to_first_token", "inter_token_latency", "request_latency", "queue_time", "health_reason")
     class RequestsFinishedTotalEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -579,6 +579,7 @@ class GetActivityResponse(_message.Message):
     INTER_TOKEN_LATENCY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_LATENCY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIME_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_REASON_FIELD_NUMBER: _ClassVar[int]
     health: EngineHealth
     uptime_seconds: float
     prompt_tokens_total: int
@@ -589,7 +590,8 @@ class GetActivityResponse(_message.Message):
     inter_token_latency: Latencies
     request_latency: Latencies
     queue_time: Latencies
-    def __init__(self, health: _Optional[_Union[EngineHealth, str]] = ..., uptime_seconds: _Optional[float] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_refused_total: _Optional[int] = ..., requests_finished_total: _Optional[_Mapping[str, int]] = ..., time_to_first_token: _Optional[_Union[Latencies, _Mapping]] = ..., inter_token_latency: _Optional[_Union[Latencies, _Mapping]] = ..., request_latency: _Optional[_Union[Latencies, _Mapping]] = ..., queue_time: _Optional[_Union[Latencies, _Mapping]] = ...) -> None: ...
+    health_reason: str
+    def __init__(self, health: _Optional[_Union[EngineHealth, str]] = ..., uptime_seconds: _Optional[float] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_refused_total: _Optional[int] = ..., requests_finished_total: _Optional[_Mapping[str, int]] = ..., time_to_first_token: _Optional[_Union[Latencies, _Mapping]] = ..., inter_token_latency: _Optional[_Union[Latencies, _Mapping]] = ..., request_latency: _Optional[_Union[Latencies, _Mapping]] = ..., queue_time: _Optional[_Union[Latencies, _Mapping]] = ..., health_reason: _Optional[str] = ...) -> None: ...
 
 class Latencies(_message.Message):
     __slots__ = ("bounds", "cumulative", "sum")

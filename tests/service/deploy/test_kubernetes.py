@@ -15,6 +15,7 @@ import yaml
 from support.deployment import DEPLOY, configuration, documents, kubernetes_documents, of_kind
 
 from pageturner.service.config import load_config
+from pageturner.service.rpc.health import LIVENESS
 
 KUBERNETES = DEPLOY / "kubernetes"
 VERSION = "1.34"
@@ -76,6 +77,8 @@ def test_probes_ask_health_by_grpc_where_the_server_listens(pod: dict[str, Any],
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[name]["grpc"]["port"] == config.server.port, name
     ready, live = container["readinessProbe"], container["livenessProbe"]
+    assert "service" not in ready["grpc"]
+    assert live["grpc"]["service"] == LIVENESS
     patience = [probe["periodSeconds"] * probe["failureThreshold"] for probe in (ready, live)]
     assert patience[0] < patience[1], "it is taken out of the balance before it is restarted"
 

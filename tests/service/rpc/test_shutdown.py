@@ -63,6 +63,17 @@ async def test_sglang_11387_health_is_the_engines_own() -> None:
             assert await _check(served, service) == SERVING
 
 
+async def test_liveness_ends_with_the_engine_alone() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as served:
+        for health in EngineHealth:
+            engine.set_health(health)
+            expected = NOT_SERVING if health is EngineHealth.DEAD else SERVING
+            assert await _check(served, "liveness") == expected, health
+    async with serving(None) as loading:
+        assert await _check(loading, "liveness") == SERVING
+
+
 @pytest.mark.fault("45")
 async def test_while_the_model_loads_health_answers_not_serving_and_calls_are_refused() -> None:
     engine = FakeEngine()
