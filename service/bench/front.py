@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from pageturner.service.bench.child_process import ChildProcess, child_process
 from pageturner.service.bench.front_clients import FrontWindow
 from pageturner.service.bench.front_server import ServerMark
 from pageturner.service.bench.null_service import NullLoad
-from pageturner.service.client.server_process import stop
-from pageturner.service.errors import ModelError
 
 WARM_UP_SECONDS = 1.5
 
@@ -84,7 +81,7 @@ def measure_front(
 ) -> FrontResult:
     """seconds: of each measurement, two of which make a round. Raises ModelError where a process fails."""
     found = []
-    with _child(*_server_words(load, cache_dir)) as server:
+    with child_process(*_server_words(load, cache_dir)) as server:
         ready = server.read()
         for number in range(1, rounds + 1):
             alone = ServerMark(**server.ask(f"alone {seconds} {WARM_UP_SECONDS}"))
@@ -123,46 +120,6 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-class _Child:
-    """A process that is asked by lines and answers with lines of JSON."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ModelError(f"a process of the measurement ended (exit code {self._process.wait()})")
-        return json.loads(line)
-
-    def ask(self, line: str) -> Any:
-        self.write(line)
-        return self.read()
-
-
-@contextmanager
-def _child(module: str, *words: str) -> Iterator[_Child]:
-    process = subprocess.Popen(  # noqa: S603  # our own program
-        [sys.executable, "-P", "-m", module, *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # a log, at several lines a request
-        text=True,
-    )
-    try:
-        yield _Child(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        stop(process)
-
-
 def _server_words(load: NullLoad, cache_dir: Path) -> tuple[str, ...]:
     return (
         "pageturner.service.bench.front_server",
@@ -175,7 +132,7 @@ def _server_words(load: NullLoad, cache_dir: Path) -> tuple[str, ...]:
 
 
 def _attached(
-    server: _Child, ready: Any, load: NullLoad, seconds: float, client: ClientKind, num_processes: int
+    server: ChildProcess, ready: Any, load: NullLoad, seconds: float, client: ClientKind, num_processes: int
 ) -> tuple[ServerMark, list[FrontWindow]]:
     words = (
         "pageturner.service.bench.front_clients",
@@ -186,7 +143,7 @@ def _attached(
         f"--warm-up-seconds={WARM_UP_SECONDS}",
     )
     with ExitStack() as stack:
-        children = [stack.enter_context(_child(*words)) for _ in range(num_processes)]
+        children = [stack.enter_context(child_process(*words)) for _ in range(num_processes)]
         for number, child in enumerate(children):
             child.write(json.dumps(ready["prompts"][number::num_processes]))
         for child in children:

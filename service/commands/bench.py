@@ -16,6 +16,7 @@ from pageturner.service.commands import (
     bench_memory,
     bench_monitoring,
     bench_neighbours,
+    bench_overload,
     bench_products,
     bench_resume,
     bench_steps,
@@ -141,6 +142,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "front",
             help="tokens/s and CPU a token of gRPC, prompts and text around a model that costs nothing",
             epilog=f"example: {bench_front.EXAMPLE}",
+        )
+    )
+    bench_overload.add_arguments(
+        benches.add_parser(
+            "overload",
+            help="goodput, refusals and their advice at more load than there is capacity",
+            epilog=f"example: {bench_overload.EXAMPLE}",
         )
     )
     bench_accuracy.add_arguments(

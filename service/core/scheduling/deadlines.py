@@ -14,7 +14,9 @@ from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.errors import DeadlineExceeded, DeadlineUnreachable
 
 START_TRUST = 0.75
-SPARE_SHARE = 0.5
+"""The share of the forecast wait that counts: some of those ahead end early, or are shed themselves."""
+SPARE_SHARE = 0.7
+"""Of the spare time that a request came with: while it has so much, fewer may run for its sake instead."""
 LATE_TEXT = "the deadline can no longer be met: too much is served before this request"
 
 
@@ -53,9 +55,7 @@ class Deadlines:
             is_waiting = request.status is RequestStatus.WAITING
             latest_start = deadline - self._least_seconds(request) if is_waiting else deadline
             if deadline <= now:
-                for sequence in request.unfinished:
-                    if sequence.num_output_tokens:
-                        self._state.pace.answered(sequence.num_output_tokens, is_cut=True)
+                self._learn_from(request)
                 yield request, DeadlineExceeded("the deadline passed")
             elif latest_start < now:
                 reason = "the deadline can no longer be met: the request waited too long to start"
@@ -63,12 +63,22 @@ class Deadlines:
             else:
                 moment = math.nextafter(latest_start, math.inf) if is_waiting else deadline
                 heapq.heappush(self._looks, (moment, request.order, request))
-
         if self._looks and self._state.options.deadline_shedding and self._state.is_sweep_due:
             yield from self._late(now)
 
+    def _learn_from(self, request: Request) -> None:
+        """An answer that its deadline cuts would have been longer. Were only those counted that end in time,
+        all others would be taken for as short."""
+        for sequence in request.unfinished:
+            if sequence.num_output_tokens:
+                self._state.pace.answered(sequence.num_output_tokens, is_cut=True)
+
     def _late(self, now: float) -> Iterator[tuple[Request, DeadlineExceeded]]:
-        """Waiting requests that likely end too late behind those that are served before them."""
+        """Requests that wait for their start, and would likely end too late behind those served before them.
+
+        Only while the machine is full: else the request takes nothing from others by trying. One is late if
+        it would be beside as many as run now, and has lost too much of its time for fewer to run beside it.
+        """
         state = self._state
         pace, ahead = state.pace, 0.0
         if not state.is_full:
@@ -76,7 +86,7 @@ class Deadlines:
         company = concurrency(pace, list(state.running.values()))
         for request in list(state.waiting):
             new, rows = request.new, request.num_slots
-            if new.deadline is not None and request.status is RequestStatus.WAITING:
+            if new.deadline is not None and request.admitted_at is None:
                 asked = self._num_uncached(request), likely_outputs(pace, request, SHORT)
                 alone = company.seconds_alone(*asked)
                 left = new.deadline - now - START_TRUST * ahead / pace.drain_rate

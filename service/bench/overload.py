@@ -1,0 +1,183 @@
+"""`pageturner bench overload`: what a server makes of more requests than it can serve.
+
+Its capacity, without deadlines: whole answers a second of a closed loop that keeps the queue full. In turns
+with that, requests with a deadline at multiples of it, sent at their own pace whatever comes back. Goodput is
+what ended whole in its deadline, as a share of the capacity before and after. Last a burst over the bounds of
+the queue: the time after which each refused client was told to come again, beside the time at which the queue
+had room for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pageturner.service.bench.child_process import ChildProcess, child_process
+from pageturner.service.bench.front import quantile
+from pageturner.service.bench.overload_clients import Outcome, Phase
+from pageturner.service.client.server_process import running_server
+from pageturner.service.errors import ModelError
+
+WARM_SHARE = 0.25
+"""Of each phase, that is not counted."""
+REST_SECONDS = 5.0
+"""Before the burst, so that the refusals of the load before are forgotten."""
+NUM_REFUSED = 32
+"""Requests of the burst that find no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadPlan:
+    """The load. deadline: seconds, of each request. seconds: of each phase. max_num_seqs, max_waiting: bounds
+    of the server."""
+
+    prompt_tokens: int
+    output_tokens: int
+    deadline: float
+    seconds: float
+    multiples: tuple[float, ...]
+    max_num_seqs: int
+    max_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """At one multiple of the capacity (requests a second, before and after).
+
+    outcomes: requests by how they ended, "whole" among them. goodput: whole answers a second, as a
+    share of the capacity. refusal_p50, refusal_p99: milliseconds from a request to its refusal at the door.
+    latency_p50: seconds of a whole answer. send_lag_p99: milliseconds that the client was late.
+    """
+
+    multiple: float
+    capacity: float
+    sent_per_second: float
+    goodput: float
+    outcomes: Mapping[str, int]
+    refusal_p50: float
+    refusal_p99: float
+    latency_p50: float
+    send_lag_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetryFigures:
+    """Of the burst, in the order of their return: seconds until clients were told to come, and until the
+    queue had room for them. refusal_p99: milliseconds."""
+
+    told: tuple[float, ...]
+    true: tuple[float, ...]
+    refusal_p99: float
+
+    @property
+    def ratio(self) -> float:
+        """The median of told over true; NaN where nobody was refused."""
+        ratios = [told / true for told, true in zip(self.told, self.true, strict=True)]
+        return statistics.median(ratios) if ratios else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadResult:
+    """All of it. capacities: whole answers a second without deadlines, before and after each load."""
+
+    plan: OverloadPlan
+    capacities: tuple[float, ...]
+    loads: tuple[LoadFigures, ...]
+    retries: RetryFigures
+
+
+def num_phases(plan: OverloadPlan) -> int:
+    """That `say` is told of."""
+    return 2 + len(plan.multiples)
+
+
+def measure_overload(
+    plan: OverloadPlan, arguments: Sequence[str], say: Callable[[str], None]
+) -> OverloadResult:
+    """arguments: flags of the server. Raises ModelError where a process fails."""
+    bounds = (f"--max-num-seqs={plan.max_num_seqs}", f"--max-waiting={plan.max_waiting}")
+    with (
+        running_server([*arguments, *bounds]) as server,
+        child_process("pageturner.service.bench.overload_clients", server.target) as clients,
+    ):
+        phase = Phase(plan.seconds, plan.prompt_tokens, plan.output_tokens)
+        full = replace(phase, concurrency=plan.max_num_seqs + plan.max_waiting // 2)
+        capacities = [capacity_of(_ask(clients, full), plan.seconds)]
+        say(f"capacity: {capacities[0]:.2f} requests/s")
+        loads = []
+        for seed, multiple in enumerate(plan.multiples, 1):
+            load = replace(phase, rate=multiple * capacities[-1], deadline=plan.deadline, seed=seed)
+            outcomes = _ask(clients, load)
+            capacities.append(capacity_of(_ask(clients, replace(full, seed=seed)), plan.seconds))
+            around = statistics.mean(capacities[-2:])
+            loads.append(load_figures(outcomes, plan.seconds, multiple, around))
+            say(f"{multiple:g} x: goodput {loads[-1].goodput:.0%} of {around:.2f} requests/s")
+        time.sleep(REST_SECONDS)
+        count = plan.max_num_seqs + plan.max_waiting + NUM_REFUSED
+        burst = _ask(clients, replace(phase, seconds=0.0, concurrency=count))
+        retries = retry_figures(burst, plan.max_num_seqs)
+        say(f"a burst: {len(retries.told)} refused")
+    return OverloadResult(plan, tuple(capacities), tuple(loads), retries)
+
+
+def _ask(clients: ChildProcess, phase: Phase) -> list[Outcome]:
+    clients.write_json(asdict(phase))
+    return [Outcome(**outcome) for outcome in clients.read()]
+
+
+# --- figures -------------------------------------------------------------------------------
+
+
+def capacity_of(outcomes: Sequence[Outcome], seconds: float) -> float:
+    """Whole answers a second, of those that ended while the loop was closed and warm. Raises ModelError."""
+    begin = WARM_SHARE * seconds
+    count = sum(one.is_whole and begin <= one.ended < seconds for one in outcomes)
+    if not count:
+        raise ModelError(f"no request ended within {seconds:g} s: --seconds is too short for this machine")
+    return count / (seconds - begin)
+
+
+def load_figures(
+    outcomes: Sequence[Outcome], seconds: float, multiple: float, capacity: float
+) -> LoadFigures:
+    """Of requests that were due when the load was there already."""
+    begin = WARM_SHARE * seconds
+    counted = [one for one in outcomes if one.due >= begin]
+    whole = [one for one in counted if one.is_whole]
+    refusals = [1e3 * (one.ended - one.sent) for one in counted if one.is_refused]
+    return LoadFigures(
+        multiple,
+        capacity,
+        sent_per_second=len(counted) / (seconds - begin),
+        goodput=len(whole) / (seconds - begin) / capacity,
+        outcomes=dict(Counter(one.reason or "whole" for one in counted)),
+        refusal_p50=quantile(refusals, 0.5),
+        refusal_p99=quantile(refusals, 0.99),
+        latency_p50=quantile([one.ended - one.sent for one in whole], 0.5),
+        send_lag_p99=quantile([1e3 * (one.sent - one.due) for one in counted], 0.99),
+    )
+
+
+def retry_figures(burst: Sequence[Outcome], max_num_seqs: int) -> RetryFigures:
+    """A place in the queue is free when a request that waited gets its first token: it has started then."""
+    refused = sorted(
+        (one for one in burst if one.is_refused), key=lambda one: one.ended + (one.retry_seconds or 0.0)
+    )
+    firsts = sorted(one.first for one in burst if one.first is not None)[max_num_seqs:]
+    pairs = list(zip(refused, firsts, strict=False))
+    return RetryFigures(
+        told=tuple(one.ended + (one.retry_seconds or 0.0) for one, _ in pairs),
+        true=tuple(first for _, first in pairs),
+        refusal_p99=quantile([1e3 * (one.ended - one.sent) for one in refused], 0.99),
+    )
+
+
+def document(result: OverloadResult) -> dict[str, Any]:
+    """The figures for JSON."""
+    figures = asdict(result)
+    figures["retries"]["ratio"] = result.retries.ratio
+    return figures
