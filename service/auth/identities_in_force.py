@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.auth.identities import Identities, read_identities
 from pageturner.service.errors import ConfigError
-from pageturner.service.watched_files import WatchedFiles, warn_of_readers
+from pageturner.service.watched_files import WatchedFiles, unheard, warn_of_readers
 
 
 class IdentitiesInForce:
@@ -20,7 +21,10 @@ class IdentitiesInForce:
     first reading.
     """
 
-    def __init__(self, path: Path, logger: FilteringBoundLogger) -> None:
+    def __init__(
+        self, path: Path, logger: FilteringBoundLogger, on_refused: Callable[[], object] = unheard
+    ) -> None:
+        self._on_refused = on_refused
         self._path = path
         self._logger = logger
         self._files = WatchedFiles(path)
@@ -40,6 +44,7 @@ class IdentitiesInForce:
                 self._current = await asyncio.to_thread(read_identities, self._path)
             except ConfigError as error:
                 self._logger.error("identities_refused", origin=origin, reason=str(error))
+                self._on_refused()
                 return
         self._report("identities_reloaded", origin)
 

@@ -111,8 +111,8 @@ async def _serve(
     bound_arenas(options.malloc_arenas)  # before the threads that would have arenas
     share_interpreter()
     tracing = _tracing(loaded.config.traces, clock)
-    identities = _identities(loaded, logger)
-    certificates = _certificates(loaded, logger)
+    identities = _identities(loaded, logger, metrics)
+    certificates = _certificates(loaded, logger, metrics)
     server = Server(
         options,
         logger,
@@ -127,7 +127,9 @@ async def _serve(
     # and health answers NOT_SERVING meanwhile.
     stages.end("imports of the server")
     port = await server.start()
-    monitoring = await _start_monitoring(loaded.config.metrics, server, clock, metrics, logger, log)
+    monitoring = await _start_monitoring(
+        loaded.config.metrics, server, clock, metrics, logger, log, certificates
+    )
     stages.end("bind")
     engine: AsyncEngine | None = None
     watching: asyncio.Task[None] | None = None
@@ -145,7 +147,9 @@ async def _serve(
         gc.freeze()  # nor is there any later
         gc.enable()
         logger.info(STARTED, **{name: round(seconds, 4) for name, seconds in stages.seconds.items()})
-        reloaded: list[Reloadable] = [ConfigReloader(engine, load, loaded, logger)]
+        reloaded: list[Reloadable] = [
+            ConfigReloader(engine, load, loaded, logger, partial(metrics.file_refused, "configuration"))
+        ]
         reloaded += filter(None, (identities, certificates))
         readiness.tell(READY)
         _say_ready(ready_line(engine.models()[0].name, format_address(options.host, port)))
@@ -176,22 +180,28 @@ async def _serve(
     return 0
 
 
-def _identities(loaded: LoadedConfig, logger: FilteringBoundLogger) -> IdentitiesInForce | None:
+def _identities(
+    loaded: LoadedConfig, logger: FilteringBoundLogger, metrics: Metrics
+) -> IdentitiesInForce | None:
     """Of the file of auth.identities; None where there is none, and so no authentication. Raises
     ConfigError."""
     from pageturner.service.auth.identities_in_force import IdentitiesInForce
 
     path = loaded.config.auth.identities
-    return None if path is None else IdentitiesInForce(path, logger)
+    return (
+        None if path is None else IdentitiesInForce(path, logger, partial(metrics.file_refused, "identities"))
+    )
 
 
-def _certificates(loaded: LoadedConfig, logger: FilteringBoundLogger) -> Certificates | None:
+def _certificates(
+    loaded: LoadedConfig, logger: FilteringBoundLogger, metrics: Metrics
+) -> Certificates | None:
     """Of the files of [tls]; None where connections are in plain text. Raises ConfigError."""
     if not loaded.config.tls.is_on:
         return None
     from pageturner.service.rpc.certificates import Certificates
 
-    return Certificates(loaded.config.tls, logger, time.time)
+    return Certificates(loaded.config.tls, logger, time.time, partial(metrics.file_refused, "certificate"))
 
 
 def _tracing(options: TracesOptions, clock: MonotonicClock) -> Tracing | None:
@@ -213,6 +223,7 @@ async def _start_monitoring(
     metrics: Metrics,
     logger: FilteringBoundLogger,
     log: LogStream,
+    certificates: Certificates | None,
 ) -> MonitoringPort | None:
     """Where a port is configured: before the model loads, so that probes are answered from then on."""
     if options.port is None:
@@ -220,7 +231,13 @@ async def _start_monitoring(
     from pageturner.service.monitoring.metrics_page import Sources
     from pageturner.service.monitoring.port import MonitoringPort
 
-    sources = Sources(metrics, lambda: server.condition, lambda: server.engine, lambda: log.num_lines_lost)
+    sources = Sources(
+        metrics,
+        lambda: server.condition,
+        lambda: server.engine,
+        lambda: log.num_lines_lost,
+        lambda: None if certificates is None else certificates.current.ends.timestamp(),
+    )
     monitoring = MonitoringPort(sources, clock, logger)
     await monitoring.start(options.host, options.port)
     return monitoring

@@ -72,7 +72,7 @@ class MetricsSnapshot:
     error that a request met before it was accepted. requests_shed_total: by the kind of error that ended an
     accepted request before its first token, for want of time or room. request_success_total: choices that
     ended well, by how. tenant_requests_total: by tenant and outcome. grpc_server_handled_total: by method and
-    status code. callers_refused_total: by cause.
+    status code. callers_refused_total: by cause. files_refused_total: by what they hold.
     """
 
     counters: Mapping[str, int]
@@ -88,6 +88,7 @@ class MetricsSnapshot:
     grpc_server_started_total: Mapping[Method, int]
     grpc_server_handled_total: Mapping[tuple[Method, str], int]
     callers_refused_total: Mapping[str, int]
+    files_refused_total: Mapping[str, int]
     grpc_server_handling_seconds: Mapping[Method, HistogramSnapshot]
 
 
@@ -137,6 +138,7 @@ class Metrics:
         self._calls_started: Counter[Method] = Counter()
         self._calls_handled: Counter[tuple[Method, str]] = Counter()
         self._callers_refused: Counter[str] = Counter()
+        self._files_refused: Counter[str] = Counter()
         self._call_seconds: dict[Method, Histogram] = {}
 
     # Calls of gRPC
@@ -156,6 +158,10 @@ class Metrics:
     def caller_refused(self, cause: RefusalCause) -> None:
         """A call ended since its caller was not known, or not allowed to make it."""
         self._callers_refused[cause.value] += 1
+
+    def file_refused(self, kind: str) -> None:
+        """A file that changed had a fault; what was read before stays in force. kind: what it holds."""
+        self._files_refused[kind] += 1
 
     # The engine's requests
 
@@ -243,6 +249,7 @@ class Metrics:
             grpc_server_started_total=dict(self._calls_started),
             grpc_server_handled_total=dict(self._calls_handled),
             callers_refused_total=dict(self._callers_refused),
+            files_refused_total=dict(self._files_refused),
             grpc_server_handling_seconds={
                 method: histogram.snapshot() for method, histogram in dict(self._call_seconds).items()
             },

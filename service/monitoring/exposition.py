@@ -41,6 +41,8 @@ class Observation:
     condition: Condition
     engine: ServedEngine | None = None
     num_log_lines_lost: int = 0
+    certificate_ends: float | None = None
+    """Of the server's own, in seconds of the epoch; None in plain text."""
 
 
 _DOCS: Mapping[str, str] = {
@@ -178,6 +180,12 @@ def _condition_families(seen: Observation) -> Iterator[Metric]:
         (),
         [((), condition.seconds_without_progress)],
     )
+    refused = [((kind,), count) for kind, count in seen.metrics.files_refused_total.items()]
+    doc = "Changed files with a fault: what was read before stays in force."
+    yield _counter("files_refused_total", doc, ("file",), refused)
+    if seen.certificate_ends is not None:
+        ends = [((), seen.certificate_ends)]
+        yield _gauge("certificate_expiry_timestamp_seconds", "When the server's certificate ends.", (), ends)
     lost = [((), seen.num_log_lines_lost)]
     yield _counter("log_lines_lost_total", "Lines of the log that could not be written.", (), lost)
 

@@ -29,6 +29,7 @@ class Sources:
     condition: Callable[[], Condition]
     engine: Callable[[], EngineClient | None]
     num_log_lines_lost: Callable[[], int]
+    certificate_ends: Callable[[], float | None] = lambda: None
 
     def observe(self) -> Observation:
         """All of it at one moment, frozen."""
@@ -37,7 +38,8 @@ class Sources:
         if engine is not None:
             stats = engine.load()
             served = ServedEngine(engine.models()[0], engine.server_info(), stats, engine.policies())
-        return Observation(self.metrics.snapshot(stats), self.condition(), served, self.num_log_lines_lost())
+        snapshot, ends = self.metrics.snapshot(stats), self.certificate_ends()
+        return Observation(snapshot, self.condition(), served, self.num_log_lines_lost(), ends)
 
 
 class _Picture:

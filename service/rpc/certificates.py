@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.errors import ConfigError
 from pageturner.service.rpc.options import TlsOptions
-from pageturner.service.watched_files import WatchedFiles, warn_of_readers
+from pageturner.service.watched_files import WatchedFiles, unheard, warn_of_readers
 
 WARN_DAYS = 21.0
 """Before a certificate ends: time to find out why nothing has renewed it."""
@@ -54,7 +54,14 @@ class Certificates:
     Raises ConfigError at the first reading.
     """
 
-    def __init__(self, options: TlsOptions, logger: FilteringBoundLogger, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: TlsOptions,
+        logger: FilteringBoundLogger,
+        now: Callable[[], float],
+        on_refused: Callable[[], object] = unheard,
+    ) -> None:
+        self._on_refused = on_refused
         self._options = options
         self._logger = logger
         self._now = now
@@ -102,6 +109,7 @@ class Certificates:
             except ConfigError as error:
                 ends, reason = self._current.ends.isoformat(), str(error)
                 self._logger.error("certificate_refused", origin=origin, reason=reason, in_force_until=ends)
+                self._on_refused()
                 return
         self._report("certificate_reloaded", origin)
 

@@ -14,7 +14,7 @@ from pageturner.service.config import LoadedConfig, PoliciesConfig
 from pageturner.service.engine.api import EngineClient, PolicyChange
 from pageturner.service.errors import PageturnerError
 from pageturner.service.policy_host.reports import PoliciesInfo
-from pageturner.service.watched_files import WatchedFiles
+from pageturner.service.watched_files import WatchedFiles, unheard
 
 POLL_SECONDS = 2.0
 """How often the file is looked at: a glance at its time and size."""
@@ -56,7 +56,9 @@ class ConfigReloader:
         load: Callable[[], LoadedConfig],
         loaded: LoadedConfig,
         logger: FilteringBoundLogger,
+        on_refused: Callable[[], object] = unheard,
     ) -> None:
+        self._on_refused = on_refused
         self._engine = engine
         self._load = load
         self._loaded = loaded
@@ -73,6 +75,7 @@ class ConfigReloader:
                 await self._engine.set_policies(change)
         except PageturnerError as error:
             self._logger.error("reload_refused", origin=origin, reason=str(error))
+            self._on_refused()
             return
         was, now = self._loaded.config.flat(), loaded.config.flat()
         waiting = [key for key in now if now[key] != was[key] and not key.startswith("policies.")]

@@ -142,6 +142,10 @@ async def test_a_secured_server_serves_reloads_and_tells_no_secret(tmp_path: Pat
     secrets = [held.text for held in (SEARCH, SEARCH_OLD, MAIL, STRANGER, GUESS)]
     secrets += [held.digest.hex() for held in (SEARCH, SEARCH_OLD, MAIL)]
     assert 'callers_refused_total{cause="expired"} 1.0' in metrics
+    assert 'files_refused_total{file="identities"} 1.0' in metrics
+    ends = RENEWED.certificate.not_valid_after_utc.timestamp()
+    (told,) = re.findall(r"^pageturner:certificate_expiry_timestamp_seconds (.+)$", metrics, re.MULTILINE)
+    assert float(told) == ends
     for secret in (*secrets, PROMPT, *answers):
         assert len(secret) > 8
         for told in (log, metrics):

@@ -21,7 +21,8 @@ class Case:
         self.second = 0
         self.write(text, mode)
         self.logger, self.log = recording_logger()
-        self.identities = IdentitiesInForce(self.path, self.logger)
+        self.refused: list[None] = []
+        self.identities = IdentitiesInForce(self.path, self.logger, lambda: self.refused.append(None))
 
     def write(self, text: str, mode: int = 0o600) -> None:
         """Each at a time of its own, whatever the resolution of the clock."""
@@ -89,6 +90,7 @@ async def test_a_file_with_a_fault_leaves_the_old_one_in_force(tmp_path: Path, f
     await case.identities.poll()
     assert case.identities.current() is before
     assert case.events == ["authentication", "identities_refused"], "said once"
+    assert len(case.refused) == 1
     assert str(case.path) in case.log[1]["reason"]
     case.write(OTHER)
     await case.identities.poll()

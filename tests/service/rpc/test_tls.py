@@ -43,8 +43,12 @@ class Case:
         self.files = TlsFiles(folder).write(SERVER, client_ca)
         self.logger, self.log = recording_logger()
         self.days = days
+        self.refused: list[None] = []
         self.certificates = Certificates(
-            self.files.options, self.logger, lambda: NOW.timestamp() + self.days * 86_400
+            self.files.options,
+            self.logger,
+            lambda: NOW.timestamp() + self.days * 86_400,
+            lambda: self.refused.append(None),
         )
 
     @property
@@ -247,6 +251,7 @@ async def test_files_with_a_fault_end_a_start_and_are_kept_out_of_a_running_serv
     await case.certificates.poll()
     assert case.certificates.current is before
     assert case.events == ["certificate", "certificate_refused"], "said once"
+    assert len(case.refused) == 1
     assert reason in case.last("certificate_refused")["reason"]
     case.files.write(RENEWED, client_ca=CA)
     await case.certificates.poll()

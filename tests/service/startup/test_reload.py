@@ -32,7 +32,14 @@ class Case:
         self.bench = bench
         self.logger, self.log = recording_logger()
         loaded = load_config(file, {})
-        self.reloader = ConfigReloader(bench.engine, lambda: load_config(file, {}), loaded, self.logger)
+        self.refused: list[None] = []
+        self.reloader = ConfigReloader(
+            bench.engine,
+            lambda: load_config(file, {}),
+            loaded,
+            self.logger,
+            lambda: self.refused.append(None),
+        )
 
     @property
     def events(self) -> list[str]:
@@ -99,6 +106,7 @@ async def test_a_wrong_configuration_is_refused_whole(tmp_path: Path, text: str,
         assert bench.engine.policies() == before
         await case.reloader.poll()
         assert case.events == ["reload_refused"], "said once"
+        assert len(case.refused) == 1
 
 
 async def test_what_needs_a_restart_is_named(tmp_path: Path) -> None:
