@@ -46,7 +46,9 @@ def queries() -> list[tuple[str, str]]:
 def served() -> dict[str, set[str]]:
     """Every series that the server has, and its labels."""
     engine = FakeEngine()
-    sources = Sources(Metrics(), lambda: Condition(EngineHealth.SERVING), lambda: engine, lambda: 0)
+    sources = Sources(
+        Metrics(), lambda: Condition(EngineHealth.SERVING), lambda: engine, lambda: 0, lambda: 2e9
+    )
     process = CollectorRegistry()
     ProcessCollector(registry=process)
     found: dict[str, set[str]] = {}
@@ -123,7 +125,8 @@ def test_an_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
     for rule in RULES:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"].keys() == {"summary", "description"}
-        assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"instance", "axis", "policy"}
+        told = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+        assert told <= {"instance", "axis", "policy", "cause", "file"}
 
 
 def test_the_autoscaler_scales_by_a_metric_that_the_server_has(served: dict[str, set[str]]) -> None:
