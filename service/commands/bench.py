@@ -20,6 +20,7 @@ from pageturner.service.commands import (
     bench_products,
     bench_resume,
     bench_steps,
+    bench_tenants,
 )
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note, write
@@ -84,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "resume",
             help="one of two servers is killed in the middle of many streams: what is lost, and for how long",
             epilog=f"example: {bench_resume.EXAMPLE}",
+        )
+    )
+    bench_tenants.add_arguments(
+        benches.add_parser(
+            "tenants",
+            help="what a tenant that floods the service costs a quiet one",
+            epilog=f"example: {bench_tenants.EXAMPLE}",
         )
     )
     preemption = benches.add_parser(
