@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pageturner.policies.views import Rates
 from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
 
-_REPEATS = 2
+_REPEATS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CalibrationTarget:
 
 
 def measure_rates(target: CalibrationTarget) -> Rates:
-    """The faster of two steps of each kind, since start-up waits for them and noise only ever adds.
+    """The fastest of some steps of each kind, since start-up waits for them and noise only ever adds.
 
     Without host blocks the copy rates keep their defaults.
     """
