@@ -253,6 +253,8 @@ def load_config(
 
     if values.get("policies.preset"):
         _take_preset(values, origins)
+    if values.get("auth.identities") is not None:
+        _take_tenancy(values, origins)
     if "model.source" in values:
         # Shells leave ~ alone in files, and in some flags; the loader may not ask where home is.
         values["model.source"] = os.path.expanduser(values["model.source"])
@@ -285,6 +287,21 @@ def _take_preset(values: dict[str, Any], origins: dict[str, str]) -> None:
     for key, value in implied.items():
         if key not in values:
             values[key], origins[key] = value, f"preset {preset.name}"
+
+
+_OF_TENANCY: Mapping[str, object] = {
+    "policies.queue": PolicySpec("virtual-token-counter"),
+    "policies.victim": PolicySpec("most-over-served"),
+    "scheduler.share_between_tenants": True,
+}
+"""Defaults where tenants are known, so that none is held up by another's flood."""
+
+
+def _take_tenancy(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """What is better with known tenants goes under whatever was given."""
+    for key, value in _OF_TENANCY.items():
+        if key not in values:
+            values[key], origins[key] = value, "auth.identities"
 
 
 def _build(section: str, options: Mapping[str, Any]) -> Any:

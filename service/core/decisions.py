@@ -25,6 +25,7 @@ class CoreRule(Enum):
     MAX_BYPASSES = "max_bypasses"
     MAX_SKIPS = "max_skips"
     BUDGET = "max_num_batched_tokens"
+    TENANT_SHARE = "share_between_tenants"
     PENDING = "blocks in flight"
     WHOLE = "yields whole"
     DEADLINES = "deadlines of running requests"

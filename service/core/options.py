@@ -43,6 +43,10 @@ class SchedulerOptions:
     """How many admissions may overtake one waiting request before admissions hold for it."""
     max_preemptions: int = 16
     """After this many a request is no victim except for the guarded request."""
+    share_between_tenants: bool = False
+    """Whether tenants that have requests get equal shares: one with less than its share of slots and blocks
+    has requests of one with more yield to its own, and a step does not take much longer for what others
+    add to it. False, as in flight records that were written before there was the choice."""
     max_skips: int = 8
     """How many waiting requests one step may look past."""
     starvation_seconds: float = 30.0

@@ -172,7 +172,10 @@ class Scheduler:
         Raises InvalidArgument for one that can never be served, DuplicateRequest, QueueFull, or TextFailed
         where its text can't be begun; nothing is changed then.
         """
-        return self._intake.accept(new)
+        accepted = self._intake.accept(new)
+        if self._options.share_between_tenants and self.state.num_live[new.tenant] == 1:
+            self._queue_order.look_soon(self.state.now)
+        return accepted
 
     @told(AbortRequest)
     def abort_request(self, request_id: str, error: PageturnerError) -> tuple[Event, ...]:

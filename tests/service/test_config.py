@@ -207,6 +207,26 @@ def test_every_axis_has_a_default_and_takes_a_table(tmp_path: Path) -> None:
     assert chosen.queue == PolicySpec("fcfs")
 
 
+def test_known_tenants_are_served_alike_by_default_and_what_is_given_goes_over_that(tmp_path: Path) -> None:
+    file = tmp_path / "pageturner.toml"
+    file.write_text('[auth]\nidentities = "identities.toml"\n')
+    loaded = load_config(file, {})
+    policies = loaded.config.policies
+    assert (policies.queue.name, policies.victim.name) == ("virtual-token-counter", "most-over-served")
+    assert loaded.config.scheduler.share_between_tenants
+    assert loaded.origins["policies.queue"] == "auth.identities"
+    assert 'queue = "virtual-token-counter"  # from auth.identities' in loaded.to_toml()
+    given = load_config(file, {}, {"policies.queue": "fcfs", "scheduler.share_between_tenants": "false"})
+    assert (given.config.policies.queue.name, given.config.policies.victim.name) == (
+        "fcfs",
+        "most-over-served",
+    )
+    assert not given.config.scheduler.share_between_tenants
+    preset = load_config(file, {}, {"policies.preset": "vllm-v1"}).config.policies
+    assert (preset.queue.name, preset.victim.name) == ("fcfs", "last-arrived")
+    assert load_config(None, {}).config.policies.queue.name == "fcfs"
+
+
 def test_a_preset_goes_under_what_is_given(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[policies]\npreset = "vllm-v1"\nvictim = "least-computed"\n')

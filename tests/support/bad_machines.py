@@ -324,7 +324,13 @@ PLANTED_BUGS = (
     ),
     PlantedBug("cow-without-copy", BlockManager, "prepare_write", _copy_on_write_without_copy, "tokens"),
     PlantedBug("write-in-shared-block", BlockManager, "prepare_write", _write_in_shared_block, "write"),
-    PlantedBug("fork-without-reference", BlockManager, "fork", _fork_without_reference, "reference-count"),
+    PlantedBug(
+        "fork-without-reference",
+        BlockManager,
+        "fork",
+        _fork_without_reference,
+        "reference-count|is released more often than it was taken",
+    ),
     PlantedBug(
         "epoch-not-raised", Sequence, "reset", _same_epoch_after_preemption, "tokens|IndexError|progress"
     ),

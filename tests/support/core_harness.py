@@ -145,6 +145,7 @@ class CoreHarness:
         penalty: float = 0.0,
         request_id: str = "",
         known: tuple[int, ...] | None = None,
+        tenant: str = "",
     ) -> str:
         """Add a request; raises what the scheduler raises.
 
@@ -166,7 +167,7 @@ class CoreHarness:
             seed,
             self.now,
             priority=priority,
-            tenant=f"t{priority}",
+            tenant=tenant or f"t{priority}",
             cache_salt=salt,
             bypass_prefix_cache=bypass,
             deadline=deadline,

@@ -52,6 +52,7 @@ def scheduler_options(draw: st.DrawFn) -> SchedulerOptions:
         max_bypasses=draw(st.sampled_from((1, 4, 64))),
         max_skips=draw(st.sampled_from((0, 2, 8))),
         starvation_seconds=draw(st.sampled_from((5.0, 50.0))),
+        share_between_tenants=draw(st.booleans()),
         max_policy_fault_share=1.0,  # junk is to be asked for long
     )
 
@@ -67,6 +68,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "stop_ids": draw(st.sampled_from(((), (), (), (2,)))),
         "n": draw(st.sampled_from((1, 1, 2, 1, 3))),
         "priority": draw(st.sampled_from((0, 0, 0, 1, 2))),
+        "tenant": draw(st.sampled_from(("t0", "t0", "t1"))),
         "salt": draw(st.sampled_from(("", "", "x"))),
         "bypass": draw(st.sampled_from((False, False, False, True))),
         "seconds": draw(st.sampled_from((None, None, None, 3.0, 20.0))),

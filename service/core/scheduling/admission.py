@@ -15,6 +15,7 @@ from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
 from pageturner.service.core.scheduling.step_plan import Constraints, PlannedAdmission, Shortage
+from pageturner.service.core.scheduling.tenant_shares import TenantShares
 from pageturner.service.core.scheduling.trace import Trace
 
 
@@ -50,7 +51,8 @@ def _lacks(request: Request, num_needed: int = 0, num_available: int = 0, num_sl
 
 
 class AdmissionPlanner:
-    """running: requests that run in this attempt, those that yield left out."""
+    """running: requests that run in this attempt, those that yield left out. shares: what tenants hold of the
+    slots and blocks, where they share."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class AdmissionPlanner:
         guarded: Request | None,
         constraints: Constraints,
         running: list[Request],
+        shares: TenantShares | None,
         trace: Trace,
     ) -> None:
         self._state = state
@@ -69,18 +72,23 @@ class AdmissionPlanner:
         self._guarded = guarded
         self._constraints = constraints
         self._running = running
+        self._shares = shares
         self._trace = trace
         self._least_priority: float | None = None
         self._gate: DeadlineGate | None = None
 
     def try_admit(self, request: Request) -> tuple[Admission, Shortage | None]:
         """Book the start of a request whole, or nothing of it."""
-        is_privileged = request is self._guarded or request.order in self._constraints.claimants
-        may_claim = is_privileged or self._outranks_someone(request)
+        is_privileged = self._is_privileged(request)
+        may_claim = self.may_claim(request)
         if not may_claim and request.num_slots > self._ledger.slots:
             self._trace.lacks_slots(request, request.num_slots - self._ledger.slots)
             return Admission.SKIP, None
-        if not is_privileged and self._delays_others(request):
+        if self._budget.is_share_spent(request) and request is not self._guarded:
+            # Before others yield to it for nothing.
+            self._trace.note(Refused(request.request_id, CoreRule.TENANT_SHARE.value, 0, 0))
+            return Admission.SKIP, None
+        if not is_privileged and not self._claims_share(request) and self._delays_others(request):
             self._trace.note(Refused(request.request_id, CoreRule.DEADLINES.value, 0, 0))
             return Admission.WAIT, None
         savepoint = self._budget.savepoint()
@@ -92,9 +100,24 @@ class AdmissionPlanner:
                 return refusal.answer, Shortage(request, max(0, refusal.num_blocks), refusal.num_slots)
             self._trace.note(refusal.note)
             return refusal.answer, None
+        if self._shares is not None:
+            self._shares.add(request)
         guard = CoreRule.GUARDED if request is self._guarded else CoreRule.CLAIM
         self._trace.admitted(self._budget.admissions[-1], guard if is_privileged else None)
         return Admission.ADMIT, None
+
+    def may_claim(self, request: Request) -> bool:
+        """Whether others may be made to yield to it."""
+        if self._is_privileged(request) or self._outranks_someone(request):
+            return True
+        return self._claims_share(request)
+
+    def _is_privileged(self, request: Request) -> bool:
+        return request is self._guarded or request.order in self._constraints.claimants
+
+    def _claims_share(self, request: Request) -> bool:
+        """Whether its tenant is below its share, which no flood of another's keeps from it."""
+        return self._shares is not None and self._shares.may_claim(request)
 
     def _delays_others(self, request: Request) -> bool:
         """Whether a running request that is no less urgent would miss its deadline beside this one."""

@@ -6,6 +6,8 @@ the planner then decides who does and attempts again.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from pageturner.policies.interfaces import Admission, Reclaim
 from pageturner.policies.views import BatchView
 from pageturner.service.core.decisions import CoreRule
@@ -17,6 +19,7 @@ from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
 from pageturner.service.core.scheduling.step_plan import Constraints, Preemption, Shortage, StepPlan
+from pageturner.service.core.scheduling.tenant_shares import TenantShares, divides, step_shares, token_budget
 from pageturner.service.core.scheduling.trace import Trace
 
 
@@ -42,8 +45,9 @@ class Attempt:
         self.num_booked: dict[int, int] = {}
         self._bypassed: list[Request] = []
         self._settled, self._trace = settled, Trace(state)
+        shares = TenantShares(state, self._running) if divides(state) else None
         self._admission = AdmissionPlanner(
-            state, self.budget, guarded, constraints, self._running, self._trace
+            state, self.budget, guarded, constraints, self._running, shares, self._trace
         )
         for preemption in constraints.preemptions.values():
             book_preemption(self.budget.ledger, state.manager, preemption, state.last_ended_step)
@@ -70,14 +74,35 @@ class Attempt:
     def _split_budget(self, work: Work) -> None:
         lacking = [remaining for _, remaining in work]
         prefills = tuple(remaining for remaining in lacking if remaining > 1)
-        batch = BatchView(
-            self._state.options.max_num_batched_tokens, lacking.count(1), prefills, len(self._state.waiting)
-        )
+        num_decodes = lacking.count(1)
+        num_tokens = self.budget.total_left = token_budget(self._state, num_decodes)
+        batch = BatchView(num_tokens, num_decodes, prefills, len(self._state.waiting))
         split = self._state.policy_host.batch_split(batch)
         self.budget.split_budget(split)
-        if 0 < split.decode_tokens < batch.num_decode_tokens:
+        is_divided = divides(self._state) and self._divide(work)
+        if is_divided:
+            work.sort(key=lambda item: (item[0].request is not self._guarded, item[0].last_step))
+        elif 0 < split.decode_tokens < batch.num_decode_tokens:
             # Not every sequence gets a token in this step: turns are taken, by the guarded request too.
             work.sort(key=lambda item: item[0].last_step)
+
+    def _divide(self, work: Work) -> bool:
+        """Bound what each tenant computes in this step; whether any is bounded."""
+        starting: dict[str, Request] = {}  # of each tenant the first
+        for request in islice(self._state.waiting, self._state.options.max_skips + 1):
+            if request.new.tenant not in starting and self._may_start(request):
+                starting[request.new.tenant] = request
+        shares = step_shares(self._state, work, starting.values())
+        self.budget.divide(shares)
+        return shares is not None
+
+    def _may_start(self, request: Request) -> bool:
+        constraints = self._constraints
+        if request.is_paused or request.order in constraints.blocked or not self._state.may_run(request):
+            return False
+        if request.order in constraints.preemptions:
+            return False
+        return request.num_slots <= self.budget.ledger.slots or self._admission.may_claim(request)
 
     def _continue_all(self, work: Work) -> Shortage | None:
         budget = self.budget

@@ -13,6 +13,7 @@ from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import StepPlan
+from pageturner.service.core.scheduling.tenant_shares import step_shares, token_budget
 
 Work = list[tuple[Sequence, int]]
 """Running sequences and the tokens that each lacks."""
@@ -55,7 +56,11 @@ def plan_decodes(state: SchedulerState, guarded: Request | None) -> StepPlan | N
         return None
     if decodes and decodes[0].request is not guarded:
         decodes.sort(key=lambda sequence: sequence.request is not guarded)
-    split = state.policy_host.batch_split(BatchView(budget, len(decodes), (), 0))
+    is_divided = state.options.share_between_tenants and len(state.num_live) > 1
+    if is_divided and step_shares(state, [(sequence, 1) for sequence in decodes], ()) is not None:
+        return None
+    num_tokens = token_budget(state, len(decodes)) if state.options.share_between_tenants else budget
+    split = state.policy_host.batch_split(BatchView(num_tokens, len(decodes), (), 0))
     if split.decode_tokens < len(decodes):
         return None
     return StepPlan((), (), (), (), {}, guarded, decodes=tuple(decodes))

@@ -66,7 +66,7 @@ class Finisher:
         state.running.pop(request.order, None)
         state.holders.pop(request.order, None)
         request.status = RequestStatus.FINISHED
-        del state.requests[request.request_id]
+        state.forget(request)
         tell_ended(state, request)
         admitted = now if request.admitted_at is None else request.admitted_at
         first_token = now if request.first_token_at is None else request.first_token_at

@@ -164,7 +164,7 @@ class Intake:
             if not sequence.is_finished:
                 state.sequences[seq_id] = sequence
         request.is_forked = len(request.unfinished) == 1
-        state.requests[new.request_id] = request
+        state.enlist(request)
         self._deadlines.watch(request)
         tell_queued(state, request, is_first=True)
         events = tuple(events_of(new, starts))

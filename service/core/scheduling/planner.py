@@ -18,6 +18,7 @@ from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import Constraints, Preemption, Shortage, StepPlan
+from pageturner.service.core.scheduling.tenant_shares import TenantShares, divides
 from pageturner.service.core.scheduling.trace import Trace
 
 
@@ -108,8 +109,9 @@ class Planner:
     ) -> list[Request]:
         """Running requests that may yield to the claimant; one that yields its tail may yield whole.
 
-        No request yields to a less urgent one; a waiting claimant needs a strictly lower priority; who has
-        been preempted often enough yields to the guarded request alone, which none of this binds.
+        No request yields to a less urgent one; a waiting claimant needs a strictly lower priority, or a
+        tenant that has more than its share; who has been preempted often enough yields to the guarded request
+        alone, which none of this binds.
         """
         running = [
             request
@@ -120,13 +122,22 @@ class Planner:
             return [request for request in running if request is not guarded]
         is_running = claimant.status is RequestStatus.RUNNING
         limit = self._state.options.max_preemptions
+        shares = None
+        if not is_running and divides(self._state):
+            shares = TenantShares(self._state, running)
+            for request in self._state.waiting if constraints.claimants else ():
+                if request.order in constraints.claimants and request is not claimant:
+                    shares.add(request)
+            shares = shares if shares.may_claim(claimant) else None
         return [
             request
             for request in running
             if request is not guarded
             and request.num_preemptions < limit
             and (
-                request.priority < claimant.priority or (is_running and request.priority == claimant.priority)
+                request.priority < claimant.priority
+                or (is_running and request.priority == claimant.priority)
+                or (shares is not None and shares.yields(request, claimant))
             )
         ]
 

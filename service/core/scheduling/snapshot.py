@@ -89,7 +89,7 @@ def restore_snapshot(
     """Bring the parts of a scheduler just made to `snapshot`. requests: as `Scheduler.restore` says."""
     by_order = {request.order: request for request in requests}
     for request in by_order.values():
-        state.requests[request.request_id] = request
+        state.enlist(request)
         for sequence in request.unfinished:
             state.sequences[sequence.seq_id] = sequence
     state.now = snapshot.now

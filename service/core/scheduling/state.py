@@ -22,8 +22,8 @@ from pageturner.service.policy_host.host import PolicyHost
 
 @dataclass(slots=True)
 class SchedulerState:
-    """requests, sequences: all that live, by id. running: by Request.order, in the order of their start.
-    waiting: everything else that lives.
+    """requests, sequences: all that live, by id. num_live: requests by tenant, none of 0. running: by
+    Request.order, in the order of their start. waiting: everything else that lives.
 
     producing: hashes of blocks that requests scheduled in the last step are about to compute.
     holders: waiting requests that hold blocks (their tail was reclaimed).
@@ -50,6 +50,7 @@ class SchedulerState:
     is_sweep_due: bool = False
     last_ended_step: int = 0
     requests: dict[str, Request] = field(default_factory=dict)
+    num_live: Counter[str] = field(default_factory=Counter)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     running: dict[int, Request] = field(default_factory=dict)
     holders: dict[int, Request] = field(default_factory=dict)
@@ -63,6 +64,18 @@ class SchedulerState:
     next_seq_id: int = 0
     next_step_id: int = 1
     decisions: list[Decision] | None = None
+
+    def enlist(self, request: Request) -> None:
+        """It lives from now on."""
+        self.requests[request.request_id] = request
+        self.num_live[request.new.tenant] += 1
+
+    def forget(self, request: Request) -> None:
+        """It lives no more."""
+        del self.requests[request.request_id]
+        self.num_live[request.new.tenant] -= 1
+        if not self.num_live[request.new.tenant]:
+            del self.num_live[request.new.tenant]
 
     def may_run(self, request: Request) -> bool:
         return self.suspects is None or request.order in self.suspects
@@ -141,6 +154,8 @@ class SchedulerState:
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the invariant, unless the whole state is consistent."""
         self.manager.check_integrity()
+        num_live = Counter(request.new.tenant for request in self.requests.values())
+        assert self.num_live == num_live, "tenants: the count of live requests disagrees"
         for request in self.requests.values():
             is_waiting, is_running = request in self.waiting, request.order in self.running
             assert is_waiting != is_running, f"status: {request.request_id} is in both lists or in none"

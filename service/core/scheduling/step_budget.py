@@ -36,6 +36,7 @@ class Savepoint:
 
     ledger: LedgerSavepoint
     budget: tuple[int, int, int]
+    shares: dict[str, int] | None
     num_chunks: int
     num_promised: int
 
@@ -63,6 +64,15 @@ class StepBudget:
         self.prefill_left = 0
         self.num_promised = 0
         self._chunk_tokens: int | None = None
+        self._shares: dict[str, int] | None = None
+
+    def divide(self, shares: dict[str, int] | None) -> None:
+        """Give each tenant so many tokens of the step at most."""
+        self._shares = shares
+
+    def is_share_spent(self, request: Request) -> bool:
+        """Whether its tenant may compute no more in this step."""
+        return self._shares is not None and self._shares.get(request.new.tenant, 0) <= 0
 
     def split_budget(self, split: BatchSplit) -> None:
         self.decode_left = split.decode_tokens
@@ -77,12 +87,14 @@ class StepBudget:
     def savepoint(self) -> Savepoint:
         """What `restore` goes back to."""
         budget = (self.total_left, self.decode_left, self.prefill_left)
-        return Savepoint(self.ledger.savepoint(), budget, len(self.chunks), self.num_promised)
+        shares = None if self._shares is None else dict(self._shares)
+        return Savepoint(self.ledger.savepoint(), budget, shares, len(self.chunks), self.num_promised)
 
     def restore(self, savepoint: Savepoint) -> None:
         """Forget chunks and bookings made since."""
         self.ledger.restore(savepoint.ledger)
         self.total_left, self.decode_left, self.prefill_left = savepoint.budget
+        self._shares = savepoint.shares
         del self.chunks[savepoint.num_chunks :]
         self.num_promised = savepoint.num_promised
 
@@ -101,6 +113,8 @@ class StepBudget:
             allowed = self.prefill_left
         else:
             allowed = min(self.prefill_left, self._chunk_tokens)
+        if self._shares is not None:
+            allowed = min(allowed, self._shares.get(request.new.tenant, 0))
         if request is self._guarded:
             allowed = max(allowed, 1)
         return max(0, min(allowed, remaining, self.total_left))
@@ -109,10 +123,15 @@ class StepBudget:
         """Book one decoded token if its slot is there already and the sequence's own; else nothing."""
         if self.decode_left <= 0 or self.total_left <= 0:
             return False
+        shares, tenant = self._shares, sequence.request.new.tenant
+        if shares is not None and shares.get(tenant, 0) <= 0:
+            return False
         if not has_slot_of_its_own(self._manager, sequence):
             return False
         self.total_left -= 1
         self.decode_left -= 1
+        if shares is not None:
+            shares[tenant] -= 1
         self.chunks.append(Chunk(sequence, 1, is_last=True, is_in_place=True))
         return True
 
@@ -168,6 +187,8 @@ class StepBudget:
 
     def _spend(self, request: Request, remaining: int, num_tokens: int) -> None:
         self.total_left -= num_tokens
+        if self._shares is not None:
+            self._shares[request.new.tenant] = self._shares.get(request.new.tenant, 0) - num_tokens
         decodes = remaining == 1 and (request.status is RequestStatus.RUNNING or not self.prefill_left)
         if decodes and self.decode_left > 0:
             self.decode_left -= num_tokens
