@@ -335,7 +335,7 @@ PLANTED_BUGS = (
         "epoch-not-raised", Sequence, "reset", _same_epoch_after_preemption, "tokens|IndexError|progress"
     ),
     PlantedBug("pending-ignored", BlockPool, "release", _no_fence, "pending"),
-    PlantedBug("hash-without-parent", PrefixHasher, "extend", _hash_without_parent, "tokens"),
+    PlantedBug("hash-without-parent", PrefixHasher, "extend", _hash_without_parent, "tokens|inspection"),
     PlantedBug(
         "tail-keeps-progress", Transitions, "preempt", _tail_keeps_its_progress, "tokens|write|IndexError"
     ),
