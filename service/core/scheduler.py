@@ -173,7 +173,7 @@ class Scheduler:
         where its text can't be begun; nothing is changed then.
         """
         accepted = self._intake.accept(new)
-        if self._options.share_between_tenants and self.state.num_live[new.tenant] == 1:
+        if self.options.share_between_tenants and self.state.num_live[new.tenant] == 1:
             self._queue_order.look_soon(self.state.now)
         return accepted
 
