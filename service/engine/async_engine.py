@@ -54,7 +54,7 @@ from pageturner.service.engine.thread_messages import (
     Shutdown,
 )
 from pageturner.service.engine.tokenizer import Tokenizer
-from pageturner.service.engine.watchdog import Progress, Watchdog, stall_reason
+from pageturner.service.engine.watchdog import Watchdog
 from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.identity import Identity, scoped_id
@@ -95,7 +95,7 @@ class AsyncEngine:
         self._clock = clock
         self._logger = logger
         self._started_at = clock.now()
-        self._health = Health()
+        self._health = Health(logger)
         self._stats = engine.stats
         longest = None if tokenizer is None else tokenizer.max_token_chars
         self._limits = InputLimits.of_model(model.max_model_len, longest)
@@ -117,8 +117,7 @@ class AsyncEngine:
         self._inspections = Inspections(clock, self._send, num_blocks=engine.stats.num_blocks)
         self._has_ended = asyncio.Event()
         self._thread: StepThread | None = None
-        self._watchdog = Watchdog(self._started_at)
-        self._watching: asyncio.Task[None] | None = None
+        self._watchdog = Watchdog(engine, self._live, self._health, options, clock, logger, self._die)
 
     # Life and health
 
@@ -134,8 +133,8 @@ class AsyncEngine:
             on_end=lambda fault: _call_soon(loop, partial(self._on_thread_end, outbox, fault)),
         )
         self._thread.start()
-        self._watching = asyncio.create_task(self._watch())
-        self._set_health(EngineHealth.SERVING)
+        self._watchdog.watch(self._thread)
+        self._health.become(EngineHealth.SERVING)
 
     @property
     def health(self) -> EngineHealth:
@@ -149,19 +148,14 @@ class AsyncEngine:
     @property
     def condition(self) -> Condition:
         """Health with its reason, of this moment."""
-        health, seconds = self._health.value, 0.0
-        reason = self._health.reason
-        if health in (EngineHealth.SERVING, EngineHealth.STALLED, EngineHealth.DRAINING):
-            seconds, stall = self._look()
-            reason = stall if health is EngineHealth.STALLED else reason
-        return Condition(health, reason, len(self._live), seconds)
+        return self._watchdog.condition()
 
     async def drain(self, grace_seconds: float) -> DrainOutcome:
         """Refuse new work, let what runs finish and be read, tell to end (Draining) what is left."""
         num_live, num_aborted = len(self._live), 0
         if self.health is not EngineHealth.DRAINING:
             self._logger.info("draining", num_requests=len(self._live))
-        self._set_health(EngineHealth.DRAINING)
+        self._health.become(EngineHealth.DRAINING)
         self._prompts.fail_waiting(Draining("the server is shutting down and takes no new requests"))
         if not await _is_set_within(self._live.is_read, grace_seconds) and len(self._live):
             num_aborted = len(self._live)
@@ -183,47 +177,7 @@ class AsyncEngine:
             self._thread.join(self._options.shutdown_seconds)
         else:
             self._die(TimeoutError("the engine thread did not end in time"))
-        if self._watching is not None:
-            self._watching.cancel()
-
-    def check_heartbeat(self) -> None:
-        """Report that nothing has gone forward for stall_seconds, and that something does again; give the
-        engine up after dead_after_seconds."""
-        seconds, reason = self._look()
-        is_stalled = seconds > self._options.stall_seconds
-        dead_after = self._options.dead_after_seconds
-        if is_stalled and self.health is EngineHealth.SERVING:
-            asking = self._engine.asking
-            self._logger.error(
-                "engine_stalled",
-                seconds=seconds,
-                num_requests=len(self._live),
-                reason=reason,
-                policy=None if asking is None else f"{asking.axis} policy {asking.policy} has not answered",
-            )
-            self._engine.metrics.stalled()
-            self._set_health(EngineHealth.STALLED, reason)
-        elif not is_stalled and self.health is EngineHealth.STALLED:
-            self._logger.warning("engine_resumed")
-            self._set_health(EngineHealth.SERVING)
-        if dead_after is not None and seconds > dead_after:
-            reason = f"{reason}, and engine.dead_after_seconds is {dead_after:g}"
-            self._die(TimeoutError(reason), reason)
-
-    def _look(self) -> tuple[float, str]:
-        """For how long nothing has gone forward, and why."""
-        if self._thread is None:
-            return 0.0, ""
-        progress = Progress(self._thread.busy_since, self._thread.last_progress, self._live.has_work())
-        seconds = self._watchdog.note(progress, self._clock.now())
-        asking = self._engine.asking if progress.busy_since is not None else None
-        policy = "" if asking is None else f"{asking.axis} policy {asking.policy}"
-        return seconds, stall_reason(progress, seconds, policy)
-
-    @property
-    def last_progress(self) -> float:
-        """When a step last ended, on our clock; for a readiness probe."""
-        return self._thread.last_progress if self._thread is not None else self._started_at
+        self._watchdog.cancel()
 
     # Requests
 
@@ -393,21 +347,11 @@ class AsyncEngine:
         self._logger.critical("engine_dead", num_requests=len(self._live), exc_info=fault)
         if self._flight is not None:
             self._flight.on_fault(f"the engine died of {type(fault).__name__}")
-        self._set_health(EngineHealth.DEAD, known_reason)
+        self._health.become(EngineHealth.DEAD, known_reason)
         reason = f"the engine failed: {fault}"
         self._live.fail_all(reason)
         self._changes.fail_all(reason)
         self._inspections.end()
-
-    def _set_health(self, health: EngineHealth, reason: str = "") -> None:
-        was = self.health
-        if self._health.become(health, reason):
-            self._logger.info("health", was=was.value, now=health.value, reason=self._health.reason)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.stall_seconds / 4)
-            self.check_heartbeat()
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: partial[None]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from structlog.typing import FilteringBoundLogger
+
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.errors import Draining, EngineDead, Loading
 
@@ -24,9 +26,10 @@ _REFUSALS = {
 
 
 class Health:
-    """The engine's health. Lives on the event loop; DEAD is final."""
+    """The engine's health, whose changes are logged. Lives on the event loop; DEAD is final."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        self._logger = logger
         self._value = EngineHealth.STARTING
         self._reason = REASONS[self._value]
         self._changed = asyncio.Event()
@@ -44,7 +47,8 @@ class Health:
         """Whether that is news. reason: more than the value says by itself."""
         if value is self._value or self._value is EngineHealth.DEAD:
             return False
-        self._value, self._reason = value, reason or REASONS[value]
+        was, self._value, self._reason = self._value, value, reason or REASONS[value]
+        self._logger.info("health", was=was.value, now=value.value, reason=self._reason)
         # Each change has an event of its own, so that it wakes those that waited and none after.
         self._changed.set()
         self._changed = asyncio.Event()

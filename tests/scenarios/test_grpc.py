@@ -276,7 +276,7 @@ async def test_smg_2203_nothing_is_delayed_that_cannot_become_a_stop(first: str)
 async def test_sglang_11387_health_follows_the_engines_heartbeat() -> None:
     """The step hangs: NOT_SERVING, and SERVING again when it returns; a process that answers is not enough.
 
-    Leans on AsyncEngine.check_heartbeat.
+    Leans on Watchdog.check.
     """
     options = EngineOptions(stall_seconds=0.001, max_empty_schedules=ENGINE_OPTIONS.max_empty_schedules)
     async with real_service(engine_options=options) as service:
@@ -284,7 +284,7 @@ async def test_sglang_11387_health_follows_the_engines_heartbeat() -> None:
 
         async def until(status: int) -> None:
             for _ in range(2000):
-                service.engine.check_heartbeat()
+                service.engine._watchdog.check()
                 if (await health.Check(health_pb2.HealthCheckRequest())).status == status:
                     return
             raise AssertionError(f"health never became {status}")

@@ -569,17 +569,16 @@ async def test_a_step_that_hangs_is_reported_and_its_return_too() -> None:
         beginnings = bench.step_beginnings()
         submitting = asyncio.ensure_future(bench.submit(max_tokens=2))
         await beginnings.get()
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         seen = [bench.engine.health]
         bench.clock.advance(OPTIONS.stall_seconds + 1)
-        bench.engine.check_heartbeat()
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
+        bench.engine._watchdog.check()
         seen.append(bench.engine.health)
         assert [entry["event"] for entry in bench.log].count("engine_stalled") == 1
-        assert bench.engine.last_progress == 100.0
         bench.open()
         assert await outcome_of(await submitting) is None
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         seen.append(bench.engine.health)
         assert seen == [EngineHealth.SERVING, EngineHealth.STALLED, EngineHealth.SERVING]
         assert bench.engine._engine.metrics.snapshot().counters["engine_stalls_total"] == 1
@@ -592,7 +591,7 @@ async def test_the_condition_tells_why_a_step_that_hangs_takes_no_work() -> None
         await beginnings.get()
         assert bench.engine.condition == Condition(EngineHealth.SERVING, "", 1, 0.0)
         bench.clock.advance(OPTIONS.stall_seconds + 1)
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         bench.clock.advance(4)
         now = bench.engine.condition
         assert now == Condition(EngineHealth.STALLED, "the step under way has taken 65 s", 1, 65.0)
@@ -613,15 +612,15 @@ async def test_requests_that_no_step_takes_up_are_no_progress(monkeypatch: pytes
             patch.setattr(bench.engine._engine, "seconds_to_next_step", for_ever)
             stream = await bench.submit(max_tokens=2)
             await asleep.wait()
-            bench.engine.check_heartbeat()
+            bench.engine._watchdog.check()
             bench.clock.advance(OPTIONS.stall_seconds + 1)
-            bench.engine.check_heartbeat()
+            bench.engine._watchdog.check()
             now = bench.engine.condition
         assert now.health is EngineHealth.STALLED
         assert now.reason == "no step has begun for 61 s, though requests wait for one"
         bench.engine._send(Resume("nobody"))  # what wakes it
         assert await outcome_of(stream) is None
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         assert bench.engine.condition.is_ready
 
 
@@ -634,9 +633,9 @@ async def test_a_request_whose_reader_lags_is_no_work_that_waits() -> None:
         assert thread is not None
         while bench.engine._live.has_work() or thread.busy_since is not None:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0)
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         bench.clock.advance(OPTIONS.stall_seconds + 1)
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         assert bench.engine.condition == Condition(EngineHealth.SERVING, "", 1, 0.0)
         await stream.aclose()
 
@@ -648,10 +647,10 @@ async def test_an_engine_that_hangs_for_too_long_is_given_up() -> None:
         submitting = asyncio.ensure_future(bench.submit(max_tokens=2))
         await beginnings.get()
         bench.clock.advance(119)
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         assert bench.engine.condition.is_alive
         bench.clock.advance(2)
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
         now = bench.engine.condition
         assert (now.is_ready, now.is_alive) == (False, False)
         assert now.reason == "the step under way has taken 121 s, and engine.dead_after_seconds is 120"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pageturner.service.engine.options import EngineOptions
-from pageturner.service.engine.watchdog import Progress, Watchdog, stall_reason
+from pageturner.service.engine.watchdog import Progress, ProgressTimer, stall_reason
 from pageturner.service.errors import ConfigError
 
 
 def _seconds(*seen: tuple[float, Progress]) -> list[float]:
-    watchdog = Watchdog(now=0.0)
-    return [watchdog.note(progress, now) for now, progress in seen]
+    timer = ProgressTimer(now=0.0)
+    return [timer.note(progress, now) for now, progress in seen]
 
 
 def test_an_idle_engine_is_never_late() -> None:

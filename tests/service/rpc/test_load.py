@@ -45,11 +45,11 @@ async def test_load_tells_a_balancer_how_busy_the_server_is_and_whether_it_takes
         assert (load.is_ready, load.is_draining, load.not_ready_reason) == (True, False, "")
         assert (load.num_live, load.max_running_sequences) == (1, 8)
         assert load.kv_cache_usage == load.num_blocks_used / 16 > 0
-        service.engine._set_health(EngineHealth.STALLED)
+        service.engine._health.become(EngineHealth.STALLED)
         load = (await stub.GetLoad(admin_pb2.GetLoadRequest())).load
         assert not load.is_ready
         assert load.not_ready_reason.startswith("the step under way has taken")
-        service.engine._set_health(EngineHealth.SERVING)
+        service.engine._health.become(EngineHealth.SERVING)
         service.release_steps()
         await call
 

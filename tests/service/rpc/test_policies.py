@@ -303,8 +303,8 @@ async def test_a_policy_that_does_not_answer_is_shown_while_it_hangs_and_logged_
         asked = asyncio.ensure_future(served.client.generate((0, 1), max_tokens=2))
         assert await asyncio.to_thread(hangs.is_asked.wait, 60)
         bench.clock.advance(31.0)
-        bench.engine.check_heartbeat()
-        bench.engine.check_heartbeat()
+        bench.engine._watchdog.check()
+        bench.engine._watchdog.check()
         assert bench.engine.health is EngineHealth.STALLED
         by_axis = {policy.axis: policy.asking_seconds for policy in (await served.client.policies()).axes}
         assert by_axis["queue"] == 31.0
