@@ -78,7 +78,6 @@ def _document(reading: Reading, figures: Figures) -> dict[str, Any]:
     from pageturner.service.top.styles import USE_NAMES
 
     return {
-        "model": reading.model,
         "server": plain(reading.server),
         "load": plain(reading.load),
         "activity": plain(reading.activity),

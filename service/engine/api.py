@@ -290,6 +290,7 @@ class ServerInfo:
     fingerprint: str = ""
     """See `engine.fingerprint`; empty where no answer is resumed."""
     exact_resume: bool = False
+    model_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from pageturner.service.engine.api import (
     Condition,
     EngineClient,
     Inspection,
-    ModelInfo,
     SchedulerInspection,
     ServerInfo,
 )
@@ -41,7 +40,16 @@ _FILES = {
     "/live.js": ("live.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-_SERVER_FACTS = ("version", "device", "block_size", "num_blocks", "block_bytes", "max_num_seqs", "kernels")
+_SERVER_FACTS = (
+    "model_name",
+    "version",
+    "device",
+    "block_size",
+    "num_blocks",
+    "block_bytes",
+    "max_num_seqs",
+    "kernels",
+)
 """The configuration is not among them: it is for admins."""
 
 
@@ -80,7 +88,7 @@ class LivePage:
         if engine is None:
             return _packed({"health": plain(condition), "server": None})
         inspection = await engine.inspect()
-        seen = (engine.models()[0], engine.server_info(), engine.load(), engine.activity(), engine.policies())
+        seen = (engine.server_info(), engine.load(), engine.activity(), engine.policies())
         # Of frozen values, in a thread: a pool of 50,000 blocks takes some milliseconds.
         return await asyncio.to_thread(_make_document, self._condition(), inspection, *seen)
 
@@ -97,7 +105,6 @@ def _file(name: str, content_type: str) -> Handler:
 def _make_document(
     condition: Condition,
     inspection: Inspection,
-    model: ModelInfo,
     server: ServerInfo,
     load: SchedulerStats,
     activity: Activity,
@@ -107,7 +114,7 @@ def _make_document(
     return _packed(
         {
             "health": plain(condition),
-            "server": {"model": model.name} | {name: getattr(server, name) for name in _SERVER_FACTS},
+            "server": {name: getattr(server, name) for name in _SERVER_FACTS},
             "load": plain(load),
             "activity": plain(activity),
             "policies": plain(policies),

@@ -194,6 +194,7 @@ def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: f
         config=config.flat(),
         device=str(model.backend.device),
         products=_describe_products(model.products),
+        model_name=model.artifacts.name,
         fingerprint=fingerprint.text,
         exact_resume=fingerprint.is_exact,
     )

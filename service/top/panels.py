@@ -36,7 +36,7 @@ def headline(target: str, reading: Reading | None, away: Away | None, is_held: b
     else:
         text.append("asking ...", "dim")
     if reading is not None:
-        text.append(f"{dot}{reading.model}", "bold")
+        text.append(f"{dot}{reading.server.model_name}", "bold")
     text.append(f" at {target}")
     if is_held:
         text.append(f"{dot}HELD", "reverse")

@@ -11,6 +11,7 @@ from pageturner.service.client import (
     Client,
     PageturnerError,
     RequestPage,
+    UnknownStatus,
 )
 from pageturner.service.client.values import RequestOrder
 from pageturner.service.core.clock import Clock
@@ -29,7 +30,6 @@ class Reading:
     """at: on the view's own clock. The parts are of nearly the same moment."""
 
     at: float
-    model: str
     server: ServerInfo
     load: SchedulerStats
     activity: Activity
@@ -55,6 +55,13 @@ _OUTCOMES = {
 
 def _story(content: bytes, request_id: str) -> list[str]:
     return [str(line) for line in explain(flight_file.load(content), request_id)]
+
+
+def _why(error: PageturnerError) -> str:
+    """The error's words, and where to ask where the address is not the admins'."""
+    if isinstance(error, UnknownStatus) and error.code == "UNIMPLEMENTED":
+        return "there is no AdminService at this address: server.admin_host and server.enable_admin say where"
+    return str(error)
 
 
 class Reader:
@@ -89,11 +96,11 @@ class Reader:
             requests, blocks = await asyncio.gather(
                 client.list_requests(page_size=MAX_LISTED, order=order), client.blocks()
             )
-            models, server, load, activity, policies = await asyncio.gather(
-                client.models(), client.server_info(), client.load(), client.activity(), client.policies()
+            server, load, activity, policies = await asyncio.gather(
+                client.server_info(), client.load(), client.activity(), client.policies()
             )
         except PageturnerError as error:
             await client.close()
-            return Away(self._clock.now(), str(error))
+            return Away(self._clock.now(), _why(error))
         now = self._clock.now()
-        return Reading(now, models[0].name, server, load, activity, policies, requests, blocks)
+        return Reading(now, server, load, activity, policies, requests, blocks)

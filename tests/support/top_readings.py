@@ -22,7 +22,7 @@ from support.fake_engine import POLICIES
 
 BOUNDS = (0.01, 0.1, 1.0)
 
-SERVER = ServerInfo("0.1.0", 1.5, 60.0, 16, 64, 0, 1, 32, 512, "cpu", Rates(), {})
+SERVER = ServerInfo("0.1.0", 1.5, 60.0, 16, 64, 0, 1, 32, 512, "cpu", Rates(), {}, model_name="tiny")
 
 
 def request(number: int, **changes: object) -> RequestInfo:
@@ -95,7 +95,6 @@ def reading(
     held = pool.uses.count(BlockUse.LIVE)
     return Reading(
         at,
-        "tiny",
         SERVER,
         SchedulerStats(
             num_running=num_running,

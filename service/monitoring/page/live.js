@@ -145,7 +145,7 @@ function drawHealth(state, reason) {
 
 function drawFigures(reading, figures) {
   const { load, server, activity } = reading;
-  put("facts", [server.model, server.device, `version ${server.version}`, `up ${duration(activity.uptime_seconds)}`].join("  ·  "));
+  put("facts", [server.model_name, server.device, `version ${server.version}`, `up ${duration(activity.uptime_seconds)}`].join("  ·  "));
   put("output", rate(figures.output));
   put("running", count(load.num_running));
   put("sequences", `${count(load.num_running_sequences)} of ${count(server.max_num_seqs)} sequences`);

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine
@@ -91,7 +92,7 @@ async def test_one_look_is_printed_as_text_or_json() -> None:
         document = json.loads(await _top(service.target, "--json"))
     assert text.splitlines()[0].startswith("SERVING")
     assert "Requests: 0" in text
-    assert document["model"] == "tiny"
+    assert document["server"]["num_blocks"] == 8
     assert document["activity"]["health"] == "serving"
     assert sum(document["blocks"].values()) == 8
     assert document["requests"]["requests"] == []
@@ -117,3 +118,17 @@ def test_without_textual_the_extra_is_named(
     monkeypatch.delitem(sys.modules, "pageturner.service.top.screens", raising=False)
     assert main(["top"]) == 2
     assert "pip install 'pageturner[top]'" in capsys.readouterr().err
+
+
+async def test_an_address_without_admin_service_is_told_from_a_server_that_is_gone() -> None:
+    async with serving(FakeEngine(), enable_admin=False) as served:
+        told = await Reader(served.client, MonotonicClock()).read()
+    assert isinstance(told, Away)
+    assert "server.admin_host" in told.reason
+
+
+async def test_the_admin_listener_has_all_that_a_view_needs(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/admin.sock"
+    async with serving(FakeEngine(), admin_host=address), Client(address) as client:
+        told = await Reader(client, MonotonicClock()).read()
+    assert isinstance(told, Reading), told
