@@ -9,6 +9,7 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.client.answer_streams import AnswerStream, AsyncAnswerStream
 from pageturner.service.client.async_client import Client
 from pageturner.service.client.credentials import Credentials
+from pageturner.service.client.forks import ForkedProcess
 from pageturner.service.client.retry import NEVER, Retried, Retry
 from pageturner.service.client.sync_client import SyncClient
 from pageturner.service.client.targets import DEFAULT_TARGET
@@ -57,6 +58,7 @@ __all__ = [
     "Credentials",
     "FinishReason",
     "FinishedEvent",
+    "ForkedProcess",
     "Options",
     "PageturnerError",
     "PolicySpec",

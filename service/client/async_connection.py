@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -14,6 +13,7 @@ from google.protobuf.message import Message
 from pageturner.service.client.calls import Call, StreamCall
 from pageturner.service.client.credentials import Credentials
 from pageturner.service.client.failures import typed_errors
+from pageturner.service.client.forks import GrpcUse, refuse_asyncio_in_a_child
 from pageturner.service.client.targets import Target
 from pageturner.service.rpc.status import UnknownStatus
 
@@ -24,15 +24,14 @@ _T = TypeVar("_T")
 class AsyncConnection:
     """One server, from any event loop: each has a channel of its own, made by its first call.
 
-    A forked child makes its own as well, and leaves those of its parent alone.
+    A child of a process that had any open when it forked can make none, and every call is a ForkedProcess.
     """
 
     def __init__(self, target: Target, credentials: Credentials) -> None:
         self.target = target
         self._credentials = credentials
         self._channels: dict[asyncio.AbstractEventLoop, grpc.aio.Channel] = {}
-        self._pid = os.getpid()
-        self._inherited: list[object] = []
+        self._use = GrpcUse()
 
     async def close(self) -> None:
         """Let go of this loop's channel, and of those whose loop has ended; calls under way fail.
@@ -41,6 +40,7 @@ class AsyncConnection:
         """
         self._forget_closed_loops()
         channel = self._channels.pop(asyncio.get_running_loop(), None)
+        self._use.num_channels = len(self._channels)
         if channel is not None:
             await channel.close()
 
@@ -80,13 +80,12 @@ class AsyncConnection:
 
     def _channel(self) -> grpc.aio.Channel:
         """Of the running loop: gRPC binds a channel to the loop that made it."""
-        if self._pid != os.getpid():
-            # Closing what the parent still uses would shut down its sockets.
-            self._inherited.append(self._channels)
-            self._channels, self._pid = {}, os.getpid()
         loop = asyncio.get_running_loop()
         channel = self._channels.get(loop)
-        if channel is None:
+        if channel is None or self._use.is_inherited():
+            refuse_asyncio_in_a_child()
+            if self._use.is_inherited():
+                self._use.begin_anew()
             self._forget_closed_loops()
             address, options = self.target.address, self.target.channel_options()
             credentials = self._credentials.of_channel()
@@ -95,6 +94,7 @@ class AsyncConnection:
                 if credentials is None
                 else grpc.aio.secure_channel(address, credentials, options=options)
             )
+            self._use.num_channels = len(self._channels)
         return channel
 
     def _forget_closed_loops(self) -> None:

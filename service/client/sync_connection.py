@@ -6,7 +6,6 @@ threads, wakes for Ctrl-C, and leaves gRPC's asyncio poller, which a process has
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from google.protobuf.message import Message
 from pageturner.service.client.calls import Call, StreamCall
 from pageturner.service.client.credentials import Credentials
 from pageturner.service.client.failures import typed_errors
+from pageturner.service.client.forks import GrpcUse, refuse_calls_in_a_child
 from pageturner.service.client.targets import Target
 from pageturner.service.rpc.status import UnknownStatus
 
@@ -36,7 +36,7 @@ class SyncConnection:
         self._credentials = credentials
         self._lock = threading.Lock()
         self._open: grpc.Channel | None = None
-        self._pid = os.getpid()
+        self._use = GrpcUse()
         self._inherited: list[object] = []
 
     def close(self) -> None:
@@ -49,6 +49,10 @@ class SyncConnection:
 
     def ask(self, call: Call[_R, _T]) -> _T:
         """The answer to a call."""
+        with self._under_way():
+            return self._ask(call)
+
+    def _ask(self, call: Call[_R, _T]) -> _T:
         method = self._channel().unary_unary(
             call.path,
             request_serializer=type(call.request).SerializeToString,
@@ -66,6 +70,10 @@ class SyncConnection:
 
     def follow(self, call: StreamCall[_R, _T]) -> Generator[_T, None, None]:
         """What the messages of a stream say. The call ends, on the server too, when this is left."""
+        with self._under_way():
+            yield from self._follow(call)
+
+    def _follow(self, call: StreamCall[_R, _T]) -> Generator[_T, None, None]:
         method = self._channel().unary_stream(
             call.path,
             request_serializer=type(call.request).SerializeToString,
@@ -87,9 +95,9 @@ class SyncConnection:
             rpc.cancel()
 
     def _channel(self) -> grpc.Channel:
-        self._leave_the_parents()
         with self._lock:
             if self._open is None:
+                refuse_calls_in_a_child()
                 address, options = self.target.address, self.target.channel_options()
                 credentials = self._credentials.of_channel()
                 self._open = (
@@ -99,12 +107,27 @@ class SyncConnection:
                 )
             return self._open
 
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """A call: counted, as no child outlives a fork in the middle of one."""
+        self._leave_the_parents()
+        with self._lock:
+            self._use.num_calls += 1
+        try:
+            yield
+        finally:
+            if not self._use.is_inherited():
+                with self._lock:
+                    self._use.num_calls -= 1
+
     def _leave_the_parents(self) -> None:
         """In a forked child: the lock may be held by a thread that is not there, and closing the channel that
         the parent still uses would shut down its sockets."""
-        if self._pid != os.getpid():
+        if self._use.is_inherited():
+            refuse_calls_in_a_child()
             self._inherited.append(self._open)
-            self._lock, self._open, self._pid = threading.Lock(), None, os.getpid()
+            self._lock, self._open = threading.Lock(), None
+            self._use.begin_anew()
 
 
 @contextmanager

@@ -13,7 +13,14 @@ from support.model_folders import save_chat_model
 
 from pageturner.service import examples
 from pageturner.service.client.server_process import RunningServer, running_server
-from pageturner.service.examples import async_client, in_process, own_policy, sync_client, trace_replay
+from pageturner.service.examples import (
+    async_client,
+    in_process,
+    own_policy,
+    resumed_stream,
+    sync_client,
+    trace_replay,
+)
 
 MAX_LINES = 60
 
@@ -45,6 +52,15 @@ def test_the_asyncio_client(server: RunningServer, capsys: pytest.CaptureFixture
         assert f"{prompt!r} -> " in out
     assert "left early: " in out
     assert "refused: sampling.top_p 3.0 is not in [0, 1]" in out
+
+
+def test_a_stream_begins_at_the_first_server_that_is_there(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resumed_stream.main("127.0.0.1:1", server.target)
+    out = capsys.readouterr().out
+    assert f"[UnknownStatus: {server.target} is asked in 0.0 s]" in out
+    assert "\n400 tokens, 0 resumes\n0 of them were brought along" in out
 
 
 def test_the_engine_in_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,4 +98,4 @@ def test_an_example_is_short_tried_here_and_says_how_it_is_run(name: str) -> Non
     assert module.__file__ is not None
     assert len(Path(module.__file__).read_text().splitlines()) <= MAX_LINES
     assert f"python -m {module.__name__}" in str(module.__doc__)
-    assert module in (async_client, in_process, own_policy, sync_client, trace_replay)
+    assert module in (async_client, in_process, own_policy, resumed_stream, sync_client, trace_replay)
