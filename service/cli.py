@@ -50,6 +50,24 @@ COMMANDS: dict[str, str] = {
 }
 EXTRAS = {"textual": "top", "matplotlib": "lab", "cupy": "cuda13"}
 """Of pyproject.toml, by the library that is wanted; `serve` brings all others."""
+CALLS = frozenset(
+    {
+        "generate",
+        "chat",
+        "demo",
+        "policies",
+        "flight",
+        "explain",
+        "drain",
+        "probe",
+        "top",
+        "loadtest",
+        "bench",
+    }
+)
+"""Commands that call a server. gRPC's own lines on standard error are kept from them, for which its variable
+has to be set before it is imported."""
+
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
@@ -77,6 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words and not name and not words[0].startswith("-"):
             raise UsageError(_unknown_command(words[0]))
+        if name in CALLS:
+            from pageturner.service.config import quiet_grpc  # which the others need not wait for
+
+            quiet_grpc()
         arguments = _command_parser(name).parse(words[1:]) if name else _overview().parse(words)
         arguments.command_line = shlex.join(["pageturner", *words])
         for number in signals.ending_signals():

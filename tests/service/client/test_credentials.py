@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import os
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,9 +20,10 @@ from support.fake_engine import FakeEngine
 from support.identities import MAIL, OPERATOR, SEARCH, STRANGER, authenticator
 from support.serving import capturing_logger, serving
 
-from pageturner.service.cli import COMMANDS, main
+from pageturner.service.cli import CALLS, COMMANDS, main
 from pageturner.service.client import NEVER, Client, Credentials, SyncClient, TokenEvent, UnknownStatus
 from pageturner.service.client.credentials import CredentialOptions
+from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.commands import signals
 from pageturner.service.commands.credentials import add_credential_flags, credentials_of
 from pageturner.service.commands.parser import Parser
@@ -209,6 +212,22 @@ def test_every_command_that_takes_a_target_takes_credentials(command: str) -> No
     importlib.import_module(COMMANDS[command]).add_arguments(parser)
     flags = set(parser._option_string_actions)
     assert ("--target" in flags) == ({"--token-file", "--tls-ca", "--client-key"} <= flags)
+    assert "--target" not in flags or command in CALLS
+
+
+async def test_a_command_that_meets_a_wrong_certificate_says_so_in_one_line(tmp_path: Path) -> None:
+    """gRPC's own lines about it are kept away."""
+    (tmp_path / "other.pem").write_bytes(authority("another").pem)
+    async with secured(tmp_path) as server:
+        target = server.target.replace("localhost", "127.0.0.1")
+        words = ("probe", f"--target={target}", f"--tls-ca={tmp_path}/other.pem")
+        environ = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+        process = await asyncio.create_subprocess_exec(*PROGRAM, *words, stderr=PIPE, env=environ)
+        _, told = await process.communicate()
+    assert process.returncode == 2
+    (line,) = told.decode().splitlines()
+    assert line.startswith("pageturner probe: UNAVAILABLE: ")
+    assert "CERTIFICATE_VERIFY_FAILED" in line
 
 
 @pytest.mark.parametrize(
