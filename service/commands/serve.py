@@ -173,6 +173,8 @@ async def _serve(
             await engine.aclose()
         if tracing is not None:
             tracing.close()
+            if tracing.num_dropped:
+                logger.warning("traces_incomplete", num_requests_dropped=tracing.num_dropped)
         if monitoring is not None:  # last: a probe is told of the end as long as it lasts
             await monitoring.aclose()
         if recording is not None:

@@ -8,7 +8,7 @@ of every client library.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -77,6 +77,8 @@ _STATE_GAUGES = {
     "num_host_blocks": "Blocks of the host pool.",
     "num_host_blocks_used": "Blocks of the host pool that requests hold.",
     "num_wasted_slots": "Token slots of held blocks that hold no token.",
+    "queue_seconds": "How long a request that comes now would wait for its turn, as estimated.",
+    "drain_tokens_per_second": "Prompt tokens that leave the queue, as measured.",
 }
 _STATE_COUNTERS = {
     "num_steps_total": "Steps of the engine.",
@@ -107,12 +109,12 @@ def families(seen: Observation) -> Iterator[Metric]:
     for name, histogram in metrics.histograms.items():
         yield _histogram(f"{PREFIX}{name}", _DOCS[name], names, [(values, histogram)])
     yield from _request_families(metrics, names, values)
-    stats = asdict(engine.stats)
+    stats = engine.stats
     for name, doc in _STATE_GAUGES.items():
-        yield _gauge(name, doc, names, [(values, stats[name])])
+        yield _gauge(name, doc, names, [(values, getattr(stats, name))])
     for name, doc in _STATE_COUNTERS.items():
-        yield _counter(name, doc, names, [(values, stats[name])])
-    by_kind = [((*values, kind), stats[f"num_{kind}_preemptions_total"]) for kind in _KINDS]
+        yield _counter(name, doc, names, [(values, getattr(stats, name))])
+    by_kind = [((*values, kind), getattr(stats, f"num_{kind}_preemptions_total")) for kind in _KINDS]
     yield _counter("preemptions_total", "Preemptions by kind.", (*names, "kind"), by_kind)
     yield from _engine_families(engine)
     yield from _policy_families(engine.policies)

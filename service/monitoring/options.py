@@ -47,7 +47,7 @@ class TracesOptions:
     """What the service is called in traces."""
 
     def __post_init__(self) -> None:
-        if self.endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", self.endpoint):
+        if self.endpoint is not None and not re.fullmatch(r"https?://[^/\s@]+/?", self.endpoint):
             raise ConfigError("traces.endpoint", f"{self.endpoint!r} is not http://HOST:PORT or https://...")
         if not 0.0 <= self.sample_ratio <= 1.0:
             raise ConfigError("traces.sample_ratio", f"{self.sample_ratio} is not in [0, 1]")

@@ -63,7 +63,8 @@ def load_report(engine: EngineClient) -> bytes:
 
     application_utilization: the larger share, of sequences or of KV blocks, that is taken; above 1 where
     requests wait.
-    rps_fractional, eps: of the last seconds. named_metrics: under vLLM's names.
+    rps_fractional, eps: of the last seconds. named_metrics: under vLLM's names, and the estimated
+    wait for a turn.
     """
     stats, recent, info = engine.load(), engine.recent_load(), engine.server_info()
     kv_usage = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
@@ -76,6 +77,7 @@ def load_report(engine: EngineClient) -> bytes:
             "kv_cache_usage_perc": kv_usage,
             "num_requests_waiting": float(stats.num_waiting),
             "num_requests_running": float(stats.num_running),
+            "queue_seconds": stats.queue_seconds,
         },
     )
     serialized: bytes = report.SerializeToString()

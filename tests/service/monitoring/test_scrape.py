@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from support.scrapes import Scrape, monitoring, parse
 from support.serving import serving
 
 from pageturner.service.core.clock import ManualClock
+from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import Condition, EngineHealth, GenerationRequest
 from pageturner.service.engine.instruments import OTHER
 from pageturner.service.engine.metrics import Metrics
@@ -78,6 +80,21 @@ async def test_counters_equal_what_happened() -> None:
     config = [labels for name, labels in scrape.samples if name == "pageturner:cache_config_info"]
     assert ("block_size", "4") in config[0]
     assert ("num_gpu_blocks", "16") in config[0]
+
+
+async def test_every_figure_of_the_scheduler_is_shown() -> None:
+    known_otherwise = {
+        "num_running": "num_requests_running",
+        "num_waiting": "num_requests_waiting",
+        "num_swapped": "num_requests_swapped",
+        "num_prefix_query_tokens_total": "prefix_cache_queries_total",
+        "num_prefix_hit_tokens_total": "prefix_cache_hits_total",
+        **{f"num_{kind}_preemptions_total": "preemptions_total" for kind in ("swap", "recompute", "tail")},
+    }
+    async with serving(FakeEngine()) as served, monitoring(served.server, served.metrics) as monitored:
+        names = (await monitored.scrape()).names
+    figures = {field.name for field in fields(SchedulerStats)} - {"outlook"}
+    assert {f"pageturner:{known_otherwise.get(name, name)}" for name in figures} <= names
 
 
 async def test_work_that_is_done_again_is_counted_once() -> None:

@@ -228,7 +228,13 @@ def test_without_the_extra_a_configured_endpoint_names_it(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("endpoint", "localhost:4317"), ("endpoint", "ftp://x"), ("sample_ratio", 1.5), ("service_name", "")],
+    [
+        ("endpoint", "localhost:4317"),
+        ("endpoint", "http://user:secret@host"),
+        ("endpoint", "ftp://x"),
+        ("sample_ratio", 1.5),
+        ("service_name", ""),
+    ],
 )
 def test_a_wrong_option_is_told_by_its_key(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"traces\.{key}: "):

@@ -28,6 +28,7 @@ def _engine(num_blocks_used: int = 16) -> FakeEngine:
         num_running=3,
         num_running_sequences=4,
         num_waiting=4,
+        queue_seconds=1.5,
         num_blocks=64,
         num_blocks_used=num_blocks_used,
     )
@@ -43,6 +44,7 @@ def test_a_report_tells_how_much_is_taken_and_what_came_of_late() -> None:
         "kv_cache_usage_perc": 0.25,
         "num_requests_waiting": 4.0,
         "num_requests_running": 3.0,
+        "queue_seconds": 1.5,
     }
     assert OrcaLoadReport.FromString(load_report(_engine(48))).application_utilization == 0.75
 
