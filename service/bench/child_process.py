@@ -19,6 +19,11 @@ class ChildProcess:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def write(self, line: str) -> None:
         """Ask for something."""
         assert self._process.stdin is not None

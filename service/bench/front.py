@@ -81,7 +81,7 @@ def measure_front(
 ) -> FrontResult:
     """seconds: of each measurement, two of which make a round. Raises ModelError where a process fails."""
     found = []
-    with child_process(*_server_words(load, cache_dir)) as server:
+    with child_process(*server_words(load, cache_dir)) as server:
         ready = server.read()
         for number in range(1, rounds + 1):
             alone = ServerMark(**server.ask(f"alone {seconds} {WARM_UP_SECONDS}"))
@@ -120,7 +120,8 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-def _server_words(load: NullLoad, cache_dir: Path) -> tuple[str, ...]:
+def server_words(load: NullLoad, cache_dir: Path) -> tuple[str, ...]:
+    """The module and the arguments of a server process for this load."""
     return (
         "pageturner.service.bench.front_server",
         str(cache_dir),

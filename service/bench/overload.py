@@ -67,10 +67,11 @@ class LoadFigures:
 @dataclass(frozen=True, slots=True)
 class RetryFigures:
     """Of the burst, in the order of their return: seconds until clients were told to come, and until the
-    queue had room for them. refusal_p99: milliseconds."""
+    queue had room for them. taken_in: of them, on their return. refusal_p99: milliseconds."""
 
     told: tuple[float, ...]
     true: tuple[float, ...]
+    taken_in: int
     refusal_p99: float
 
     @property
@@ -118,7 +119,7 @@ def measure_overload(
             say(f"{multiple:g} x: goodput {loads[-1].goodput:.0%} of {around:.2f} requests/s")
         time.sleep(REST_SECONDS)
         count = plan.max_num_seqs + plan.max_waiting + NUM_REFUSED
-        burst = _ask(clients, replace(phase, seconds=0.0, concurrency=count))
+        burst = _ask(clients, replace(phase, seconds=0.0, concurrency=count, returns=1))
         retries = retry_figures(burst, plan.max_num_seqs)
         say(f"a burst: {len(retries.told)} refused")
     return OverloadResult(plan, tuple(capacities), tuple(loads), retries)
@@ -165,13 +166,15 @@ def load_figures(
 def retry_figures(burst: Sequence[Outcome], max_num_seqs: int) -> RetryFigures:
     """A place in the queue is free when a request that waited gets its first token: it has started then."""
     refused = sorted(
-        (one for one in burst if one.is_refused), key=lambda one: one.ended + (one.retry_seconds or 0.0)
+        (one for one in burst if one.is_refused and one.attempt == 1),
+        key=lambda one: one.ended + (one.retry_seconds or 0.0),
     )
-    firsts = sorted(one.first for one in burst if one.first is not None)[max_num_seqs:]
+    firsts = sorted(one.first for one in burst if one.first is not None and one.attempt == 1)[max_num_seqs:]
     pairs = list(zip(refused, firsts, strict=False))
     return RetryFigures(
         told=tuple(one.ended + (one.retry_seconds or 0.0) for one, _ in pairs),
         true=tuple(first for _, first in pairs),
+        taken_in=sum(one.attempt == 2 and not one.is_refused for one in burst),
         refusal_p99=quantile([1e3 * (one.ended - one.sent) for one in refused], 0.99),
     )
 

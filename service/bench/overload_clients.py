@@ -32,7 +32,8 @@ class Phase:
     """seconds: requests are sent for so long, then those under way are waited for.
 
     rate: requests a second on average (a Poisson process), or with 0 a closed loop of `concurrency`. A burst
-    is a closed loop of 0 seconds: `concurrency` requests at once. deadline: of each, None for none.
+    is a closed loop of 0 seconds: `concurrency` requests at once; who is refused comes again, as it was told,
+    up to `returns` times. deadline: of each, None for none.
     """
 
     seconds: float
@@ -42,6 +43,7 @@ class Phase:
     concurrency: int = 0
     deadline: float | None = None
     seed: int = 0
+    returns: int = 0
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class Outcome:
     """One request. Seconds since the phase began; None where it did not happen.
 
     due, sent: when it was to be sent, and when it was. reason: of the error that ended it, as ErrorInfo says;
-    empty if all went well. retry_seconds: that it was told to wait.
+    empty if all went well. retry_seconds: that it was told to wait. attempt: of one client, in a closed loop.
     """
 
     due: float
@@ -60,6 +62,7 @@ class Outcome:
     num_tokens: int = 0
     reason: str = ""
     retry_seconds: float | None = None
+    attempt: int = 1
 
     @property
     def is_whole(self) -> bool:
@@ -100,13 +103,16 @@ class Clients:
 
     async def _closed_loop(self, phase: Phase, random: Random, began: float) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        while not outcomes or time.perf_counter() - began < phase.seconds:
+        while True:
             due = time.perf_counter() - began
             outcome = await self._ask(_request(phase, random), phase.deadline, due, began)
+            outcome.attempt = 1 + len(outcomes)
             outcomes.append(outcome)
+            is_over = time.perf_counter() - began >= phase.seconds
+            if is_over and not (outcome.is_refused and len(outcomes) <= phase.returns):
+                return outcomes
             if outcome.retry_seconds:  # as it was told
                 await asyncio.sleep(outcome.retry_seconds)
-        return outcomes
 
     async def _ask(
         self, request: pb.GenerateStreamRequest, deadline: float | None, due: float, began: float
@@ -122,7 +128,7 @@ class Clients:
                     outcome.first = outcome.first or at
                     outcome.num_tokens += len(message.delta.token_ids)
         except grpc.aio.AioRpcError as error:
-            _note(error, outcome)
+            outcome.reason, outcome.retry_seconds = reason_of(error)
         outcome.ended = time.perf_counter() - began
         return outcome
 
@@ -135,12 +141,12 @@ def _request(phase: Phase, random: Random) -> pb.GenerateStreamRequest:
     )
 
 
-def _note(error: grpc.aio.AioRpcError, outcome: Outcome) -> None:
+def reason_of(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:
+    """What ended a call, as counters name it, and after how many seconds to come again."""
     packed = [value for key, value in error.trailing_metadata() or () if key == "grpc-status-details-bin"]
     details = packed[0] if packed and isinstance(packed[0], bytes) else b""
     meant = from_status(error.code(), error.details() or "", details)
-    outcome.reason = meant.counted_as
-    outcome.retry_seconds = getattr(meant, "retry_after_seconds", None)
+    return meant.counted_as, getattr(meant, "retry_after_seconds", None)
 
 
 async def _serve(target: str) -> None:

@@ -20,6 +20,7 @@ from pageturner.service.commands import (
     bench_products,
     bench_resume,
     bench_steps,
+    bench_streams,
     bench_tenants,
 )
 from pageturner.service.commands.flags import add_config_flags, config_arguments
@@ -150,6 +151,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "front",
             help="tokens/s and CPU a token of gRPC, prompts and text around a model that costs nothing",
             epilog=f"example: {bench_front.EXAMPLE}",
+        )
+    )
+    bench_streams.add_arguments(
+        benches.add_parser(
+            "streams",
+            help="thousands of streams open at once over real connections, and whether any is lost",
+            epilog=f"example: {bench_streams.EXAMPLE}",
         )
     )
     bench_overload.add_arguments(

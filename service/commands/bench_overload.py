@@ -85,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
         write(
             f"a burst over the queue: {len(retries.told)} refused (p99 {retries.refusal_p99:.1f} ms), told "
             f"to return after {retries.told[0]:.1f} to {retries.told[-1]:.1f} s; there was room after "
-            f"{retries.true[0]:.1f} to {retries.true[-1]:.1f} s; told / true, median: {retries.ratio:.2f}"
+            f"{retries.true[0]:.1f} to {retries.true[-1]:.1f} s; told / true, median: {retries.ratio:.2f}; "
+            f"{retries.taken_in} were taken in on their return"
         )
     return 0
 

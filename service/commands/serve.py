@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ async def _serve(
     from pageturner.service.rpc.options import format_address
     from pageturner.service.rpc.server import Server
     from pageturner.service.startup.allocator import bound_arenas
+    from pageturner.service.startup.descriptors import connection_limit, raise_descriptor_limit
     from pageturner.service.startup.interpreter import share_interpreter
     from pageturner.service.startup.readiness import READY, STOPPING, Readiness
     from pageturner.service.startup.reload import ConfigReloader, Reloadable, watch
@@ -108,6 +110,10 @@ async def _serve(
         logger.warning("variables_ignored", names=loaded.service_variables, reason=reason)
     stopped, hung_up = asyncio.Event(), asyncio.Event()
     options = loaded.config.server
+    soft, num_descriptors = raise_descriptor_limit()
+    most = connection_limit(num_descriptors, options.max_connections)
+    logger.info("descriptors", limit=num_descriptors, before=soft, max_connections=most)
+    options = replace(options, max_connections=most)
     bound_arenas(options.malloc_arenas)  # before the threads that would have arenas
     share_interpreter()
     tracing = _tracing(loaded.config.traces, clock)

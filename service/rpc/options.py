@@ -120,6 +120,9 @@ class ServerOptions:
     max_connection_idle_seconds: float = 300.0
     """A connection without a call is closed after so long, so that forgotten ones don't use up the
     process's file descriptors; a client connects anew by itself."""
+    max_connections: int | None = None
+    """Connections of one listener at once; one too many is closed as it comes, which its client is told as
+    UNAVAILABLE. Unset: as many as the process may open files, less those it needs itself."""
     handshake_timeout_seconds: float = 20.0
     """How long a connection may take to speak HTTP/2."""
     drain_seconds: float = 30.0
@@ -180,6 +183,8 @@ class ServerOptions:
             )
         if self.malloc_arenas < 0:
             raise ConfigError("server.malloc_arenas", f"{self.malloc_arenas} is below 0")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise ConfigError("server.max_connections", f"{self.max_connections} is not at least 1")
         if self.max_abort_ids < 1:
             raise ConfigError("server.max_abort_ids", f"{self.max_abort_ids} is not at least 1")
 
@@ -199,7 +204,9 @@ class ServerOptions:
 
     def channel_arguments(self) -> tuple[tuple[str, int], ...]:
         """What gRPC is told. Without so_reuseport a second server on a port fails instead of sharing it."""
+        most = self.max_connections
         return (
+            *((("grpc.max_allowed_incoming_connections", most),) if most is not None else ()),
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self.max_request_bytes),
             ("grpc.max_send_message_length", self.max_response_bytes),

@@ -101,17 +101,21 @@ def test_a_told_time_is_measured_against_the_start_of_a_request_that_waited() ->
     running = [Outcome(0.0, 0.0, 0.1, first, first + 2) for first in (0.5, 0.6)]
     waiting = [Outcome(0.0, 0.0, 0.1, first, first + 2) for first in (2.0, 4.0)]
     turned_away = [refused(0.0, 0.1, 7.9, "queue_full"), refused(0.0, 0.1, 1.9, "queue_full")]
-    figures = retry_figures([*waiting, *turned_away, *running], max_num_seqs=2)
+    returned = [refused(8.0, 0.1, 1.0, "queue_full"), Outcome(2.0, 2.0, 2.1, 5.0, 7.0)]
+    for outcome in returned:
+        outcome.attempt = 2
+    figures = retry_figures([*waiting, *turned_away, *running, *returned], max_num_seqs=2)
     assert figures.told == pytest.approx((2.0, 8.0))
     assert figures.true == (2.0, 4.0)
     assert figures.ratio == pytest.approx(1.5)
+    assert figures.taken_in == 1
 
 
 def test_the_command_prints_its_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = LoadFigures(5.0, 2.0, 10.0, 0.9, {"whole": 90, "deadline_too_close": 400}, 2.0, 30.0, 3.5, 4.0)
-    result = OverloadResult(PLAN, (2.0, 2.1), (load,), RetryFigures((1.0, 2.0), (1.0, 1.0), 20.0))
+    result = OverloadResult(PLAN, (2.0, 2.1), (load,), RetryFigures((1.0, 2.0), (1.0, 1.0), 2, 20.0))
     monkeypatch.setattr(overload, "measure_overload", lambda plan, arguments, say: result)
     assert main(["bench", "overload", "--multiples", "5"]) == 0
     out = capsys.readouterr().out
