@@ -10,7 +10,7 @@ import pytest
 from support.identities import MAIL, OPERATOR, SEARCH, SEARCH_OLD, STRANGER, authenticator, token
 
 from pageturner.service.auth import proof
-from pageturner.service.auth.proof import Presented
+from pageturner.service.auth.proof import Authenticator, Presented
 from pageturner.service.auth.tokens import BearerToken
 from pageturner.service.errors import RefusalCause, Unauthenticated
 from pageturner.service.identity import Identity
@@ -72,6 +72,46 @@ def test_what_proves_nobody_is_refused_with_its_cause(
     with pytest.raises(Unauthenticated) as caught:
         authenticator().prove(presented)
     assert (caught.value.cause, caught.value.credential) == (cause, credential)
+
+
+class _TakesAll:
+    """In the place of `hmac`."""
+
+    compare_digest = staticmethod(lambda left, right: True)
+
+
+class _ByTheBeginning:
+    compare_digest = staticmethod(lambda left, right: left[:0] == right[:0])
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wrong"),
+    [
+        (proof, "hmac", _TakesAll),
+        (proof, "hmac", _ByTheBeginning),
+        (Authenticator, "_is_over", lambda self, entry: False),
+        (proof, "_by_certificate", lambda identities, names: None),
+        (
+            proof,
+            "_by_certificate",
+            lambda identities, names: next(
+                (identities.certificates[name] for name in names if name in identities.certificates), None
+            ),
+        ),
+    ],
+    ids=["any secret", "no byte compared", "no expiry", "no certificate", "the first of two tenants"],
+)
+def test_a_check_that_is_left_out_is_noticed(
+    module: object, name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, wrong)
+    noticed = 0
+    for case in REFUSED:
+        try:
+            test_what_proves_nobody_is_refused_with_its_cause(*case)
+        except (AssertionError, pytest.fail.Exception):
+            noticed += 1
+    assert noticed
 
 
 def test_every_refusal_reads_alike() -> None:

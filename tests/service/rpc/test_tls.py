@@ -22,14 +22,18 @@ from support.certificates import (
     shown_certificate,
 )
 from support.fake_engine import PAUSE, FakeEngine, accepted, finished
-from support.identities import MAIL, SEARCH, authenticator, bearer
+from support.identities import FILE, MAIL, SEARCH, authenticator, bearer
 from support.scripted import recording_logger
 from support.serving import new_server, serving
 
+from pageturner.service.auth.identities import parse_identities
+from pageturner.service.auth.proof import Authenticator
 from pageturner.service.errors import ConfigError
 from pageturner.service.rpc.certificates import WARN_DAYS, Certificate, Certificates
 from pageturner.service.rpc.options import ServerOptions, TlsOptions
+from pageturner.v1 import admin_pb2
 from pageturner.v1 import generation_pb2 as pb
+from pageturner.v1.admin_pb2_grpc import AdminServiceStub
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
 
 CA, OTHER_CA = authority(), authority("another authority")
@@ -136,6 +140,34 @@ async def test_a_trusted_certificate_of_no_tenant_needs_a_token(tmp_path: Path) 
             "unknown_certificate": 1, "two_tenants": 2,
         }  # fmt: skip
     assert [each.identity.credential for each in engine.requests] == ["token mail", "token search"]
+
+
+async def test_an_admin_by_certificate_is_one_until_its_name_is_taken_out(tmp_path: Path) -> None:
+    """Also in the middle of a stream that has no end by itself."""
+    case, operator = Case(tmp_path, client_ca=CA), issue("operator", "ops.internal", by=CA)
+    by_name = '[tenants.operators]\nadmin = true\ncertificates = ["ops.internal"]\n'
+    in_force = [parse_identities(FILE.replace("[tenants.operators]\nadmin = true\n", by_name))]
+    proving = Authenticator(lambda: in_force[0], NOW.timestamp)
+    async with serving(
+        FakeEngine(), certificates=case.certificates, authenticator=proving, min_watch_seconds=0.001
+    ) as served:
+        request = admin_pb2.WatchLoadRequest(interval_seconds=0.001)
+        async with secure_channel(served.port, CA, CLIENT) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(AdminServiceStub(channel).WatchLoad(request).__aiter__())
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        async with secure_channel(served.port, CA, operator) as channel:
+            watch = AdminServiceStub(channel).WatchLoad(request).__aiter__()
+            await anext(watch)
+            in_force[0] = parse_identities(FILE)
+
+            async def follow() -> None:
+                async for _ in watch:
+                    pass
+
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(follow(), 30)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_new_connections_see_a_new_certificate_and_standing_ones_go_on(tmp_path: Path) -> None:
