@@ -123,6 +123,10 @@ class ServerOptions:
     max_connections: int | None = None
     """Connections of one listener at once; one too many is closed as it comes, which its client is told as
     UNAVAILABLE. Unset: as many as the process may open files, less those it needs itself."""
+    max_connection_age_seconds: float | None = None
+    """A connection is told to leave after about so long (by a tenth sooner or later); its calls go on to
+    their end, and the client connects anew: to other replicas, under the certificates in force then. Absent,
+    never."""
     handshake_timeout_seconds: float = 20.0
     """How long a connection may take to speak HTTP/2."""
     drain_seconds: float = 30.0
@@ -173,6 +177,9 @@ class ServerOptions:
         ):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"server.{name}", f"{getattr(self, name)} is not in (0, 86400)")
+        age = self.max_connection_age_seconds
+        if age is not None and not 0 < age < 1e6:
+            raise ConfigError("server.max_connection_age_seconds", f"{age} is not in (0, 1000000)")
         for name in ("drain_seconds", "abort_seconds"):
             if not 0 <= getattr(self, name) < 86400:
                 raise ConfigError(f"server.{name}", f"{getattr(self, name)} is not in [0, 86400)")
@@ -204,8 +211,9 @@ class ServerOptions:
 
     def channel_arguments(self) -> tuple[tuple[str, int], ...]:
         """What gRPC is told. Without so_reuseport a second server on a port fails instead of sharing it."""
-        most = self.max_connections
+        most, age = self.max_connections, self.max_connection_age_seconds
         return (
+            *((("grpc.max_connection_age_ms", round(age * 1000)),) if age is not None else ()),
             *((("grpc.max_allowed_incoming_connections", most),) if most is not None else ()),
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self.max_request_bytes),

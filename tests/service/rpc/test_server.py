@@ -52,6 +52,7 @@ async def test_an_address_of_another_machine_is_refused_with_the_reason() -> Non
         ({"max_response_bytes": 1 << 31}, "server.max_response_bytes"),
         ({"keepalive_seconds": 0.0}, "server.keepalive_seconds"),
         ({"drain_seconds": float("nan")}, "server.drain_seconds"),
+        ({"max_connection_age_seconds": 0.0}, "server.max_connection_age_seconds"),
         ({"min_watch_seconds": 2.0, "max_watch_seconds": 1.0}, "server.min_watch_seconds"),
         ({"max_abort_ids": 0}, "server.max_abort_ids"),
     ],

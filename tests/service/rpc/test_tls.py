@@ -195,6 +195,34 @@ async def test_new_connections_see_a_new_certificate_and_standing_ones_go_on(tmp
     assert case.last("certificate_reloaded")["sha256"] == RENEWED.fingerprint
 
 
+async def test_a_connection_of_some_age_is_made_anew_and_its_stream_goes_on(tmp_path: Path) -> None:
+    """So a client that the new authority does not know is out within that time, without losing an answer."""
+    case = Case(tmp_path, client_ca=CA)
+    engine = FakeEngine(lambda request, ids: [accepted(request, ids), PAUSE, finished(request, 1, 0)])
+    async with (
+        serving(engine, certificates=case.certificates, max_connection_age_seconds=0.2) as served,
+        secure_channel(served.port, CA, CLIENT) as channel,
+    ):
+        stub = GenerationServiceStub(channel)
+        request = pb.GenerateStreamRequest(prompt=pb.Prompt(text="x"), request_id="r")
+        stream = stub.GenerateStream(request).__aiter__()
+        await anext(stream)
+        case.files.write(SERVER, client_ca=OTHER_CA)
+        await case.certificates.poll()
+
+        async def ask_until_refused() -> grpc.StatusCode:
+            while True:
+                try:
+                    await stub.Tokenize(pb.TokenizeRequest(prompt=pb.Prompt(text="x")), timeout=30)
+                except grpc.aio.AioRpcError as error:
+                    return error.code()
+
+        assert await asyncio.wait_for(ask_until_refused(), 30) is grpc.StatusCode.UNAVAILABLE
+        await engine.reached("paused r")
+        engine.resume("r")
+        assert [message.WhichOneof("event") async for message in stream] == ["finished"]
+
+
 async def test_another_authority_of_clients_comes_into_force(tmp_path: Path) -> None:
     case = Case(tmp_path, client_ca=CA)
     newcomer = issue("newcomer", by=OTHER_CA)
