@@ -254,6 +254,8 @@ def _refused(decision: Refused) -> str:
             return f"not admitted yet: blocks of the step in flight come free next{why}"
         case CoreRule.BUDGET.value:
             return f"not admitted: the step's token budget is spent{why}"
+        case CoreRule.DEADLINES.value:
+            return "not admitted yet: it would be late, or make a running request late, beside those that run"
     return f"not admitted by admission policy {decision.by}{why}"
 
 
@@ -264,6 +266,7 @@ def _held(decision: AdmissionsHeld) -> str:
             f"the step's token budget was spent, as batch policy {decision.batch} split it"
         ),
         CoreRule.MAX_BYPASSES.value: "one that was overtaken often enough goes first",
+        CoreRule.DEADLINES.value: "no more may run side by side for the deadlines to be met",
         CoreRule.MAX_SKIPS.value: "no step looks past more than max_skips",
     }.get(decision.by, f"admission policy {decision.by} said wait")
     return f"stood behind in the order of queue policy {decision.queue}; admissions stopped{after}: {why}"

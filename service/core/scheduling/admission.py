@@ -52,7 +52,7 @@ def _lacks(request: Request, num_needed: int = 0, num_available: int = 0, num_sl
 
 class AdmissionPlanner:
     """running: requests that run in this attempt, those that yield left out. shares: what tenants hold of the
-    slots and blocks, where they share."""
+    slots and blocks, where they share. held_by: the rule that has admissions wait, where it is no policy."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class AdmissionPlanner:
         self._trace = trace
         self._least_priority: float | None = None
         self._gate: DeadlineGate | None = None
+        self.held_by: CoreRule | None = None
 
     def try_admit(self, request: Request) -> tuple[Admission, Shortage | None]:
         """Book the start of a request whole, or nothing of it."""
@@ -90,6 +91,7 @@ class AdmissionPlanner:
             return Admission.SKIP, None
         if not is_privileged and not self._claims_share(request) and self._delays_others(request):
             self._trace.note(Refused(request.request_id, CoreRule.DEADLINES.value, 0, 0))
+            self.held_by = CoreRule.DEADLINES
             return Admission.WAIT, None
         savepoint = self._budget.savepoint()
         try:

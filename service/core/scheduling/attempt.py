@@ -169,7 +169,8 @@ class Attempt:
             passed.append(request)
             patience = min(patience, state.options.max_bypasses - request.num_bypasses)
             if answer is Admission.WAIT or len(passed) > state.options.max_skips:
-                self._trace.held(None if answer is Admission.WAIT else CoreRule.MAX_SKIPS, passed)
+                rule = self._admission.held_by if answer is Admission.WAIT else CoreRule.MAX_SKIPS
+                self._trace.held(rule, passed)
                 break
         return None
 

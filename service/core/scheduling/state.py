@@ -100,7 +100,8 @@ class SchedulerState:
             queue=waiting.work,
             drain_rate=pace.drain_rate,
             is_full=self.is_full and len(waiting) > 0,
-            is_in_order=self.policy_host.names["queue"] == Fcfs.name,
+            is_in_order=self.policy_host.names["queue"] == Fcfs.name
+            and not self.options.share_between_tenants,
             concurrency=concurrency(pace, list(self.running.values())),
             short_answer=pace.outputs_left(0, longest, SHORT),
             typical_answer=pace.outputs_left(0, longest, TYPICAL),
