@@ -70,7 +70,7 @@ class TenantLimitReached(QueueFull):
     """A bound of the caller's own tenant is reached, whatever others do; `limit` names it."""
 
     def __init__(self, limit: str, reason: str, retry_after_seconds: float) -> None:
-        super().__init__(reason, retry_after_seconds)
+        super().__init__(reason, retry_after_seconds, f"tenant_{limit}")
         self.limit = limit
 
 

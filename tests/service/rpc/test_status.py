@@ -50,7 +50,7 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.ModelError("no such folder"),
     UnknownService("no service 'x' here"),
 )
-KEPT = frozenset({"served", "cause", "credential"})
+KEPT = frozenset({"served", "cause", "credential", "counted_as"})
 """What an error carries that no client is told."""
 
 HIDDEN = (errors.EngineDead, errors.StepFailed, errors.TextFailed)
