@@ -26,6 +26,7 @@ from pageturner.service.errors import (
 )
 from pageturner.service.identity import Identity
 from pageturner.service.rpc.callers import ADMIN_SERVICES, Gatekeeper, bind_caller
+from pageturner.service.rpc.line_budget import LineBudget
 from pageturner.service.rpc.load_report import TRAILER
 from pageturner.service.rpc.status import code_of, to_status
 from pageturner.service.rpc.tracing import (
@@ -78,6 +79,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._tracer = tracer
         self._load_report = load_report
         self._gatekeeper = gatekeeper
+        self._stranger_lines = LineBudget(clock)
         self._write_timeout_seconds = write_timeout_seconds
         self._logger = logger
         self._clock = clock
@@ -151,7 +153,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._metrics.call_started(method)
         trace = self._begin_trace(method, context.invocation_metadata() or ())
         code = grpc.StatusCode.OK
-        refusal: dict[str, str] = {}
+        refusal: dict[str, object] = {}
         is_admitted = False
         try:
             caller = admit(context)
@@ -186,6 +188,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             is_quiet = method.grpc_service in _QUIET_SERVICES or (
                 method.grpc_method in _QUIET_METHODS and code is grpc.StatusCode.OK
             )
+            if refusal and not is_admitted:
+                left_out = self._stranger_lines.take()
+                is_quiet = left_out is None
+                refusal |= {"left_out": left_out} if left_out else {}
             log = self._logger.debug if is_quiet else self._logger.info
             log(
                 "rpc",
@@ -213,11 +219,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             structlog.contextvars.bind_contextvars(trace_id=trace_id_of(trace_parent))
         return trace
 
-    def _refused(self, error: Unauthenticated | PermissionDenied, cause: RefusalCause) -> dict[str, str]:
+    def _refused(self, error: Unauthenticated | PermissionDenied, cause: RefusalCause) -> dict[str, object]:
         """Count a caller that was turned away; what the log says of it."""
         self._metrics.caller_refused(cause)
         claimed = error.credential if isinstance(error, Unauthenticated) else ""
-        return {"cause": cause.value} | ({"claimed": claimed} if claimed else {})
+        return {"cause": cause.value, **({"claimed": claimed} if claimed else {})}
 
 
 _TYPES = {

@@ -34,6 +34,7 @@ from pageturner.service.errors import PermissionDenied
 from pageturner.service.identity import ANONYMOUS
 from pageturner.service.rpc import callers, from_wire
 from pageturner.service.rpc.interceptors import CallInterceptor
+from pageturner.service.rpc.line_budget import BURST, LineBudget
 from pageturner.service.rpc.reflection import V1, V1ALPHA
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
@@ -194,6 +195,36 @@ async def test_a_refusal_tells_neither_the_cause_nor_the_credential() -> None:
         assert served.metrics.snapshot().callers_refused_total == {
             "missing": 1, "unknown_token": 1, "expired": 1, "wrong_secret": 1, "malformed": 2,
         }  # fmt: skip
+
+
+def test_lines_beyond_the_budget_are_counted_and_told_later() -> None:
+    clock = ManualClock()
+    budget = LineBudget(clock, per_second=2.0, burst=3)
+    assert [budget.take() for _ in range(5)] == [0, 0, 0, None, None]
+    clock.advance(0.4)
+    assert budget.take() is None
+    clock.advance(0.1)
+    assert [budget.take(), budget.take()] == [3, None]
+    clock.advance(3600.0)
+    assert [budget.take() for _ in range(4)] == [1, 0, 0, None], "it holds no more than a burst"
+
+
+async def test_a_flood_of_strangers_is_counted_and_does_not_fill_the_log() -> None:
+    async with serving(FakeEngine(), authenticator=authenticator()) as served:
+        stub = GenerationServiceStub(served.channel)
+
+        async def ask() -> None:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Tokenize(pb.TokenizeRequest())
+
+        for _ in range(10):
+            await asyncio.gather(*(ask() for _ in range(30)))
+        await stub.Generate(pb.GenerateRequest(prompt=pb.Prompt(text="x")), metadata=bearer(SEARCH))
+        lines = [line for line in served.log.entries if line["event"] == "rpc"]
+        assert lines[-1]["tenant"] == "search", "a tenant's line is told all the same"
+        told = [line for line in lines if line["log_level"] == "info" and "cause" in line]
+        assert BURST <= len(told) < 200
+        assert served.metrics.snapshot().callers_refused_total == {"missing": 300}
 
 
 async def test_health_is_open_to_probes() -> None:
