@@ -62,6 +62,11 @@ class LLM:
     file; the environment (PAGETURNER_SECTION_KEY) goes over it, the arguments over both. logger: takes the
     log; if left out, warnings go to standard error.
 
+    The process's environment stays as it is: unlike `pageturner serve`, this does not tell OpenMP how long
+    its threads spin when they wait. Quantised products, the CPU's default, have threads of their own, which
+    sleep soon. Where float32 or bfloat16 runs beside busy programs, set GOMP_SPINCOUNT=2000 before torch is
+    imported.
+
     Raises ConfigError or ModelError.
     """
 

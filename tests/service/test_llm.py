@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from support.model_folders import TEMPLATE, save_chat_model
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import AcceptedEvent, ChatMessage, FinishedEvent, TokenEvent, Turn
+from pageturner.service.config import OPENMP_SPINS
 from pageturner.service.core.outputs import FinishReason
 from pageturner.service.errors import (
     ConfigError,
@@ -64,6 +66,14 @@ def until_idle(llm: LLM) -> None:
     """Until all is free by the last step's figures; what is never freed fails by the test's time limit."""
     while llm.load().num_running or llm.load().num_blocks_used:
         time.sleep(0)
+
+
+def test_the_environment_of_the_process_stays_as_it_is(make: Callable[..., LLM]) -> None:
+    """Serving tells OpenMP how long to spin; a program's own choice that is, where the engine is a guest."""
+    before = dict(os.environ)
+    make()
+    assert dict(os.environ) == before
+    assert f"GOMP_SPINCOUNT={OPENMP_SPINS}" in str(LLM.__doc__)
 
 
 def test_answers_come_in_the_order_of_the_prompts_as_if_each_were_alone(llm: LLM) -> None:
