@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.fake_model import Stop, expected_tokens
-from support.real_service import RealService, real_service
+from support.real_service import SERVER_FINGERPRINT, RealService, real_service
 from support.service_thread import InThread, in_thread
 from support.tiny_tokenizers import byte_level_bpe
 from support.wire_messages import JSON, Words, bodies, messages
@@ -32,6 +32,7 @@ from pageturner.policies.interfaces import AXES
 from pageturner.policies.presets import PRESETS
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.engine.chat_template import ChatTemplate
+from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.rpc import generation, interceptors
 from pageturner.service.rpc.health import HealthServicer
@@ -68,12 +69,17 @@ CHAT = generation_pb2.Prompt(
     )
 )
 RECLAIM = admin_pb2.PolicyChoice(name="cost-model", options={"swap_weight": "2"})
+FINGERPRINT = Fingerprint(SERVER_FINGERPRINT, is_exact=True).of_prompt(PROMPT.token_ids.ids)
+RESUME = generation_pb2.Resume(
+    seed=1, fingerprint=FINGERPRINT, choices=[generation_pb2.ReceivedChoice(token_ids=[2])], max_tokens=3
+)
 GOOD: Mapping[str, tuple[Message, ...]] = {
     "GenerateRequest": tuple(
         generation_pb2.GenerateRequest(prompt=prompt, sampling=SAMPLING) for prompt in (PROMPT, CHAT)
     ),
-    "GenerateStreamRequest": tuple(
-        generation_pb2.GenerateStreamRequest(prompt=prompt, sampling=SAMPLING) for prompt in (PROMPT, CHAT)
+    "GenerateStreamRequest": (
+        *(generation_pb2.GenerateStreamRequest(prompt=p, sampling=SAMPLING) for p in (PROMPT, CHAT)),
+        generation_pb2.GenerateStreamRequest(prompt=PROMPT, sampling=SAMPLING, resume=RESUME),
     ),
     "TokenizeRequest": tuple(generation_pb2.TokenizeRequest(prompt=prompt) for prompt in (PROMPT, CHAT)),
     "SetPoliciesRequest": (admin_pb2.SetPoliciesRequest(policies={"reclaim": RECLAIM}),),
@@ -88,6 +94,8 @@ WORDS: Words = {
     "role": ("user", "assistant", "system"),
     "ids": (0, 1, 2, 420, 421),
     "token_ids": (0, 1, 2, 420, 421),
+    "fingerprint": (FINGERPRINT, SERVER_FINGERPRINT, ";", "weights=x"),
+    "text_characters": (0, 1),
     "stop_token_ids": (0, 1, 2, 420, 421),
     "logit_bias": (0, 1, 420, 421),
     "logit_bias[]": (0.0, 100.0, -100.0),

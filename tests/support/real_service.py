@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = Tokenizer(byte_level_bpe())
 VOCAB_SIZE = 421
+SERVER_FINGERPRINT = "weights=w;tokenizer=t;kernels=fake"
 MAX_EMPTY_SCHEDULES = 8
 ENGINE_OPTIONS = EngineOptions(max_empty_schedules=MAX_EMPTY_SCHEDULES, max_consecutive_failures=50)
 
@@ -242,7 +243,7 @@ async def real_service(
         model=info,
         server_info=ServerInfo(
             *("1", 0.5, 0.0, block_size, num_blocks, 0, 1, 8, 16, "fake", Rates(), {}),
-            fingerprint="weights=w;tokenizer=t;kernels=fake",
+            fingerprint=SERVER_FINGERPRINT,
             exact_resume=True,
         ),
         scheduler_options=scheduler_options(max_model_len=max_model_len, **options),
