@@ -29,7 +29,7 @@ def describe_fingerprint(model: LoadedModel) -> Fingerprint:
     return Fingerprint.of_parts(
         {
             "weights": weights_key(model.artifacts),
-            "tokenizer": _tokenizer_key(model.artifacts),
+            "tokenizer": tokenizer_key(model.artifacts),
             "products": model.products.name,
             "kv": str(model.model.kv_dtype).removeprefix("torch."),
             "kernels": model.ops.name,
@@ -51,10 +51,17 @@ def weights_key(artifacts: ModelArtifacts) -> str:
     return _short(content, config)
 
 
-def _tokenizer_key(artifacts: ModelArtifacts) -> str:
+def tokenizer_key(artifacts: ModelArtifacts) -> str:
     """Changes with the text of any token, and with the tokens that end an answer."""
-    text = "" if artifacts.tokenizer is None else artifacts.tokenizer.to_str()
-    return _short(text, str(artifacts.eos_token_ids))
+    # Its files where it has them: writing a tokenizer out takes ten times as long as reading them.
+    files = [artifacts.folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    if artifacts.tokenizer is None:
+        texts = [""]
+    elif files[0].exists():
+        texts = [sha256(file.read_bytes()).hexdigest() for file in files if file.exists()]
+    else:
+        texts = [artifacts.tokenizer.to_str()]
+    return _short(*texts, str(artifacts.eos_token_ids))
 
 
 def _machine(model: LoadedModel) -> str:

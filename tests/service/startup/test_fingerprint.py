@@ -1,0 +1,100 @@
+"""What the fingerprint of a server changes with."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.model_folders import save_chat_model
+
+from pageturner.service.engine.fingerprint import Fingerprint
+from pageturner.service.errors import NotResumable
+from pageturner.service.llm import LLM
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.loader import load_artifacts
+from pageturner.service.model.options import ModelOptions
+from pageturner.service.startup import fingerprint
+from pageturner.service.startup.fingerprint import code_key, tokenizer_key, weights_key
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("tiny"))
+
+
+def artifacts_of(folder: Path, tmp_path: Path) -> ModelArtifacts:
+    return load_artifacts(ModelOptions(source=str(folder), dtype="float32"), tmp_path)
+
+
+def test_a_copy_of_a_model_has_its_keys_and_another_has_others(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    one, other = artifacts_of(folder, tmp_path), artifacts_of(copy, tmp_path)
+    assert weights_key(one) == weights_key(other)
+    assert tokenizer_key(one) == tokenizer_key(other)
+
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert weights_key(artifacts_of(copy, tmp_path)) != weights_key(one)
+    assert weights_key(replace(one, config={**one.config, "rope_theta": 1.0})) != weights_key(one)
+
+    tokenizer = copy / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<|end|>", "<|fin|>"))
+    assert tokenizer_key(artifacts_of(copy, tmp_path)) != tokenizer_key(one)
+    assert tokenizer_key(replace(one, eos_token_ids=(7,))) != tokenizer_key(one)
+    assert tokenizer_key(replace(one, tokenizer=None)) != tokenizer_key(one)
+
+
+def test_the_code_that_computes_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = code_key()
+    assert code_key() == before
+    source = tmp_path / "kernel.cpp"
+    source.write_text("int one = 1;")
+    monkeypatch.setattr(fingerprint, "_sources", lambda: iter([source]))
+    first = code_key()
+    source.write_text("int one = 2;")
+    assert len({before, first, code_key()}) == 3
+
+
+def test_a_server_says_what_it_is_and_what_it_promises(folder: Path) -> None:
+    def described(**model: object) -> tuple[dict[str, str], bool]:
+        options = {"source": str(folder), "device": "cpu", "num_threads": 1, **model}
+        with LLM(options, cache={"num_blocks": 32, "swap_space": 0}) as llm:
+            info = llm.info()
+        return dict(part.split("=") for part in info.fingerprint.split(";")), info.exact_resume
+
+    exact, promises = described(dtype="float32", deterministic=True)
+    assert promises
+    assert list(exact) == [
+        *("weights", "tokenizer", "products", "kv", "kernels", "deterministic", "machine", "code")
+    ]
+    plain, promises = described(dtype="float32", deterministic=False)
+    assert not promises
+    differing = {name for name in exact if exact[name] != plain[name]}
+    assert differing == {"deterministic", "kernels"}, "those of fixed shapes are others"
+
+
+def test_parts_are_compared_by_name() -> None:
+    server = Fingerprint.of_parts({"weights": "1", "kernels": "a"}, is_exact=True)
+    given = server.of_prompt([1, 2])
+    server.check_server(given, allow_inexact=False)
+    server.check_prompt(given, [1, 2])
+    with pytest.raises(NotResumable, match="other tokens here"):
+        server.check_prompt(given, [2, 1])
+    other = Fingerprint.of_parts({"weights": "1", "kernels": "b"}, is_exact=True)
+    with pytest.raises(NotResumable, match=r"kernels \(a, here b\)") as caught:
+        other.check_server(given, allow_inexact=False)
+    assert caught.value.differing == "kernels"
+    other.check_server(given, allow_inexact=True)
+    with pytest.raises(NotResumable, match="weights"):
+        Fingerprint.of_parts({"weights": "2"}, is_exact=True).check_server(given, allow_inexact=True)
+    loose = replace(server, is_exact=False)
+    with pytest.raises(NotResumable, match="deterministic is off"):
+        loose.check_server(given, allow_inexact=False)
+    loose.check_server(given, allow_inexact=True)
+    with pytest.raises(NotResumable, match="resumes no answers"):
+        Fingerprint().check_server(given, allow_inexact=True)
+    assert Fingerprint().of_prompt([1]) == ""
