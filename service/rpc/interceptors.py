@@ -176,9 +176,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 to_status(error, _bound().get("request_id", ""))
             )
             trailers = self._trailers(method) if is_admitted else ()
-            await context.abort_with_status(
-                status._replace(trailing_metadata=(*status.trailing_metadata, *trailers))
-            )
+            try:
+                await context.abort_with_status(
+                    status._replace(trailing_metadata=(*status.trailing_metadata, *trailers))
+                )
+            except grpc.aio.InternalError:
+                # Nothing can be sent behind a first message that the client's window has no room for, and
+                # gRPC would log its traceback. The client learns it from the end of its connection.
+                raise asyncio.CancelledError from error
         finally:
             seconds = self._clock.now() - started_at
             self._metrics.call_handled(method, code.name, seconds)

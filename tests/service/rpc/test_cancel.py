@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support import http2
 from support.fake_engine import PAUSE, FakeEngine, FakeStream, Step, accepted, echo, finished
 from support.serving import serving
 
@@ -198,6 +199,26 @@ async def test_a_reader_that_stopped_is_given_up_and_its_id_is_free_again() -> N
             _ = [message async for message in _rest(call)]
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == "the stream was not read for 0.05 s"
+
+
+async def test_a_client_without_a_window_is_given_up_and_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It takes not even the first message, and answers nothing: its status cannot be sent."""
+    engine = FakeEngine(_endless)
+    async with serving(engine, write_timeout_seconds=0.05) as served:
+        connection = await http2.Connection.open(f"127.0.0.1:{served.port}")
+        await connection.hello((http2.INITIAL_WINDOW_SIZE, 0))
+        body = pb.GenerateStreamRequest(request_id="slow", prompt=pb.Prompt(text="x")).SerializeToString()
+        path = "/pageturner.v1.GenerationService/GenerateStream"
+        await connection.send(http2.call(1, path, body))
+        await engine.reached("closed slow")
+        engine.script = echo
+        assert (await served.client.generate("again", request_id="slow")).text == "agai"
+        connection.close()
+    assert "ExecuteBatchError" not in caplog.text
+    entry = next(entry for entry in served.log.entries if entry.get("code") == "RESOURCE_EXHAUSTED")
+    assert entry["request_id"] == "slow"
 
 
 async def test_a_reader_too_slow_for_the_engine_learns_so_when_it_reads_on() -> None:
