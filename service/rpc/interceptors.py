@@ -166,6 +166,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except asyncio.CancelledError:
             code = _cancellation_code(context)
             raise
+        except grpc.aio.InternalError as error:
+            # A write failed: the connection is gone, and gRPC is yet to cancel the call.
+            code = grpc.StatusCode.CANCELLED
+            self._logger.debug("write_failed", method=method.grpc_method, reason=str(error), **_bound())
+            raise asyncio.CancelledError from error
         except Exception as error:
             code = code_of(error)
             if isinstance(error, Unauthenticated | PermissionDenied) and error.cause is not None:

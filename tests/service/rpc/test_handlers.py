@@ -145,3 +145,15 @@ async def test_a_cancellation_past_the_deadline_is_counted_as_one(remaining: flo
     with pytest.raises(asyncio.CancelledError):
         await call(_context(remaining, asyncio.CancelledError()))
     assert [counted for _, counted in metrics.snapshot().grpc_server_handled_total] == [code]
+
+
+async def test_a_write_to_a_connection_that_is_gone_is_a_cancellation_and_no_fault_of_ours() -> None:
+    """gRPC fails the write before it cancels the call: that was logged with a traceback, and INTERNAL."""
+
+    async def behaviour(request: object, context: object) -> AsyncGenerator[str, None]:
+        yield "one"
+
+    metrics = Metrics()
+    with pytest.raises(asyncio.CancelledError):
+        await _intercepted(metrics, behaviour)(_context(write_error=grpc.aio.InternalError("gone")))
+    assert [counted for _, counted in metrics.snapshot().grpc_server_handled_total] == ["CANCELLED"]
