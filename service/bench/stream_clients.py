@@ -106,7 +106,7 @@ async def _read(call: Call, task: StreamTask, counts: StreamCounts, to_open: asy
                 is_open = True
                 to_open.release()
     except grpc.aio.AioRpcError as error:
-        seen[reason_of(error)[0]] += 1
+        seen[f"{reason_of(error)[0]}: {error.code().name}: {error.details()}"] += 1
     if not is_open:
         to_open.release()
     ends = (seen["accepted"], seen["finished"], num_tokens)

@@ -91,6 +91,10 @@ class TlsOptions:
         return tuple(filter(None, (self.certificate, self.key, self.client_ca)))
 
 
+MAX_PENDING_CALLS = 1 << 16
+"""A bound for the worst, since each is begun in turn within a millisecond."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Where to listen, and the bounds of a connection and of a shutdown. Raises ConfigError."""
@@ -220,6 +224,10 @@ class ServerOptions:
         return (
             *((("grpc.max_connection_age_ms", round(age * 1000)),) if age is not None else ()),
             *((("grpc.max_allowed_incoming_connections", most),) if most is not None else ()),
+            # Calls that came and were not begun: by default, of those beyond a thousand gRPC cancels some at
+            # random, and nobody learns why.
+            ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+            ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self.max_request_bytes),
             ("grpc.max_send_message_length", self.max_response_bytes),

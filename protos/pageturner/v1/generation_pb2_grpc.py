@@ -30,7 +30,7 @@ class GenerationServiceStub(object):
 
     Errors are gRPC statuses, never a message of a stream. INVALID_ARGUMENT carries a
     google.rpc.BadRequest that names each bad field by its path in the request; RESOURCE_EXHAUSTED of a
-    full queue carries a google.rpc.RetryInfo; every status of this package carries a
+    full queue, or of one that leaves no time for a deadline, carries a google.rpc.RetryInfo; every status of this package carries a
     google.rpc.ErrorInfo of domain "pageturner" and, where a request is concerned, a
     google.rpc.RequestInfo.
 
@@ -76,7 +76,7 @@ class GenerationServiceServicer(object):
 
     Errors are gRPC statuses, never a message of a stream. INVALID_ARGUMENT carries a
     google.rpc.BadRequest that names each bad field by its path in the request; RESOURCE_EXHAUSTED of a
-    full queue carries a google.rpc.RetryInfo; every status of this package carries a
+    full queue, or of one that leaves no time for a deadline, carries a google.rpc.RetryInfo; every status of this package carries a
     google.rpc.ErrorInfo of domain "pageturner" and, where a request is concerned, a
     google.rpc.RequestInfo.
 
@@ -163,7 +163,7 @@ class GenerationService(object):
 
     Errors are gRPC statuses, never a message of a stream. INVALID_ARGUMENT carries a
     google.rpc.BadRequest that names each bad field by its path in the request; RESOURCE_EXHAUSTED of a
-    full queue carries a google.rpc.RetryInfo; every status of this package carries a
+    full queue, or of one that leaves no time for a deadline, carries a google.rpc.RetryInfo; every status of this package carries a
     google.rpc.ErrorInfo of domain "pageturner" and, where a request is concerned, a
     google.rpc.RequestInfo.
 

@@ -31,7 +31,7 @@ class GenerationServiceStub:
 
     Errors are gRPC statuses, never a message of a stream. INVALID_ARGUMENT carries a
     google.rpc.BadRequest that names each bad field by its path in the request; RESOURCE_EXHAUSTED of a
-    full queue carries a google.rpc.RetryInfo; every status of this package carries a
+    full queue, or of one that leaves no time for a deadline, carries a google.rpc.RetryInfo; every status of this package carries a
     google.rpc.ErrorInfo of domain "pageturner" and, where a request is concerned, a
     google.rpc.RequestInfo.
 
@@ -65,7 +65,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     Errors are gRPC statuses, never a message of a stream. INVALID_ARGUMENT carries a
     google.rpc.BadRequest that names each bad field by its path in the request; RESOURCE_EXHAUSTED of a
-    full queue carries a google.rpc.RetryInfo; every status of this package carries a
+    full queue, or of one that leaves no time for a deadline, carries a google.rpc.RetryInfo; every status of this package carries a
     google.rpc.ErrorInfo of domain "pageturner" and, where a request is concerned, a
     google.rpc.RequestInfo.
 
@@ -95,7 +95,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Errors are gRPC statuses, never a message of a stream. INVALID_ARGUMENT carries a
     google.rpc.BadRequest that names each bad field by its path in the request; RESOURCE_EXHAUSTED of a
-    full queue carries a google.rpc.RetryInfo; every status of this package carries a
+    full queue, or of one that leaves no time for a deadline, carries a google.rpc.RetryInfo; every status of this package carries a
     google.rpc.ErrorInfo of domain "pageturner" and, where a request is concerned, a
     google.rpc.RequestInfo.
 

@@ -10,9 +10,16 @@ from support.fake_engine import FakeEngine
 from support.real_service import RealService, real_service
 from support.serving import serving
 
-from pageturner.service.engine.api import AcceptedEvent, ChatMessage, EngineHealth, Prompt, RecentLoad
+from pageturner.service.engine.api import (
+    AcceptedEvent,
+    ChatMessage,
+    EngineHealth,
+    GenerationRequest,
+    Prompt,
+    RecentLoad,
+)
 from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
-from pageturner.service.errors import InvalidArgument, QueueFull
+from pageturner.service.errors import DeadlineTooClose, InvalidArgument, QueueFull
 from pageturner.service.rpc import from_wire
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.status import UnknownStatus
@@ -134,6 +141,26 @@ async def test_queued_tokens_are_counted_before_the_prompt_is_read() -> None:
         await service.until(lambda: service.num_live == 2)
         with pytest.raises(QueueFull, match="11 prompt tokens would be waiting"):
             await service.client.generate((1,) * 3)
+        service.release_steps()
+        await asyncio.gather(running, waiting)
+
+
+async def test_a_deadline_that_the_queue_leaves_no_time_for_is_refused_without_a_step() -> None:
+    async with real_service(max_num_seqs=1) as service:
+        service.hold_steps()
+        running = _generate(service, "a", max_tokens=3)
+        await service.until(lambda: service.engine.load().num_running == 1)
+        waiting = asyncio.create_task(service.client.generate((1,) * 40, max_tokens=2))
+        await service.until(lambda: service.num_live == 2)
+        await service.run_steps(1)
+        await service.until(lambda: service.engine.load().outlook.is_full)
+        load = await service.client.load()
+        assert load.queue_seconds == service.engine.load().queue_seconds > 0.05
+        assert load.drain_tokens_per_second > 0
+        with pytest.raises(DeadlineTooClose) as caught:
+            await service.engine.submit(GenerationRequest((1,), deadline_seconds=0.05))
+        assert caught.value.retry_after_seconds > 0
+        assert service.metrics.snapshot().requests_refused_total == {"deadline_too_close": 1}
         service.release_steps()
         await asyncio.gather(running, waiting)
 

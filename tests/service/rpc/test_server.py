@@ -117,6 +117,9 @@ async def test_sglang_19986_pings_within_the_bound_are_answered(bound: float, al
 def test_idle_connections_are_closed_after_minutes_by_default() -> None:
     arguments = dict(ServerOptions().channel_arguments())
     assert arguments["grpc.max_connection_idle_ms"] == 300_000
+    # Above 1,000 calls that wait to be begun, gRPC's default, it cancels some of those that come.
+    assert arguments["grpc.server.max_pending_requests"] >= 10_000
+    assert arguments["grpc.server.max_pending_requests_hard_limit"] >= 10_000
     assert arguments["grpc.server_handshake_timeout_ms"] == 20_000
 
 
