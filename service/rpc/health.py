@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -11,7 +10,7 @@ from grpc_health.v1.health_pb2_grpc import HealthServicer as HealthServiceServic
 
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.errors import Draining
-from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
+from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle, wait_for_first
 from pageturner.service.rpc.status import UnknownService
 
 Status = pb.HealthCheckResponse.ServingStatus
@@ -71,7 +70,9 @@ class HealthServicer(HealthServiceServicer):
             elif self._lifecycle.stopping.is_set():
                 raise Draining(STOPPING_TEXT)
             else:
-                await self._wait_for_change(known)
+                await wait_for_first(
+                    self._lifecycle.wait_for_health_change(known), self._lifecycle.stopping.wait()
+                )
 
     def _status(self, service: str, health: EngineHealth) -> pb.HealthCheckResponse.ServingStatus:
         if service not in self._services:
@@ -82,16 +83,3 @@ class HealthServicer(HealthServiceServicer):
         if health is EngineHealth.SERVING:
             return pb.HealthCheckResponse.SERVING
         return pb.HealthCheckResponse.NOT_SERVING
-
-    async def _wait_for_change(self, known: EngineHealth) -> None:
-        waits = {
-            asyncio.ensure_future(self._lifecycle.wait_for_health_change(known)),
-            asyncio.ensure_future(self._lifecycle.stopping.wait()),
-        }
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in done:
-                wait.result()
-        finally:
-            for wait in waits:
-                wait.cancel()

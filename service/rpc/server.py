@@ -50,6 +50,9 @@ OWN_SERVICES = frozenset(
     for service in file.DESCRIPTOR.services_by_name.values()
 )
 
+LEAVING_SECONDS = 0.2
+"""How long a drain still takes work after it told clients to leave: a round trip, and some."""
+
 
 def _random_request_id() -> str:
     return uuid.uuid4().hex
@@ -164,21 +167,33 @@ class Server:
 
     async def _end_requests(self, grace_seconds: float | None) -> DrainOutcome:
         grace = self._options.drain_seconds if grace_seconds is None else grace_seconds
-        lasting = grace + self._options.abort_seconds
         outcome = DrainOutcome()
         if not self._lifecycle.is_loading:
-            ending = asyncio.ensure_future(self._lifecycle.engine.drain(grace))
-            await asyncio.sleep(0)  # health says so before a connection does
-            # gRPC takes no connection and no call from now on, and tells clients so (GOAWAY): those that know
-            # other servers go there with their next call. What runs goes on.
-            leaving = [asyncio.ensure_future(each.server.stop(lasting)) for each in self._public()]
-            self._background.update(leaving)
-            for task in leaving:
-                task.add_done_callback(self._background.discard)
-            outcome = await ending
+            num_live = self._lifecycle.condition.num_live
+            self._lifecycle.leave()
+            self._admin_lifecycle.leave()
+            self._send_away(grace + self._options.abort_seconds)
+            # What is on its way is still taken, so that no call is lost to a client that knows other servers.
+            leaving = min(LEAVING_SECONDS, grace)
+            await asyncio.sleep(leaving)
+            ended = await self._lifecycle.engine.drain(grace - leaving)
+            num_finished = max(ended.num_finished, num_live - ended.num_aborted)
+            outcome = DrainOutcome(num_finished, ended.num_aborted)
         # Every request has ended, or was told to. What stands open by itself, as a watch of health, ends now.
         self._lifecycle.stopping.set()
         return outcome
+
+    def _send_away(self, lasting: float) -> None:
+        """Have gRPC take no connection and no call from now on, and tell clients so (GOAWAY): those that know
+        other servers go there with their next call. What runs goes on, for so many seconds.
+
+        A call that gRPC has and that no handler was given yet ends with CANCELLED; those are few, as
+        long as the event loop keeps up.
+        """
+        for each in self._public():
+            stopping = asyncio.ensure_future(each.server.stop(lasting))
+            self._background.add(stopping)
+            stopping.add_done_callback(self._background.discard)
 
     def _close_later(self) -> None:
         closing = asyncio.ensure_future(self._close(self._public(), self._options.abort_seconds))

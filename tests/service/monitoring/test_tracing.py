@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -207,6 +209,36 @@ def test_what_no_thread_takes_up_is_dropped_and_counted(
     traced.tracing.note_request(None)  # type: ignore[arg-type]  # it is not looked at
     monkeypatch.undo()
     assert traced.tracing.num_dropped == 1
+
+
+def test_a_collector_is_sent_spans_by_otlp() -> None:
+    exported: list[str] = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: object) -> Any:  # noqa: N802  # gRPC's name
+            for resource in request.resource_spans:
+                exported.extend(
+                    attribute.value.string_value
+                    for attribute in resource.resource.attributes
+                    if attribute.key == "service.name"
+                )
+                exported.extend(span.name for scope in resource.scope_spans for span in scope.spans)
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call] # has no types
+        Collector(), server
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    options = TracesOptions(f"http://127.0.0.1:{port}", service_name="mine")
+    tracing = open_tracing(options, "1", ManualClock())
+    trace = tracing.begin(Method("unary", "pageturner.v1.ModelService", "GetModel"), ())
+    trace.end("OK", request_id="", tenant="")
+    tracing.flush()
+    tracing.close()
+    server.stop(grace=None)
+    assert exported == ["mine", "pageturner.v1.ModelService/GetModel"]
 
 
 def test_a_collector_that_is_not_there_holds_up_nothing() -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.fake_engine import PAUSE, FakeEngine, accepted, finished
+from support.fake_engine import PAUSE, FakeEngine, Step, accepted, echo, finished
+from support.http_pages import get
 from support.real_service import real_service
+from support.scrapes import monitoring
 from support.serving import Served, serving
 
 from pageturner.service.client import Client
 from pageturner.service.client.failures import is_away
-from pageturner.service.engine.api import DrainOutcome, EngineHealth
+from pageturner.service.engine.api import DrainOutcome, EngineHealth, GenerationRequest
 from pageturner.service.engine.metrics import Method
-from pageturner.service.errors import Draining, InvalidArgument, Loading
+from pageturner.service.errors import Draining, InvalidArgument, Loading, PageturnerError
 from pageturner.service.rpc.server import OWN_SERVICES
 from pageturner.service.rpc.status import UnknownStatus
 from pageturner.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
@@ -30,6 +33,17 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 def _pausing() -> FakeEngine:
     return FakeEngine(lambda s, t: [accepted(s, t), PAUSE, finished(s, len(t), 0)])
+
+
+def _pausing_streams() -> FakeEngine:
+    """Requests whose id begins with s wait, the others are answered."""
+
+    def script(request: GenerationRequest, token_ids: tuple[int, ...]) -> Sequence[Step]:
+        if not request.request_id.startswith("s"):
+            return echo(request, token_ids)
+        return [accepted(request, token_ids), PAUSE, finished(request, len(token_ids), 0)]
+
+    return FakeEngine(script)
 
 
 def _health(served: Served) -> Any:
@@ -142,24 +156,26 @@ async def test_the_client_can_wait_for_a_server_that_starts() -> None:
 
 
 async def test_a_drain_lets_the_running_finish_and_refuses_the_new() -> None:
-    engine = _pausing()
+    engine = _pausing_streams()
     async with serving(engine, drain_seconds=60) as served:
         watch = _watch(served)
         assert (await watch.read()).status == SERVING
-        running = asyncio.create_task(served.client.generate("x", request_id="old"))
-        await engine.reached("paused old")
+        running = asyncio.create_task(served.client.generate("x", request_id="s-old"))
+        await engine.reached("paused s-old")
         drain = asyncio.create_task(served.server.drain())
         assert (await watch.read()).status == NOT_SERVING
-        for call in (served.client.generate("y"), anext(served.client.stream("y"))):
-            with pytest.raises((Draining, UnknownStatus)) as caught:  # nobody listens any more
-                await call
-            assert is_away(caught.value)
+        refusal: PageturnerError | None = None
+        while refusal is None:  # what is on its way is still answered, then nobody listens any more
+            try:
+                await served.client.generate("y")
+            except PageturnerError as error:
+                refusal = error
+        assert is_away(refusal)
         assert not drain.done()
-        engine.resume("old")
-        assert (await running).request_id == "old"
+        engine.resume("s-old")
+        assert (await running).request_id == "s-old"
         await drain
     assert engine.aborts == []
-    assert [request.request_id for request in engine.requests] == ["old"]
 
 
 async def test_a_drain_that_takes_too_long_aborts_the_rest() -> None:
@@ -180,9 +196,10 @@ async def test_what_a_drain_ended_says_so_to_its_client(monkeypatch: pytest.Monk
     async with real_service(server_options={"drain_seconds": 0}) as service:
         drain = service.engine.drain
 
-        async def drain_and_go_on(grace_seconds: float) -> None:
-            await drain(grace_seconds)
+        async def drain_and_go_on(grace_seconds: float) -> DrainOutcome:
+            outcome = await drain(grace_seconds)
             service.release_steps()
+            return outcome
 
         service.hold_steps()
         call = asyncio.create_task(service.client.generate("x", request_id="r", max_tokens=30))
@@ -260,7 +277,7 @@ def _balanced(*ports: int) -> grpc.aio.Channel:
 
 async def test_clients_of_a_balanced_channel_leave_at_once_and_streams_go_on() -> None:
     """GOAWAY: no call fails, none goes to the server that drains, and what runs there finishes."""
-    leaving, staying = _pausing(), FakeEngine()
+    leaving, staying = _pausing_streams(), FakeEngine()
     async with (
         serving(leaving, drain_seconds=3600) as first,
         serving(staying) as second,
@@ -277,9 +294,12 @@ async def test_clients_of_a_balanced_channel_leave_at_once_and_streams_go_on() -
         (name,) = leaving.live
         drain = asyncio.create_task(first.server.drain())
         await leaving.reached(f"paused {name}")
+        call = generation_pb2.GenerateRequest(prompt=generation_pb2.Prompt(text="y"))
+        for _ in range(50):
+            await stub.Generate(call)
         num_before = len(staying.requests)
         for _ in range(50):
-            await stub.Generate(generation_pb2.GenerateRequest(prompt=generation_pb2.Prompt(text="y")))
+            await stub.Generate(call)
         assert len(staying.requests) == num_before + 50
         assert not drain.done()
         leaving.resume(name)
@@ -342,6 +362,25 @@ async def test_a_grace_out_of_its_bounds_is_refused_and_drains_nothing(grace: fl
         with pytest.raises(InvalidArgument, match="grace_seconds"):
             await served.client.drain(grace)
         assert (await served.client.generate("ok", max_tokens=2)).text == "ok"
+
+
+async def test_health_says_so_before_the_engine_refuses() -> None:
+    """Both ports', at once; and the reason with it."""
+    engine = FakeEngine()
+    async with serving(engine, drain_seconds=60) as served, monitoring(served.server, served.metrics) as port:
+        watch = _watch(served)
+        assert (await watch.read()).status == SERVING
+        drain = asyncio.create_task(served.server.drain())
+        assert (await watch.read()).status == NOT_SERVING
+        assert engine.health.value == "serving"
+        ready = await get(port.port, "/readyz")
+        assert (ready.status, ready.body) == (
+            503,
+            "draining: the server is shutting down and takes no new requests\n",
+        )
+        assert (await get(port.port, "/healthz")).status == 200
+        await drain
+        assert engine.health.value == "draining"
 
 
 async def test_there_is_nothing_to_drain_while_the_model_loads() -> None:
