@@ -20,6 +20,7 @@ class CredentialOptions(TypedDict, total=False):
     """The fields of `Credentials`, as keywords of a client."""
 
     token: str
+    token_file: str | Path
     tls: bool
     tls_ca: str | Path
     client_certificate: str | Path
@@ -36,6 +37,8 @@ class Credentials:
 
     token: str = field(default="", repr=False)
     """As `pageturner tokens new` printed it."""
+    token_file: str | Path | None = None
+    """Where the token is, in place of token: read for each call, so that another may be put there."""
     tls: bool = False
     """Encrypt, and trust the authorities that gRPC brings; the other files imply it."""
     tls_ca: str | Path | None = None
@@ -48,6 +51,8 @@ class Credentials:
     def __post_init__(self) -> None:
         if not isinstance(self.token, str) or (self.token and not _PRINTABLE.fullmatch(self.token)):
             raise InvalidArgument("token", "is not of printable ASCII characters without spaces")
+        if self.token and self.token_file is not None:
+            raise InvalidArgument("token_file", "is given beside token; give one of them")
         for name, other in (("client_certificate", "client_key"), ("client_key", "client_certificate")):
             if getattr(self, name) is not None and getattr(self, other) is None:
                 raise InvalidArgument(name, f"needs {other} too")
@@ -58,8 +63,16 @@ class Credentials:
         return self.tls or self.tls_ca is not None or self.client_certificate is not None
 
     def metadata(self) -> Metadata:
-        """Of each call."""
-        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+        """Of each call. Raises InvalidArgument for a token's file that can't be read, or holds none."""
+        token = self.token if self.token_file is None else self._token_of_file()
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+    def _token_of_file(self) -> str:
+        content = _read("token_file", self.token_file) or b""
+        text = content.decode("ascii", "replace").strip()
+        if not _PRINTABLE.fullmatch(text):
+            raise InvalidArgument("token_file", f"{self.token_file} holds no token")
+        return text
 
     def of_channel(self) -> grpc.ChannelCredentials | None:
         """The files are read for each connection that is made anew. None for plain text."""

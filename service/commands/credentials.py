@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pageturner.service.client.credentials import Credentials
 from pageturner.service.config import TOKEN_FILE_VARIABLE, token_file
-from pageturner.service.errors import ConfigError
 
 
 def add_credential_flags(parser: argparse._ActionsContainer) -> None:
-    """--token-file, --tls-ca and the client's own certificate."""
+    """--token-file, --tls-ca and the client's own certificate. A token is never an argument: every user of
+    the machine sees those."""
     add = parser.add_argument
     add(
         "--token-file",
@@ -26,22 +26,13 @@ def add_credential_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def credentials_of(arguments: argparse.Namespace) -> Credentials:
-    """What these flags say. Raises ConfigError for a token's file that can't be read, and InvalidArgument."""
-    path = arguments.token_file or token_file()
-    return Credentials(
-        token="" if path is None else _read_token(path),
+    """What these flags say. Raises InvalidArgument, also for a token's file that can't be read."""
+    credentials = Credentials(
+        token_file=arguments.token_file or token_file(),
         tls=arguments.tls,
         tls_ca=arguments.tls_ca,
         client_certificate=arguments.client_certificate,
         client_key=arguments.client_key,
     )
-
-
-def _read_token(path: Path) -> str:
-    """A token is never an argument: every user of the machine sees those."""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise ConfigError("--token-file", f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise ConfigError("--token-file", f"{path} holds no token") from None
+    credentials.metadata()  # a file that is not there is known at once
+    return credentials

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.certificates import SERVER_NAMES, TlsFiles, authority, issue
 from support.fake_engine import FakeEngine
-from support.identities import MAIL, OPERATOR, SEARCH, STRANGER, authenticator
+from support.identities import MAIL, OPERATOR, SEARCH, SEARCH_OLD, STRANGER, authenticator, bearer
 from support.serving import capturing_logger, serving
 
 from pageturner.service.cli import CALLS, COMMANDS, main
@@ -28,7 +28,6 @@ from pageturner.service.commands import signals
 from pageturner.service.commands.credentials import add_credential_flags, credentials_of
 from pageturner.service.commands.parser import Parser
 from pageturner.service.errors import (
-    ConfigError,
     DeadlineExceeded,
     InvalidArgument,
     PageturnerError,
@@ -97,6 +96,32 @@ async def test_the_client_for_threads_does_the_same(tmp_path: Path) -> None:
         await asyncio.to_thread(ask)
 
 
+async def test_a_token_file_is_read_for_each_call(tmp_path: Path) -> None:
+    """So a token that is about to expire is replaced under a client that lives on."""
+    path = tmp_path / "token"
+    path.write_text(SEARCH_OLD.text)
+    async with (
+        secured(tmp_path) as server,
+        Client(server.target, token_file=path, tls_ca=server.ca) as client,
+    ):
+        with pytest.raises(Unauthenticated):
+            await client.generate("x")
+        path.write_text(f"{SEARCH.text}\n")
+        await client.generate("x")
+        assert [event async for event in client.stream("x", max_tokens=1)]
+        path.unlink()
+        with pytest.raises(InvalidArgument, match=r"token_file: .*token cannot be read"):
+            await client.generate("x")
+
+        def ask() -> None:
+            path.write_text(MAIL.text)
+            with SyncClient(server.target, token_file=str(path), tls_ca=server.ca) as blocking:
+                blocking.generate("x")
+
+        await asyncio.to_thread(ask)
+    assert [each.identity.tenant for each in server.engine.requests] == ["search", "search", "mail"]
+
+
 async def test_a_certificate_takes_the_place_of_a_token(tmp_path: Path) -> None:
     async with secured(tmp_path, mutual=True) as server:
         options: CredentialOptions = {
@@ -154,6 +179,7 @@ async def test_a_wait_for_a_server_that_ends_in_vain_says_why(tmp_path: Path) ->
         ({"token": "é"}, "token"),
         ({"token": "a\n"}, "token"),
         ({"token": b"bytes"}, "token"),
+        ({"token": "a", "token_file": "f"}, "token_file"),
         ({"client_certificate": "c.pem"}, "client_certificate"),
         ({"client_key": "c.key"}, "client_key"),
     ],
@@ -193,15 +219,18 @@ def test_flags_become_credentials_and_the_environment_names_a_token_file(
     (tmp_path / "token").write_text(f"{SEARCH.text}\n")
     (tmp_path / "other").write_text(MAIL.text)
     assert credentials_of(flags()) == Credentials()
-    assert credentials_of(flags(f"--token-file={tmp_path}/token")).token == SEARCH.text
+    by_flag = credentials_of(flags(f"--token-file={tmp_path}/token"))
+    assert by_flag.metadata() == bearer(SEARCH)
     monkeypatch.setenv("PAGETURNER_TOKEN_FILE", f"{tmp_path}/other")
-    assert credentials_of(flags("--tls")) == Credentials(token=MAIL.text, tls=True)
-    assert credentials_of(flags(f"--token-file={tmp_path}/token")).token == SEARCH.text, "a flag goes over it"
+    by_environment = credentials_of(flags("--tls"))
+    assert by_environment.metadata() == bearer(MAIL)
+    assert by_environment.is_encrypted
+    assert credentials_of(flags(f"--token-file={tmp_path}/token")) == by_flag, "a flag goes over it"
     monkeypatch.setenv("PAGETURNER_TOKEN_FILE", f"{tmp_path}/nosuch")
-    with pytest.raises(ConfigError, match="nosuch cannot be read"):
+    with pytest.raises(InvalidArgument, match=r"token_file: .*nosuch cannot be read"):
         credentials_of(flags())
     (tmp_path / "other").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="holds no token"):
+    with pytest.raises(InvalidArgument, match="holds no token"):
         credentials_of(flags(f"--token-file={tmp_path}/other"))
 
 
