@@ -94,14 +94,20 @@ def _print(target: str, reading: Reading, figures: Figures, glyphs: Glyphs) -> N
     from rich.text import Text
 
     from pageturner.service.top import panels
-    from pageturner.service.top.request_table import columns_that_fit, requests_title
+    from pageturner.service.top.request_table import columns_that_fit, requests_title, room_of_first
 
     width = Console().width
     size, blocks = panels.blocks_panel(reading.blocks, width, 6, "use", glyphs)
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns = columns_that_fit(width)
-    for column in columns:
-        table.add_column(column.name, justify="right" if column.is_number else "left", no_wrap=True)
+    for place, column in enumerate(columns):
+        table.add_column(
+            column.name,
+            justify="right" if column.is_number else "left",
+            no_wrap=True,
+            min_width=column.width,
+            max_width=room_of_first(columns, width) if not place else None,
+        )
     for request in reading.requests.requests:
         table.add_row(*(column.value(request, glyphs) for column in columns))
     for part in (

@@ -12,6 +12,8 @@ from array import array
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from pageturner.service.core.sample_row import record
+
 MAX_OWNERS = 0xFFFF
 """Of a block map: requests behind the first so many are told as one."""
 
@@ -24,7 +26,7 @@ class RequestState(Enum):
     SWAPPED = "swapped"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestInfo:
     """A live request.
 

@@ -16,7 +16,7 @@ from pageturner.service.client.values import RequestOrder
 from pageturner.service.top import panels
 from pageturner.service.top.figures import Figures, History
 from pageturner.service.top.readings import Away, Reading
-from pageturner.service.top.request_table import Column, columns_that_fit, requests_title
+from pageturner.service.top.request_table import Column, columns_that_fit, requests_title, room_of_first
 from pageturner.service.top.screens import ConfirmScreen, RequestScreen
 from pageturner.service.top.styles import Colouring
 from pageturner.service.top.text import Glyphs
@@ -188,8 +188,7 @@ class TopApp(App[None]):
             if column.is_number:
                 cell.justify = "right"
             elif column is self._columns[0]:
-                room = max(column.width, self.size.width - 4 - sum(c.width + 2 for c in self._columns[1:]))
-                cell.truncate(room, overflow="ellipsis")
+                cell.truncate(room_of_first(self._columns, self.size.width - 4), overflow="ellipsis")
             cells.append(cell)
         return cells
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -87,6 +87,11 @@ def columns_that_fit(width: int) -> tuple[Column, ...]:
             break
         shown.append(column)
     return tuple(shown)
+
+
+def room_of_first(columns: Sequence[Column], width: int) -> int:
+    """What the other columns leave to the first, whose names have any length."""
+    return max(columns[0].width, width - sum(column.width + 2 for column in columns[1:]))
 
 
 def requests_title(reading: Reading, order: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pageturner.service.core.inspection import RequestInfo, RequestState, SchedulerInspection
-from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.state import SchedulerState
@@ -38,42 +37,43 @@ def inspect(state: SchedulerState, now: float) -> SchedulerInspection:
 
 
 def _describe(request: Request, state: SchedulerState, now: float, queue_position: int) -> RequestInfo:
-    new, manager = request.new, state.manager
-    is_waiting = queue_position > 0
+    """By place, not by name: a queue of thousands is told between two steps."""
+    new, sequences, prompt = request.new, request.sequences, request.num_prompt_tokens
+    num_host_blocks = 0
+    if len(sequences) == 1:  # almost all of them
+        sequence = sequences[0]
+        known = len(sequence.tokens)
+        outputs, num_blocks = known - prompt, state.manager.num_blocks(sequence)
+        computed = 0 if request.status is RequestStatus.SWAPPED else min(known, sequence.num_kv_tokens)
+    else:
+        known, computed = views.num_known_tokens(request), views.num_computed_tokens(request)
+        outputs = sum(sequence.num_output_tokens for sequence in sequences)
+        num_blocks = len(state.manager.references(request))
+    if request.status is RequestStatus.SWAPPED:
+        tables = map(state.manager.host_table, sequences)
+        num_host_blocks = len({block for table in tables for block in table})
+    arrival_time, first_token_at = new.arrival_time, request.first_token_at
+    waiting_seconds = now - request.queued_since if queue_position else 0.0
     return RequestInfo(
-        request_id=new.request_id,
-        tenant=new.tenant,
-        number=request.order,
-        state=_STATES[request.status],
-        queue_position=queue_position,
-        priority=new.priority,
-        num_choices=len(request.sequences),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_prompt_tokens=request.num_cached_prompt_tokens,
-        num_uncomputed_tokens=views.num_known_tokens(request) - views.num_computed_tokens(request),
-        num_output_tokens=sum(sequence.num_output_tokens for sequence in request.sequences),
-        max_tokens=request.max_tokens,
-        num_blocks=_num_device_blocks(request, manager),
-        num_host_blocks=_num_host_blocks(request, manager),
-        num_preemptions=request.num_preemptions,
-        age_seconds=now - new.arrival_time,
-        queue_seconds=request.queue_seconds + (now - request.queued_since if is_waiting else 0.0),
-        first_token_seconds=(
-            None if request.first_token_at is None else request.first_token_at - new.arrival_time
-        ),
-        deadline_seconds=None if new.deadline is None else new.deadline - now,
-        is_paused=request.is_paused,
-        is_guarded=request is state.guarded,
+        new.request_id,
+        new.tenant,
+        request.order,
+        _STATES[request.status],
+        queue_position,
+        new.priority,
+        len(sequences),
+        prompt,
+        request.num_cached_prompt_tokens,
+        known - computed,
+        outputs,
+        request.max_tokens,
+        num_blocks,
+        num_host_blocks,
+        request.num_preemptions,
+        now - arrival_time,
+        request.queue_seconds + waiting_seconds,
+        None if first_token_at is None else first_token_at - arrival_time,
+        None if new.deadline is None else new.deadline - now,
+        request.is_paused,
+        request is state.guarded,
     )
-
-
-def _num_device_blocks(request: Request, manager: BlockManager) -> int:
-    if len(request.sequences) == 1:  # almost all of them
-        return manager.num_blocks(request.sequences[0])
-    return len(manager.references(request))
-
-
-def _num_host_blocks(request: Request, manager: BlockManager) -> int:
-    if request.status is not RequestStatus.SWAPPED:
-        return 0
-    return len({block for sequence in request.sequences for block in manager.host_table(sequence)})
