@@ -89,7 +89,7 @@ class AdmissionPlanner:
             # Before others yield to it for nothing.
             self._trace.note(Refused(request.request_id, CoreRule.TENANT_SHARE.value, 0, 0))
             return Admission.SKIP, None
-        if not is_privileged and not self._claims_share(request) and self._delays_others(request):
+        if not is_privileged and self._delays_others(request):
             self._trace.note(Refused(request.request_id, CoreRule.DEADLINES.value, 0, 0))
             self.held_by = CoreRule.DEADLINES
             return Admission.WAIT, None
@@ -112,19 +112,17 @@ class AdmissionPlanner:
         """Whether others may be made to yield to it."""
         if self._is_privileged(request) or self._outranks_someone(request):
             return True
-        return self._claims_share(request)
+        return self._shares is not None and self._shares.may_claim(request)
 
     def _is_privileged(self, request: Request) -> bool:
         return request is self._guarded or request.order in self._constraints.claimants
-
-    def _claims_share(self, request: Request) -> bool:
-        """Whether its tenant is below its share, which no flood of another's keeps from it."""
-        return self._shares is not None and self._shares.may_claim(request)
 
     def _delays_others(self, request: Request) -> bool:
         """Whether a running request that is no less urgent would miss its deadline beside this one."""
         if not self._state.options.deadline_shedding:
             return False
+        if self._shares is not None and self._shares.is_owed(request):
+            return False  # one tenant's deadlines keep no other from its share
         if self._gate is None:
             self._gate = DeadlineGate(self._state, self._running)
         return self._gate.holds(request, [start.request for start in self._budget.admissions])

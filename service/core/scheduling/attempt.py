@@ -6,8 +6,6 @@ the planner then decides who does and attempts again.
 
 from __future__ import annotations
 
-from itertools import islice
-
 from pageturner.policies.interfaces import Admission, Reclaim
 from pageturner.policies.views import BatchView
 from pageturner.service.core.decisions import CoreRule
@@ -45,9 +43,9 @@ class Attempt:
         self.num_booked: dict[int, int] = {}
         self._bypassed: list[Request] = []
         self._settled, self._trace = settled, Trace(state)
-        shares = TenantShares(state, self._running) if divides(state) else None
+        self._shares = TenantShares(state, self._running) if divides(state) else None
         self._admission = AdmissionPlanner(
-            state, self.budget, guarded, constraints, self._running, shares, self._trace
+            state, self.budget, guarded, constraints, self._running, self._shares, self._trace
         )
         for preemption in constraints.preemptions.values():
             book_preemption(self.budget.ledger, state.manager, preemption, state.last_ended_step)
@@ -88,11 +86,12 @@ class Attempt:
 
     def _divide(self, work: Work) -> bool:
         """Bound what each tenant computes in this step; whether any is bounded."""
-        starting: dict[str, Request] = {}  # of each tenant the first
-        for request in islice(self._state.waiting, self._state.options.max_skips + 1):
-            if request.new.tenant not in starting and self._may_start(request):
-                starting[request.new.tenant] = request
-        shares = step_shares(self._state, work, starting.values())
+        first: dict[str, Request] = {}
+        for request in self._state.waiting:
+            first.setdefault(request.new.tenant, request)
+            if len(first) == len(self._state.num_live):
+                break
+        shares = step_shares(self._state, work, filter(self._may_start, first.values()))
         self.budget.divide(shares)
         return shares is not None
 
@@ -137,16 +136,25 @@ class Attempt:
     def _admit(self) -> Shortage | None:
         """PlannedAdmission waiting requests in order, looking past a bounded number that do not fit.
 
-        A request that was overtaken often enough is overtaken no more: admissions hold until it starts.
+        A request that was overtaken often enough is overtaken no more: admissions hold until it starts. Where
+        they hold, it is for the tenants that have their share: one that has less is not held up by another.
         """
         state, constraints = self._state, self._constraints
         passed: list[Request] = []
         patience = state.options.max_bypasses
+        held: set[str] | None = None  # once admissions hold: the tenants that they hold for
         for request in state.waiting:
-            if not self.budget.has_budget or patience <= 0:
+            if held is None and (not self.budget.has_budget or patience <= 0):
                 guard = CoreRule.MAX_BYPASSES if self.budget.has_budget else CoreRule.BUDGET
                 self._trace.held(guard, passed)
-                break
+                held = set()
+            if held is not None:
+                if self._shares is None or len(held) == len(state.num_live) or not self.budget.has_budget:
+                    break
+                tenant = request.new.tenant
+                if tenant in held or not self._shares.is_owed(request):
+                    held.add(tenant)
+                    continue
             if (
                 request is self._guarded
                 or request.is_paused
@@ -161,6 +169,10 @@ class Attempt:
                 answer, shortage = self._admission.try_admit(request)
                 if shortage is not None:
                     return shortage
+            if held is not None:
+                if answer is not Admission.ADMIT:
+                    held.add(request.new.tenant)
+                continue
             if answer is Admission.ADMIT:
                 self._bypassed.extend(passed)
                 self._trace.overtaken(passed, request)
@@ -171,7 +183,7 @@ class Attempt:
             if answer is Admission.WAIT or len(passed) > state.options.max_skips:
                 rule = self._admission.held_by if answer is Admission.WAIT else CoreRule.MAX_SKIPS
                 self._trace.held(rule, passed)
-                break
+                held = {request.new.tenant}
         return None
 
 

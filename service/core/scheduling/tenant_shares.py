@@ -64,12 +64,14 @@ class TenantShares:
         self._slots[request.new.tenant] += request.num_slots
         self._blocks[request.new.tenant] += self._num_wanted(request)
 
-    def may_claim(self, request: Request) -> bool:
-        """Whether its tenant would have no more than its share with it, and another would keep its own."""
+    def is_owed(self, request: Request) -> bool:
+        """Whether its tenant would have no more than its share with it."""
         num_blocks = self._num_wanted(request)
-        if self._dominant(request.new.tenant, request.num_slots, num_blocks) > self._fair:
-            return False
-        return any(self.yields(other, request) for other in self._running)
+        return self._dominant(request.new.tenant, request.num_slots, num_blocks) <= self._fair
+
+    def may_claim(self, request: Request) -> bool:
+        """Whether it is owed to its tenant, and another tenant has more than its own share."""
+        return self.is_owed(request) and any(self.yields(other, request) for other in self._running)
 
     def yields(self, victim: Request, claimant: Request) -> bool:
         """Whether the victim's tenant has its share without it. No request yields to a less urgent one."""
@@ -97,9 +99,9 @@ def step_shares(
 ) -> dict[str, int] | None:
     """How many tokens each tenant may compute in a step; None where nothing need be divided.
 
-    work: the running sequences and what each lacks. starting: requests that may start in it. Small demands
-    are met, the others get alike (max-min fairness). All together are so many that the step takes longer by
-    BURDEN, for each other tenant, than the work of the one that wants least takes by itself.
+    work: the running sequences and what each lacks. starting: requests that may start in it. The least demand
+    is met, and of the others the small ones (max-min fairness). All together are so many that the step takes
+    longer by BURDEN, for each other tenant, than the work of the one that wants least takes by itself.
     """
     demands: Counter[str] = Counter()
     for sequence, remaining in work:
@@ -112,7 +114,10 @@ def step_shares(
     total = min(state.options.max_num_batched_tokens, _num_bearable(state, demands))
     if sum(demands.values()) <= total:
         return None
-    return dict(zip(demands, _max_min(list(demands.values()), total), strict=True))
+    least = min(demands, key=demands.__getitem__)
+    given = {least: min(demands.pop(least), total - len(demands))}
+    given.update(zip(demands, _max_min(list(demands.values()), total - given[least]), strict=True))
+    return given
 
 
 def _num_bearable(state: SchedulerState, demands: Counter[str]) -> int:

@@ -30,9 +30,10 @@ A_STEP, A_TOKEN = 4e-3, 0.5e-3
 
 @dataclass
 class Flood:
-    """num_open: requests that the flooding tenant always has."""
+    """num_open: requests that the flooding tenant always has. seconds: to the deadline of each."""
 
-    num_open: int = 100
+    num_open: int = 60
+    seconds: float | None = None
     num_prompt: int = 128
     num_output: int = 128
 
@@ -45,7 +46,7 @@ class Service:
     ) -> None:
         policies = {"queue": queue or "virtual-token-counter", "victim": "most-over-served"}
         self.scheduler = Scheduler(
-            SchedulerOptions(max_num_seqs=max_num_seqs, share_between_tenants=shares),
+            SchedulerOptions(max_num_seqs=max_num_seqs, share_between_tenants=shares, deadline_shedding=True),
             CacheOptions(num_blocks, 16, 256),
             registry.create_set(policies),
             NoText(),
@@ -57,16 +58,20 @@ class Service:
         self.arrivals: dict[str, float] = {}
         self.latencies: dict[str, float] = {}
 
-    def submit(self, tenant: str, num_prompt: int, num_output: int, at: float) -> str:
+    def submit(
+        self, tenant: str, num_prompt: int, num_output: int, at: float, seconds: float | None = None
+    ) -> str:
         self.num_submitted += 1
         name, first = f"{tenant}{self.num_submitted}", self.num_submitted
         prompt = tuple(range(first, first + num_prompt))
         params = SamplingParams(max_tokens=num_output, ignore_eos=True)
-        self.scheduler.add_request(NewRequest(name, prompt, params, 0, at, tenant=tenant))
+        deadline = None if seconds is None else at + seconds
+        self.scheduler.add_request(NewRequest(name, prompt, params, 0, at, tenant=tenant, deadline=deadline))
         self.arrivals[name] = at
         return name
 
     def step(self) -> SchedulerOutput:
+        self.scheduler.expire(self.now)
         output = self.scheduler.schedule(self.now)
         self.now += A_STEP + A_TOKEN * sum(len(part.token_ids) for part in output.scheduled)
         rows = [row for part in output.scheduled for row in part.samples]
@@ -78,7 +83,7 @@ class Service:
                 self.num_flood_tokens += len(event.tokens)
         return output
 
-    def quiet_latencies(self, flood: Flood | None, count: int = 8, patience: float = 60.0) -> list[float]:
+    def quiet_latencies(self, flood: Flood | None, count: int = 5, patience: float = 60.0) -> list[float]:
         """Of requests of 64 + 64 tokens, one a second, from two seconds on; those not ended are infinite."""
         due = deque(2.0 + number for number in range(count))
         last, quiet = due[-1], list[str]()
@@ -88,7 +93,7 @@ class Service:
             if flood is not None:
                 num_live = self.scheduler.state.num_live["flood"]
                 for _ in range(flood.num_open - num_live):
-                    self.submit("flood", flood.num_prompt, flood.num_output, self.now)
+                    self.submit("flood", flood.num_prompt, flood.num_output, self.now, flood.seconds)
             if not due and all(name in self.latencies for name in quiet):
                 break
             if not self.step() and due:
@@ -101,8 +106,13 @@ ALONE = Service(shares=True).quiet_latencies(None)
 
 @pytest.mark.parametrize(
     ("flood", "num_blocks"),
-    [(Flood(), 1024), (Flood(), 300), (Flood(num_prompt=1000, num_output=40), 1024), (Flood(), 512)],
-    ids=["slots are short", "blocks are short", "long prompts", "both are short"],
+    [
+        (Flood(), 1024),
+        (Flood(), 300),
+        (Flood(num_prompt=1000, num_output=40), 1024),
+        (Flood(seconds=5.0), 1024),
+    ],
+    ids=["slots short", "blocks short", "long prompts", "deadlines"],
 )
 def test_a_quiet_tenant_is_served_within_twice_its_latency(flood: Flood, num_blocks: int) -> None:
     service = Service(shares=True, num_blocks=num_blocks)
