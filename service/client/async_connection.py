@@ -51,7 +51,7 @@ class AsyncConnection:
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.response.FromString,
         )
-        with typed_errors(self.target), _told_from_cancelling():
+        with typed_errors(self.target, call.path), _told_from_cancelling():
             response = await method(
                 call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata()
             )
@@ -71,7 +71,7 @@ class AsyncConnection:
             metadata=self._credentials.metadata(),
         )
         try:
-            with typed_errors(self.target), _told_from_cancelling():
+            with typed_errors(self.target, call.path), _told_from_cancelling():
                 async for message in rpc:
                     if (value := call.read(message)) is not None:
                         yield value

@@ -18,6 +18,7 @@ from pageturner.service.errors import (
     QueueFull,
 )
 from pageturner.service.rpc.status import UnknownStatus, from_status
+from pageturner.v1 import admin_pb2
 
 REASON_SECONDS = 1.0
 """For the answer to why a server is not ready, once the time to wait for it is over."""
@@ -25,19 +26,23 @@ REASON_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 """Between two looks at the health of a server that is there and ended the first."""
 
+_ADMIN_METHODS = f"/{admin_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 _STATUS_KEY = "grpc-status-details-bin"
 
 
 @contextmanager
-def typed_errors(target: Target) -> Iterator[None]:
-    """A failed call, of either kind of channel, raises the error that the server meant, or UnknownStatus."""
+def typed_errors(target: Target, path: str) -> Iterator[None]:
+    """A failed call, of either kind of channel, raises the error that the server meant, or UnknownStatus.
+
+    path: of the method, as gRPC spells it.
+    """
     try:
         yield
     except grpc.RpcError as error:
-        raise _meant(error, target) from error
+        raise _meant(error, target, path) from error
 
 
-def _meant(error: grpc.RpcError, target: Target) -> PageturnerError:
+def _meant(error: grpc.RpcError, target: Target, path: str) -> PageturnerError:
     status = cast(grpc.Call, error)  # the errors of both kinds of channel have its accessors
     # The pairs, as dict() of aio's Metadata fails in grpcio 1.72.
     packed = [value for key, value in status.trailing_metadata() or () if key == _STATUS_KEY]
@@ -46,7 +51,16 @@ def _meant(error: grpc.RpcError, target: Target) -> PageturnerError:
     )
     if isinstance(found, UnknownStatus) and is_away(found):
         return UnknownStatus(found.code, found.details + proxy_hint(target))
+    if isinstance(found, UnknownStatus) and found.code == grpc.StatusCode.UNIMPLEMENTED.name:
+        return UnknownStatus(found.code, found.details + _listener_hint(target, path))
     return found
+
+
+def _listener_hint(target: Target, path: str) -> str:
+    """What to say of an admin's call to a server that has no such method there."""
+    if not path.startswith(_ADMIN_METHODS):
+        return ""
+    return f" AdminService is not at {target.address}: it may have a listener of its own (server.admin_host)"
 
 
 def is_away(error: PageturnerError) -> bool:

@@ -63,7 +63,7 @@ class SyncConnection:
                 call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata()
             )
         try:
-            with typed_errors(self.target):
+            with typed_errors(self.target, call.path):
                 return call.read(rpc.result())
         finally:
             rpc.cancel()  # does nothing to a call that is over
@@ -87,7 +87,7 @@ class SyncConnection:
                 metadata=self._credentials.metadata(),
             )
         try:
-            with typed_errors(self.target):
+            with typed_errors(self.target, call.path):
                 for message in rpc:
                     if (value := call.read(message)) is not None:
                         yield value

@@ -18,6 +18,7 @@ from support.fake_engine import FakeEngine
 from support.identities import OPERATOR, SEARCH, authenticator, bearer
 from support.serving import capturing_logger, new_server, serving
 
+from pageturner.service.client import Client, UnknownStatus
 from pageturner.service.errors import ConfigError
 from pageturner.service.rpc.certificates import Certificates
 from pageturner.service.rpc.options import ServerOptions
@@ -97,6 +98,19 @@ async def test_with_a_listener_of_its_own_admin_is_served_there_alone() -> None:
         }  # fmt: skip
         listening = [entry["port"] for entry in served.log.entries if entry["event"] == "listening"]
         assert listening == [served.port, served.admin_port]
+
+
+async def test_a_client_of_the_public_port_is_told_of_the_other_listener() -> None:
+    async with serving(FakeEngine(), admin_port=0) as served:
+        with pytest.raises(UnknownStatus, match=r"UNIMPLEMENTED.*listener of its own \(server\.admin_host\)"):
+            await served.client.load()
+        with pytest.raises(UnknownStatus, match=r"listener of its own"):
+            _ = [load async for load in served.client.watch_load(1.0)]
+        async with Client(f"127.0.0.1:{served.admin_port}") as admin:
+            assert (await admin.load()).num_running == 0
+            with pytest.raises(UnknownStatus) as caught:
+                await admin.models()
+            assert "listener" not in str(caught.value)
 
 
 @pytest.mark.parametrize("switch", ["admin", "reflection", "channelz"])
