@@ -81,7 +81,7 @@ def measure_monitoring(num_steps: int = NUM_STEPS) -> MonitoringCost:
     observation = _observation(metrics)
     (scrape,) = _in_turns((lambda: metrics.snapshot(SchedulerStats()),), num_steps)
     picture = _Picture(observation)
-    (text,) = _in_turns((lambda: generate_latest(picture),), NUM_SCRAPES)
+    (text,) = _in_turns((lambda: generate_latest(picture),), min(NUM_SCRAPES, num_steps))
     size = len(generate_latest(picture))
     per_token = 1e9 / NUM_REQUESTS
     return MonitoringCost(
@@ -147,7 +147,6 @@ def _observation(metrics: Metrics) -> Observation:
 def _in_turns(parts: tuple[Callable[[], object], ...], num_rounds: int) -> list[float]:
     """The median seconds of each."""
     seconds: list[list[float]] = [[] for _ in parts]
-    gc.collect()
     gc.disable()
     try:
         for _ in range(num_rounds):

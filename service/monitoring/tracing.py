@@ -121,11 +121,11 @@ class Tracing:
         self._ended.join()
         self._provider.force_flush()
 
-    def close(self) -> None:
-        """Send what waits, for CLOSE_SECONDS at most."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Send what waits, for so long at most."""
         closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
-        closing.join(CLOSE_SECONDS)
+        closing.join(seconds)
 
     def _close(self) -> None:
         self._ended.put(None)

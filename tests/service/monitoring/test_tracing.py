@@ -245,7 +245,7 @@ def test_a_collector_that_is_not_there_holds_up_nothing() -> None:
     tracing = open_tracing(TracesOptions("http://127.0.0.1:1"), "1", ManualClock())
     trace = tracing.begin(Method("unary", "pageturner.v1.ModelService", "GetModel"), ())
     trace.end("OK", request_id="", tenant="")
-    tracing.close()
+    tracing.close(0.0)
 
 
 def test_without_the_extra_a_configured_endpoint_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
