@@ -57,7 +57,7 @@ class ResumeRound:
 
     num_lost, num_twice: that were missing, or came once more than they should. num_different: streams whose
     tokens, text, log-probabilities or ends are not those of the undisturbed answer. seconds: from a stream's
-    break to its next token. num_recomputed: tokens that clients brought along.
+    break to what came next. num_recomputed: tokens that clients brought along.
     """
 
     num_streams: int
@@ -185,7 +185,7 @@ async def _answers(
     async def read(number: int, prompt: PromptLike, options: dict[str, Any], stream: _Stream) -> Completion:
         async with client.stream(prompt, request_id=str(number), **options) as events:
             async for event in events:
-                if isinstance(event, TokenEvent) and stream.broken_at is not None:
+                if stream.broken_at is not None:
                     stream.seconds.append(clock() - stream.broken_at)
                     stream.broken_at = None
                 stream.builder.add(event)
