@@ -132,6 +132,9 @@ class ServerOptions:
     max_connections: int | None = None
     """Connections of one listener at once; one too many is closed as it comes, which its client is told as
     UNAVAILABLE. Unset: as many as the process may open files, less those it needs itself."""
+    max_streams_per_connection: int = 4096
+    """Calls of one connection at once; gRPC refuses further ones, UNAVAILABLE. A call costs 20 KB before its
+    caller is known: it may be one that sends no more than its name."""
     max_connection_age_seconds: float | None = None
     """A connection is told to leave after about so long (by a tenth sooner or later); its calls go on to
     their end, and the client connects anew: to other replicas, under the certificates in force then. Absent,
@@ -186,6 +189,9 @@ class ServerOptions:
         ):
             if not 0 < getattr(self, name) < 86400:
                 raise ConfigError(f"server.{name}", f"{getattr(self, name)} is not in (0, 86400)")
+        if not 1 <= self.max_streams_per_connection < 1 << 31:
+            reason = f"{self.max_streams_per_connection} is not in [1, {(1 << 31) - 1}]"
+            raise ConfigError("server.max_streams_per_connection", reason)
         age = self.max_connection_age_seconds
         if age is not None and not 0 < age < 1e6:
             raise ConfigError("server.max_connection_age_seconds", f"{age} is not in (0, 1000000)")
@@ -228,6 +234,7 @@ class ServerOptions:
             # random, and nobody learns why.
             ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
             ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+            ("grpc.max_concurrent_streams", self.max_streams_per_connection),
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self.max_request_bytes),
             ("grpc.max_send_message_length", self.max_response_bytes),

@@ -53,6 +53,7 @@ async def test_an_address_of_another_machine_is_refused_with_the_reason() -> Non
         ({"keepalive_seconds": 0.0}, "server.keepalive_seconds"),
         ({"drain_seconds": float("nan")}, "server.drain_seconds"),
         ({"max_connection_age_seconds": 0.0}, "server.max_connection_age_seconds"),
+        ({"max_streams_per_connection": 0}, "server.max_streams_per_connection"),
         ({"min_watch_seconds": 2.0, "max_watch_seconds": 1.0}, "server.min_watch_seconds"),
         ({"max_abort_ids": 0}, "server.max_abort_ids"),
     ],
