@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.fake_meter import FakeMeter
+from support.ops import cpu_cache_dir
 from support.scripted import recording_logger
 
 from pageturner.kernels.errors import KernelsUnavailable
@@ -25,27 +25,28 @@ from pageturner.service.startup.sizing import HostMemory
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
 
 
-def choose(cache_dir: Path, **model: str) -> tuple[backend.Backend, list[MutableMapping[str, Any]]]:
+def choose(**model: str) -> tuple[backend.Backend, list[MutableMapping[str, Any]]]:
+    """With the libraries that other tests compiled: a new folder would cost each call a compilation."""
     logger, entries = recording_logger()
     config = load_config(None, {}, {f"model.{key}": value for key, value in model.items()}).config
-    return placement.choose_backend(config, cache_dir, logger), entries
+    return placement.choose_backend(config, cpu_cache_dir(), logger), entries
 
 
 def test_without_a_gpu_the_cpu_serves_and_the_log_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backend, "gpu_trouble", lambda index: "the driver is too old")
     for options, level in (({}, "info"), ({"device": "cuda", "allow_fallback": "true"}, "warning")):
-        chosen, entries = choose(tmp_path, **options)
+        chosen, entries = choose(**options)
         assert (chosen.device, chosen.meter) == (torch.device("cpu"), None)
         assert [(e["event"], e["log_level"], e["reason"]) for e in entries] == [
             ("no_gpu", level, "the driver is too old")
         ]
-    assert choose(tmp_path, device="cpu")[1] == []
+    assert choose(device="cpu")[1] == []
 
 
 def test_operations_are_asked_for_as_the_configuration_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -54,7 +55,7 @@ def test_operations_are_asked_for_as_the_configuration_says(
         return TorchOps()
 
     monkeypatch.setattr(placement, "select_ops", select)
-    chosen, _ = choose(tmp_path, device="cpu", allow_fallback="true", debug_kernels="true")
+    chosen, _ = choose(device="cpu", allow_fallback="true", debug_kernels="true")
     chosen.choose_ops(HEADS, torch.bfloat16)
     ((args, options),) = asked
     assert args == (torch.device("cpu"), torch.bfloat16)
@@ -63,20 +64,20 @@ def test_operations_are_asked_for_as_the_configuration_says(
         "group": 4,
         "block_size": 16,
         "deterministic": False,
-        "cache_dir": tmp_path,
+        "cache_dir": cpu_cache_dir(),
         "allow_fallback": True,
         "debug": True,
     }
 
 
 def test_kernels_that_cannot_be_had_are_named_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*args: Any, **options: Any) -> TorchOps:
         raise KernelsUnavailable("CuPy is not installed")
 
     monkeypatch.setattr(placement, "select_ops", refuse)
-    chosen, _ = choose(tmp_path, device="cpu")
+    chosen, _ = choose(device="cpu")
     with pytest.raises(ConfigError, match=r"cpu: CuPy is not installed; model\.allow_fallback = true"):
         chosen.choose_ops(HEADS, torch.bfloat16)
 
