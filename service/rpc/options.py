@@ -12,11 +12,6 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_ADMIN_PORT = 50052
 
 
-MAX_UNSEEN_CALLS = 1 << 14
-"""Of one method, that have arrived and that no handler has met yet. gRPC cancels more, and by itself some
-from a thousand on: a burst of honest clients was told CANCELLED, where our bounds say when to come back."""
-
-
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
     """An address to listen on. host_key, port_key: the options that say so, for errors."""
@@ -250,8 +245,6 @@ class ServerOptions:
             ),
             ("grpc.max_connection_idle_ms", round(self.max_connection_idle_seconds * 1000)),
             ("grpc.server_handshake_timeout_ms", round(self.handshake_timeout_seconds * 1000)),
-            ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
-            ("grpc.server.max_pending_requests_hard_limit", MAX_UNSEEN_CALLS),
         )
 
 

@@ -24,6 +24,7 @@ DEADLINE = frozenset({"DEADLINE_EXCEEDED"})
 LEFT = frozenset({"CANCELLED"})
 GONE = frozenset({"UNAVAILABLE"})
 ABORTED = frozenset({"ABORTED"})
+UNPROVEN = frozenset({"UNAUTHENTICATED"})
 
 
 def request(
@@ -50,6 +51,7 @@ class Answer:
     num_usage_tokens: int = 0
 
 
+Metadata = tuple[tuple[str, str], ...]
 Reading = Callable[[Answer], Awaitable[bool | None]]
 """Called after each message; True leaves the stream."""
 
@@ -60,6 +62,7 @@ async def stream(
     asked: pb.GenerateStreamRequest,
     may_end: frozenset[str] = OK,
     *,
+    metadata: Metadata = (),
     timeout: float | None = None,  # noqa: ASYNC109  # the call's deadline, which the server obeys
     on_message: Reading | None = None,
 ) -> Answer:
@@ -68,7 +71,7 @@ async def stream(
     ledger.num_requests += 1
     finished_choices: set[int] = set()
     broken = ""
-    call = stub.GenerateStream(asked, timeout=timeout)
+    call = stub.GenerateStream(asked, timeout=timeout, metadata=metadata)
     try:
         async with asyncio.timeout(END_SECONDS):
             async for message in call:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
-from chaos.faults import FAULTS
+from chaos.faults import FAULTS, strangers
 from chaos.faults.kind import Fault
 from chaos.faults.lives import LIVES
 from chaos.faults.processes import LONG
@@ -17,7 +17,7 @@ from chaos.ledger import Ledger
 from chaos.server import Figures
 from chaos.site import Site, site
 
-EVERYTHING: Mapping[str, Fault] = {**FAULTS, **LIVES, **LONG}
+EVERYTHING: Mapping[str, Fault] = {**FAULTS, **LIVES, **strangers.FAULTS, **LONG}
 ALONE = frozenset(
     {
         "flood over the bounds",  # others' requests would be refused

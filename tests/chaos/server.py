@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # has no types
 
+from chaos.ledger import Ledger
 from pageturner.service.client.server_process import PROGRAM, READY
 
 CONFIG = """
@@ -100,6 +101,25 @@ class ServerProcess:
         """Send it a signal."""
         self.process.send_signal(number)
 
+    async def logged(self, event: str) -> None:
+        """Wait until its log has this event since the last look at it."""
+        assert self.log is not None, "a server whose log is read"
+        while all(name != event for name, _ in self.log.events):
+            await asyncio.sleep(0.05)  # another process writes it
+            self.log.read()
+
+    def check_log(self, ledger: Ledger, expected_faults: frozenset[str] = frozenset()) -> None:
+        """When nothing is to come any more: an end of each accepted request, no fault but those expected."""
+        assert self.log is not None, "a server whose log is read"
+        self.log.read()
+        if not self.log.num_lost_lines:
+            for request_id in self.log.open_ids:
+                ledger.lost(f"{request_id}: accepted, and no end in the log")
+        for entry in self.log.faults:
+            if entry["event"] not in expected_faults:
+                ledger.problem(f"the server logged {entry}")
+        self.log.forget()
+
     async def wait(self, seconds: float) -> int | None:
         """Its exit code; None if it has not ended in time."""
         try:
@@ -142,8 +162,9 @@ class LogReader:
                 self._take(entry)
 
     def forget(self) -> None:
-        """Events so far were looked at."""
+        """Events and faults so far were looked at."""
         self.events.clear()
+        self.faults.clear()
 
     def _take(self, entry: dict[str, Any]) -> None:
         event, request_id = entry["event"], entry.get("request_id", "")

@@ -159,7 +159,8 @@ class Site:
         await self.ask_plainly("plain", 0)
         await self.until("an end of each accepted request in the log", self._log_is_even)
         await self.until("descriptors and threads as before", self._is_slim)
-        self._check_log()
+        if self.server.log is not None:
+            self.server.check_log(self.ledger, self.expected_faults)
         self.tolerated = self.expected_faults = frozenset()
         self._may_run.set()
 
@@ -167,19 +168,6 @@ class Site:
         if self.server.log is not None:
             self.server.log.read()
         return self.server.log is None or not self.server.log.open_ids or bool(self.server.log.num_lost_lines)
-
-    def _check_log(self) -> None:
-        log = self.server.log
-        if log is None:
-            return
-        if log.open_ids and not log.num_lost_lines:
-            for request_id in log.open_ids:
-                self.ledger.lost(f"{request_id}: accepted, and no end in the log")
-        for entry in log.faults:
-            if entry["event"] not in self.expected_faults:
-                self.ledger.problem(f"the server logged {entry}")
-        log.faults.clear()
-        log.forget()
 
     async def _check_health(self) -> None:
         health = health_pb2_grpc.HealthStub(self.channel)  # type: ignore[no-untyped-call] # has no types

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from support.model_folders import save_chat_model
 
-from chaos.faults import FAULTS
+from chaos.faults import FAULTS, strangers
 from chaos.run import ALONE, EVERYTHING, run, waves
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -21,7 +21,7 @@ SOAK_MINUTES = float(os.environ.get("CHAOS_MINUTES", "60"))
 MOST_GROWTH = 48 << 20
 """Bytes that the server may hold more at the end of a soak than when each fault had been done once."""
 
-BOUNDED = (*FAULTS, "SIGTERM in mid-stream", "kill -9 in mid-stream")
+BOUNDED = (*FAULTS, "SIGTERM in mid-stream", "kill -9 in mid-stream", *strangers.FAULTS)
 
 
 @pytest.fixture(scope="module")

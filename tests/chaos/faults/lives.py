@@ -68,13 +68,7 @@ async def sigterm(site: Site, random: Random) -> None:
             code = await server.wait(END_SECONDS)
             if code != 0:
                 site.ledger.problem(f"SIGTERM: the server ended with {code}")
-        log = server.log
-        assert log is not None, "a life's log is read"
-        log.read()
-        for request_id in log.open_ids:
-            site.ledger.lost(f"{request_id}: accepted, drained, and no end in the log")
-        for entry in log.faults:
-            site.ledger.problem(f"SIGTERM: the server logged {entry}")
+        server.check_log(site.ledger)
 
 
 async def kill(site: Site, random: Random) -> None:
