@@ -129,6 +129,8 @@ def server_words(load: NullLoad, cache_dir: Path) -> tuple[str, ...]:
         f"--prompt-tokens={load.prompt_tokens}",
         f"--output-tokens={load.output_tokens}",
         f"--step-seconds={load.step_seconds}",
+        f"--token-seconds={load.token_seconds}",
+        f"--max-waiting={load.max_waiting}",
     )
 
 

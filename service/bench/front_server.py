@@ -21,6 +21,7 @@ import structlog
 
 from pageturner.service.bench.null_service import AloneRun, NullLoad, NullModel, NullParts
 from pageturner.service.core.clock import MonotonicClock
+from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.logs import structured
 from pageturner.service.rpc.options import ServerOptions, format_address
@@ -112,9 +113,16 @@ def main() -> None:
     for name in ("streams", "prompt-tokens", "output-tokens"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--step-seconds", type=float, required=True)
+    parser.add_argument("--token-seconds", type=float, default=0.0)
+    parser.add_argument("--max-waiting", type=int, default=SchedulerOptions().max_waiting)
     arguments = parser.parse_args()
     load = NullLoad(
-        arguments.streams, arguments.prompt_tokens, arguments.output_tokens, arguments.step_seconds
+        arguments.streams,
+        arguments.prompt_tokens,
+        arguments.output_tokens,
+        arguments.step_seconds,
+        arguments.token_seconds,
+        arguments.max_waiting,
     )
     structured.configure(structured.LogOptions())
     share_interpreter()  # as `serve` does

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -56,12 +56,15 @@ TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class NullLoad:
-    """So many requests at once, each of so many tokens in and out; a step of the model takes step_seconds."""
+    """So many requests at once, each of so many tokens in and out; a step of the model takes step_seconds,
+    and token_seconds for each token in it. max_waiting: requests that may wait."""
 
     num_streams: int
     prompt_tokens: int
     output_tokens: int
     step_seconds: float = 0.0
+    token_seconds: float = 0.0
+    max_waiting: int = SchedulerOptions().max_waiting
 
     @property
     def max_model_len(self) -> int:
@@ -74,6 +77,7 @@ class NullLoad:
             max_model_len=self.max_model_len,
             max_num_seqs=self.num_streams,
             max_num_batched_tokens=max(512, 2 * self.num_streams),
+            max_waiting=self.max_waiting,
         )
 
     def cache_options(self) -> CacheOptions:
@@ -85,10 +89,15 @@ class NullModel:
     """KV store, runner and sampler in one. Counts what it was asked for; from any thread."""
 
     def __init__(
-        self, token_ids: Sequence[int], step_seconds: float, sleep: Callable[[float], object] = time.sleep
+        self,
+        token_ids: Sequence[int],
+        step_seconds: float,
+        sleep: Callable[[float], object] = time.sleep,
+        token_seconds: float = 0.0,
     ) -> None:
         self._tokens = tuple((SampledToken(token_id),) for token_id in token_ids)
         self._step_seconds = step_seconds
+        self._token_seconds = token_seconds
         self._sleep = sleep
         self.num_steps = 0
         self.num_tokens = 0
@@ -98,8 +107,9 @@ class NullModel:
 
     def forward(self, output: SchedulerOutput) -> bool:
         """Take as long as a step takes. There are no logits."""
-        if self._step_seconds:
-            self._sleep(self._step_seconds)
+        seconds = self._step_seconds + output.num_tokens * self._token_seconds
+        if seconds:
+            self._sleep(seconds)
         return True
 
     def note_sampled(self, sampled: tuple[SampledSequence, ...]) -> None:
@@ -137,13 +147,22 @@ class NullParts:
 
     def engine(self, metrics: Metrics) -> tuple[Engine, NullModel]:
         """A fresh engine, and its model."""
-        model = NullModel(self.tokenizer.encode(TEXT), self.load.step_seconds)
+        load = self.load
+        text = self.tokenizer.encode(TEXT)
+        model = NullModel(text, load.step_seconds, token_seconds=load.token_seconds)
+        rates = Rates()
+        if load.token_seconds:
+            rates = replace(
+                rates,
+                prefill_seconds_fixed=load.step_seconds,
+                prefill_seconds_per_token=load.token_seconds,
+            )
         scheduler = Scheduler(
             self.load.scheduler_options(),
             self.load.cache_options(),
             registry.default_policies(),
             TextOutput(self.tokenizer),
-            Rates(),
+            rates,
         )
         engine = Engine(
             scheduler,

@@ -12,12 +12,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pageturner.service.bench.child_process import ChildProcess, child_process
-from pageturner.service.bench.front import quantile
+from pageturner.service.bench.front import quantile, server_words
+from pageturner.service.bench.null_service import NullLoad
 from pageturner.service.bench.overload_clients import Outcome, Phase
 from pageturner.service.client.server_process import running_server
 from pageturner.service.errors import ModelError
@@ -33,7 +36,7 @@ NUM_REFUSED = 32
 @dataclass(frozen=True, slots=True)
 class OverloadPlan:
     """The load. deadline: seconds, of each request. seconds: of each phase. max_num_seqs, max_waiting: bounds
-    of the server."""
+    of the server. step_seconds, token_seconds: of a model that only takes time, in place of a real one."""
 
     prompt_tokens: int
     output_tokens: int
@@ -42,6 +45,8 @@ class OverloadPlan:
     multiples: tuple[float, ...]
     max_num_seqs: int
     max_waiting: int
+    step_seconds: float | None = None
+    token_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +102,12 @@ def num_phases(plan: OverloadPlan) -> int:
 
 
 def measure_overload(
-    plan: OverloadPlan, arguments: Sequence[str], say: Callable[[str], None]
+    plan: OverloadPlan, arguments: Sequence[str], cache_dir: Path, say: Callable[[str], None]
 ) -> OverloadResult:
     """arguments: flags of the server. Raises ModelError where a process fails."""
-    bounds = (f"--max-num-seqs={plan.max_num_seqs}", f"--max-waiting={plan.max_waiting}")
     with (
-        running_server([*arguments, *bounds]) as server,
-        child_process("pageturner.service.bench.overload_clients", server.target) as clients,
+        _server(plan, arguments, cache_dir) as target,
+        child_process("pageturner.service.bench.overload_clients", target) as clients,
     ):
         phase = Phase(plan.seconds, plan.prompt_tokens, plan.output_tokens)
         full = replace(phase, concurrency=plan.max_num_seqs + plan.max_waiting // 2)
@@ -120,9 +124,29 @@ def measure_overload(
         time.sleep(REST_SECONDS)
         count = plan.max_num_seqs + plan.max_waiting + NUM_REFUSED
         burst = _ask(clients, replace(phase, seconds=0.0, concurrency=count, returns=1))
-        retries = retry_figures(burst, plan.max_num_seqs)
+        retries = retry_figures(burst)
         say(f"a burst: {len(retries.told)} refused")
     return OverloadResult(plan, tuple(capacities), tuple(loads), retries)
+
+
+@contextmanager
+def _server(plan: OverloadPlan, arguments: Sequence[str], cache_dir: Path) -> Iterator[str]:
+    """Its address, while it runs."""
+    if plan.step_seconds is None:
+        bounds = (f"--max-num-seqs={plan.max_num_seqs}", f"--max-waiting={plan.max_waiting}")
+        with running_server([*arguments, *bounds]) as server:
+            yield server.target
+        return
+    load = NullLoad(
+        plan.max_num_seqs,
+        plan.prompt_tokens,
+        plan.output_tokens,
+        plan.step_seconds,
+        plan.token_seconds,
+        plan.max_waiting,
+    )
+    with child_process(*server_words(load, cache_dir)) as null:
+        yield str(null.read()["target"])
 
 
 def _ask(clients: ChildProcess, phase: Phase) -> list[Outcome]:
@@ -163,13 +187,15 @@ def load_figures(
     )
 
 
-def retry_figures(burst: Sequence[Outcome], max_num_seqs: int) -> RetryFigures:
+def retry_figures(burst: Sequence[Outcome]) -> RetryFigures:
     """A place in the queue is free when a request that waited gets its first token: it has started then."""
     refused = sorted(
         (one for one in burst if one.is_refused and one.attempt == 1),
         key=lambda one: one.ended + (one.retry_seconds or 0.0),
     )
-    firsts = sorted(one.first for one in burst if one.first is not None and one.attempt == 1)[max_num_seqs:]
+    since = min((one.ended for one in refused), default=0.0)
+    accepted = [one.first for one in burst if one.first is not None and one.attempt == 1]
+    firsts = sorted(first for first in accepted if first > since)
     pairs = list(zip(refused, firsts, strict=False))
     return RetryFigures(
         told=tuple(one.ended + (one.retry_seconds or 0.0) for one, _ in pairs),

@@ -8,6 +8,7 @@ import json
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
+from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError
 
 EXAMPLE = "pageturner bench overload --deadline 5 --multiples 1,2,5 --json"
@@ -30,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=float, default=seconds, metavar="X", help=f"{doc} (default {seconds:g})"
         )
+    for name, doc in (
+        ("step-ms", "in place of the model one that takes so many milliseconds a step, whatever else runs"),
+        ("token-ms", "and so many for each token in it"),
+    ):
+        parser.add_argument(f"--{name}", type=float, metavar="X", help=doc)
     parser.add_argument(
         "--multiples",
         type=_multiples,
@@ -59,9 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.multiples,
         arguments.at_once,
         arguments.queue,
+        None if arguments.step_ms is None else arguments.step_ms / 1000,
+        (arguments.token_ms or 0.0) / 1000,
     )
     with progress(num_phases(plan)) as advance:
-        result = measure_overload(plan, config_arguments(arguments), lambda text: advance(text, 1))
+        result = measure_overload(
+            plan, config_arguments(arguments), cache_directory(), lambda text: advance(text, 1)
+        )
     if arguments.json:
         write(json.dumps(document(result), indent=2))
         return 0
@@ -99,5 +109,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for name, most in (("deadline", 3600), ("seconds", 3600)):
         if not 0 < (value := getattr(arguments, name)) < most:
             raise ConfigError(f"--{name}", f"{value} is not in (0, {most})")
+    for name in ("step_ms", "token_ms"):
+        if (value := getattr(arguments, name)) is not None and not 0 <= value < 60_000:
+            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is not in [0, 60000)")
     if not all(0 < multiple <= 100 for multiple in arguments.multiples):
         raise ConfigError("--multiples", "each is in (0, 100]")

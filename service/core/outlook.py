@@ -73,6 +73,8 @@ class Outlook:
     """A newcomer is served after all that wait, as first come, first served has it."""
     concurrency: Concurrency = Concurrency()
     """What runs."""
+    next_end: float = 0.0
+    """Seconds until the first of what runs has likely ended: earlier, nothing starts while it is full."""
     short_answer: float = 1.0
     """Tokens that three in four answers of late had at least; a very long one was cut by max_tokens."""
     typical_answer: float = 1.0
@@ -85,10 +87,15 @@ class Outlook:
         )
 
     def drain_seconds(self, tokens: float) -> float:
-        """Until the queue has lost so many tokens."""
+        """That so many tokens take of the queue's time."""
         return max(0.0, tokens) / self.drain_rate
+
+    def start_seconds(self, share: float) -> float:
+        """Until this share of all that waits has started; 0 where nothing does."""
+        tokens = share * self.tokens(self.queue)
+        return max(self.drain_seconds(tokens), self.next_end if self.is_full else 0.0) if tokens else 0.0
 
     @property
     def queue_seconds(self) -> float:
         """Until all that waits has started; 0 where nothing does."""
-        return self.drain_seconds(self.tokens(self.queue))
+        return self.start_seconds(1.0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pageturner.service.core.outlook import Concurrency
 from pageturner.service.core.request import Request
 from pageturner.service.core.scheduling import views
-from pageturner.service.core.scheduling.pace import TYPICAL, Pace
+from pageturner.service.core.scheduling.pace import SHORT, TYPICAL, Pace
 
 
 def concurrency(pace: Pace, running: Sequence[Request]) -> Concurrency:
@@ -19,6 +19,17 @@ def concurrency(pace: Pace, running: Sequence[Request]) -> Concurrency:
         num_outputs += request.num_slots * pace.outputs_left(0, request.max_tokens, TYPICAL)
     ratio = num_prompt / num_outputs if num_outputs else 0.0
     return Concurrency(pace.step, pace.prompt_token, pace.output_token, num_rows, ratio)
+
+
+def next_end(pace: Pace, company: Concurrency, running: Sequence[Request]) -> float:
+    """Seconds until the first of these has likely ended; 0 where there are none."""
+    left = (
+        company.prompt_token * num_uncomputed(request)
+        + likely_outputs(pace, request, SHORT) * pace.step_seconds(company.num_rows)
+        for request in running
+        if not request.is_paused
+    )
+    return min(left, default=0.0)
 
 
 def likely_outputs(pace: Pace, request: Request, share: float) -> int:

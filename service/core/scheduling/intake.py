@@ -47,12 +47,12 @@ def check_queue(options: SchedulerOptions, outlook: Outlook, work: Work) -> None
     num_queued = outlook.num_queued
     if num_queued >= options.max_waiting:
         over = (num_queued + 1 - options.max_waiting) / num_queued
-        seconds = over * outlook.queue_seconds
+        seconds = outlook.start_seconds(over)
         raise QueueFull(f"{num_queued} requests are waiting already", seconds)
     num_tokens = outlook.num_queued_prompt_tokens + work.num_prompt_tokens
     if num_queued and num_tokens > options.max_queued_tokens:
         over = min(1.0, (num_tokens - options.max_queued_tokens) / outlook.num_queued_prompt_tokens)
-        seconds = over * outlook.queue_seconds
+        seconds = outlook.start_seconds(over)
         raise QueueFull(f"{num_tokens} prompt tokens would be waiting", seconds, "queued_tokens")
 
 

@@ -14,7 +14,7 @@ from pageturner.service.core.outlook import Outlook
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import views
-from pageturner.service.core.scheduling.forecast import concurrency
+from pageturner.service.core.scheduling.forecast import concurrency, next_end
 from pageturner.service.core.scheduling.pace import SHORT, TYPICAL, Pace
 from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.policy_host.host import PolicyHost
@@ -93,6 +93,8 @@ class SchedulerState:
 
     def outlook(self) -> Outlook:
         """What a newcomer has to expect; costs time in proportion to the running, not to the waiting."""
+        running = list(self.running.values())
+        company = concurrency(self.pace, running)
         pace, waiting, longest = self.pace, self.waiting, self.options.max_model_len
         return Outlook(
             num_queued=waiting.num_unstarted,
@@ -102,7 +104,8 @@ class SchedulerState:
             is_full=self.is_full and len(waiting) > 0,
             is_in_order=self.policy_host.names["queue"] == Fcfs.name
             and not self.options.share_between_tenants,
-            concurrency=concurrency(pace, list(self.running.values())),
+            concurrency=company,
+            next_end=next_end(pace, company, running),
             short_answer=pace.outputs_left(0, longest, SHORT),
             typical_answer=pace.outputs_left(0, longest, TYPICAL),
         )

@@ -17,6 +17,7 @@ from pageturner.service.cli import main
 from pageturner.service.client import Client
 from pageturner.service.config import cache_directory
 from pageturner.service.core.clock import MonotonicClock
+from pageturner.service.core.outputs import ScheduledSequence, SchedulerOutput
 from pageturner.service.engine.metrics import Metrics
 
 LOAD = NullLoad(num_streams=3, prompt_tokens=16, output_tokens=40)
@@ -62,9 +63,11 @@ def test_prompts_differ_and_fit(parts: NullParts) -> None:
 
 def test_a_step_takes_its_time() -> None:
     slept: list[float] = []
-    model = NullModel((1, 2), 0.25, slept.append)
-    model.forward(None)  # type: ignore[arg-type] # is not looked at
-    assert slept == [0.25]
+    row = ScheduledSequence(1, "a", 0, (7, 8, 9), 0, 0, (), ())
+    for token_seconds in (0.0, 0.5):
+        model = NullModel((1, 2), 0.25, slept.append, token_seconds)
+        model.forward(SchedulerOutput(1, (row,)))
+    assert slept == [0.25, 1.75]
 
 
 def test_figures() -> None:

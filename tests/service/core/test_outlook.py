@@ -35,6 +35,7 @@ outlooks = st.builds(
     is_full=st.booleans(),
     is_in_order=st.booleans(),
     concurrency=concurrencies,
+    next_end=st.floats(0.0, 1e3),
     short_answer=st.floats(1.0, 1e12),
     typical_answer=st.floats(1.0, 1e12),
 )
@@ -56,6 +57,12 @@ def test_the_queue_takes_no_less_time_with_more_in_it(outlook: Outlook, more: Wo
     longer = replace(outlook, queue=outlook.queue + more)
     assert 0.0 <= outlook.queue_seconds <= longer.queue_seconds
     assert longer.queue - more == outlook.queue
+
+
+def test_nothing_starts_before_the_first_that_runs_has_ended() -> None:
+    assert replace(BUSY, next_end=9.0).queue_seconds == 9.0
+    assert replace(BUSY, next_end=9.0, is_full=False).queue_seconds == BUSY.queue_seconds == 4.0
+    assert replace(BUSY, next_end=9.0, queue=Work()).queue_seconds == 0.0
 
 
 def test_an_idle_server_lets_nothing_wait_and_refuses_nothing() -> None:
