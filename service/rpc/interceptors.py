@@ -151,7 +151,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> AsyncIterator[None]:
         started_at, peer = self._clock.now(), context.peer()  # a cancelled call has no peer any more
         self._metrics.call_started(method)
-        trace = self._begin_trace(method, context.invocation_metadata() or ())
+        trace: CallTrace | None = None
         code = grpc.StatusCode.OK
         refusal: dict[str, object] = {}
         is_admitted = False
@@ -159,6 +159,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             caller = admit(context)
             bind_caller(caller)
             _bind_to_log(caller)
+            # Not before: a stranger adds nothing to anybody's trace.
+            trace = self._begin_trace(method, context.invocation_metadata() or ())
             is_admitted = True
             yield
             if trailers := self._trailers(method):

@@ -29,7 +29,7 @@ from support.serving import Served, capturing_logger, serving
 from pageturner.service.auth.identities import Identities, parse_identities
 from pageturner.service.auth.proof import Authenticator, Presented
 from pageturner.service.core.clock import ManualClock
-from pageturner.service.engine.metrics import Metrics
+from pageturner.service.engine.metrics import Method, Metrics
 from pageturner.service.errors import PermissionDenied
 from pageturner.service.identity import ANONYMOUS
 from pageturner.service.rpc import callers, from_wire
@@ -225,6 +225,30 @@ async def test_a_flood_of_strangers_is_counted_and_does_not_fill_the_log() -> No
         told = [line for line in lines if line["log_level"] == "info" and "cause" in line]
         assert BURST <= len(told) < 200
         assert served.metrics.snapshot().callers_refused_total == {"missing": 300}
+
+
+class _CountingTracer:
+    """Makes no spans, and knows for which methods it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def begin(self, method: Method, metadata: object) -> None:
+        self.asked.append(method.grpc_method)
+
+
+async def test_a_stranger_adds_nothing_to_a_trace() -> None:
+    tracer: Any = _CountingTracer()
+    async with serving(FakeEngine(), authenticator=authenticator(), tracer=tracer) as served:
+        stub = GenerationServiceStub(served.channel)
+        request = pb.TokenizeRequest(prompt=pb.Prompt(text="x"))
+        named = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Tokenize(request, metadata=(named,))
+        assert tracer.asked == []
+        assert "trace_id" not in served.log.entries[-1]
+        await stub.Tokenize(request, metadata=(named, *bearer(SEARCH)))
+        assert tracer.asked == ["Tokenize"]
 
 
 async def test_health_is_open_to_probes() -> None:
