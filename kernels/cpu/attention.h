@@ -76,23 +76,30 @@ struct Sums {
   }
 
   void shrink(int row, int head_dim, float factor) {
-    store(total + row * LANES, load(total + row * LANES) * factor);
-    for (int d = row * head_dim; d < (row + 1) * head_dim; d += LANES) store(value + d, load(value + d) * factor);
+    const auto multiply = [&](float* at) { store(at, load_floats<Floats>(at) * factor); };
+    for (int i = 0; i < LANES; i += WIDTH) multiply(total + row * LANES + i);
+    for (int d = 0; d < head_dim; d += WIDTH) multiply(value + row * head_dim + d);
   }
 
   void add(const Sums& later, int rows, int head_dim) {
-    for (int first = 0; first < rows; first += LANES) {
-      const int count = std::min(LANES, rows - first);
-      const f32x16 own = load(anchor + first, count), other = load(later.anchor + first, count);
-      const f32x16 raised = max(own, other), mine = exp(own - raised), theirs = exp(other - raised);
-      store(anchor + first, raised, count);
+    for (int first = 0; first < rows; first += WIDTH) {
+      const int count = std::min(WIDTH, rows - first);
+      float own[WIDTH] = {}, other[WIDTH] = {};
+      std::copy_n(anchor + first, count, own);
+      std::copy_n(later.anchor + first, count, other);
+      const Floats raised = max(load_floats<Floats>(own), load_floats<Floats>(other));
+      store(own, exp(load_floats<Floats>(own) - raised));
+      store(other, exp(load_floats<Floats>(other) - raised));
       for (int i = 0; i < count; i++) {
+        const float mine = own[i], theirs = other[i];
         const auto merge = [&](float* into, const float* from) {
-          store(into, load(into) * mine[i] + load(from) * theirs[i]);
+          store(into, load_floats<Floats>(into) * mine + load_floats<Floats>(from) * theirs);
         };
         const int row = first + i;
-        merge(total + row * LANES, later.total + row * LANES);
-        for (int d = row * head_dim; d < (row + 1) * head_dim; d += LANES) merge(value + d, later.value + d);
+        anchor[row] = raised[i];
+        for (int lane = row * LANES; lane < (row + 1) * LANES; lane += WIDTH)
+          merge(total + lane, later.total + lane);
+        for (int d = row * head_dim; d < (row + 1) * head_dim; d += WIDTH) merge(value + d, later.value + d);
       }
     }
   }
@@ -280,7 +287,7 @@ class Attention {
     const int lowest = item.position + row / group, highest = item.position + (row + ROWS - 1) / group;
     const int begin = std::max(step.begin, first_key(lowest)), end = std::min(step.end, highest + 1);
     if (begin >= end) return;
-    f32x16 scores[ROWS][STEP_TILES];
+    alignas(64) float scores[ROWS][STEP];
     Math::template score<ROWS>(step, next, args.head_dim, query + row * args.head_dim, scores);
     alignas(64) Number weights[ROWS][STEP];
     for (int r = 0; r < ROWS; r++) {
@@ -292,18 +299,18 @@ class Attention {
   }
 
   // Scores -> weights, for the keys first .. last of the step; raises the row's anchor where it must, and its total.
-  void weigh(f32x16 (&scores)[STEP_TILES], int first, int last, int row, Number* weights, Sums& sums) const {
-    const auto hidden = [&](int tile) {
-      const i32x16 key = LANE_INDEX + tile * LANES;
+  void weigh(const float* from, int first, int last, int row, Number* to, Sums& sums) const {
+    const auto hidden = [&](int i) {
+      const typename Lanes<Floats>::Ints key = Lanes<Floats>::INDEX + i * WIDTH;
       return (key < first) | (key > last);
     };
     const bool sees_all = first <= 0 && last >= STEP - 1;
-    f32x16 highest = broadcast(LOWEST);
-    for (int tile = 0; tile < STEP_TILES; tile++) {
-      scores[tile] = scores[tile] * args.scale;
-      if (args.softcap != 0) scores[tile] = tanh(scores[tile] / args.softcap) * args.softcap;
-      if (!sees_all) scores[tile] = hidden(tile) ? broadcast(LOWEST) : scores[tile];
-      highest = max(scores[tile], highest);
+    Floats scores[STEP / WIDTH], highest = splat<Floats>(LOWEST);
+    for (int i = 0; i < STEP / WIDTH; i++) {
+      scores[i] = load_floats<Floats>(from + i * WIDTH) * args.scale;
+      if (args.softcap != 0) scores[i] = tanh(scores[i] / args.softcap) * args.softcap;
+      if (!sees_all) scores[i] = hidden(i) ? splat<Floats>(LOWEST) : scores[i];
+      highest = max(scores[i], highest);
     }
     float& anchor = sums.anchor[row];
     if (any_above(highest, anchor + SLACK)) {
@@ -311,11 +318,11 @@ class Attention {
       if (anchor != LOWEST) sums.shrink(row, args.head_dim, exp(anchor - raised));
       anchor = raised;
     }
-    for (int tile = 0; tile < STEP_TILES; tile++) {
-      scores[tile] = Math::weight(scores[tile], anchor);
-      if (!sees_all) scores[tile] = hidden(tile) ? f32x16{} : scores[tile];
+    for (int i = 0; i < STEP / WIDTH; i++) {
+      scores[i] = Math::weight(scores[i], anchor);
+      if (!sees_all) scores[i] = hidden(i) ? Floats{} : scores[i];
     }
-    store(sums.total + row * LANES, Math::keep(scores, weights, load(sums.total + row * LANES)));
+    Math::keep(scores, to, sums.total + row * LANES);
   }
 };
 

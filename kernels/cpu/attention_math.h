@@ -28,18 +28,18 @@ struct KeyStep {
   const T* value(int key, int head_dim) const { return values[key / LANES] + key % LANES * head_dim; }
 };
 
-// VECTORS vectors of each of ROWS rows, head_dim apart.
+// VECTORS vectors of each of ROWS rows, row_size apart.
 template <int ROWS, int VECTORS>
 struct RowSums {
-  f32x16 sum[ROWS][VECTORS];
+  Floats sum[ROWS][VECTORS];
 
-  void load_from(const float* rows, int head_dim) {
+  void load_from(const float* rows, int row_size) {
     for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) sum[r][v] = load(rows + r * head_dim + v * LANES);
+      for (int v = 0; v < VECTORS; v++) sum[r][v] = load_floats<Floats>(rows + r * row_size + v * WIDTH);
   }
-  void store_to(float* rows, int head_dim) const {
+  void store_to(float* rows, int row_size) const {
     for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) store(rows + r * head_dim + v * LANES, sum[r][v]);
+      for (int v = 0; v < VECTORS; v++) store(rows + r * row_size + v * WIDTH, sum[r][v]);
   }
 };
 
@@ -47,8 +47,8 @@ struct RowSums {
 template <int MOST, class F>
 void for_each_dims(int head_dim, const F& f) {
   int d = 0;
-  for (; d + MOST * LANES <= head_dim; d += MOST * LANES) f(d, std::integral_constant<int, MOST>{});
-  for (; d < head_dim; d += LANES) f(d, std::integral_constant<int, 1>{});
+  for (; d + MOST * WIDTH <= head_dim; d += MOST * WIDTH) f(d, std::integral_constant<int, MOST>{});
+  for (; d < head_dim; d += WIDTH) f(d, std::integral_constant<int, 1>{});
 }
 
 // What a step reads is fetched while the one before it is computed, piece by piece: all at once it would hold
@@ -60,61 +60,61 @@ struct FloatMath {
   static constexpr const char* NAME = "float32";
   using Number = float;  // of rows and weights
 
-#if defined(__AVX512F__)
-  static constexpr int VECTORS = 4;  // of sums a row: 6 x 4, four of keys or values and one of the row
-#else
-  static constexpr int VECTORS = 1;  // 6 x 2 halves in sixteen registers
-#endif
+  // Of sums a row, beside those of keys or values and one of the row: 6 x 4 of 32 registers, 6 x 2 of 16.
+  static constexpr int VECTORS = WIDTH == LANES ? 4 : 2;
 
   // The scores of ROWS rows [ROWS][head_dim] and the keys of a step.
   template <int ROWS>
   static void score(const KeyStep<T>& step, const KeyStep<T>& next, int head_dim, const float* rows,
-                    f32x16 (&scores)[ROWS][STEP_TILES]) {
-    for (int first = 0; first < STEP_TILES; first += VECTORS) {
-      f32x16 sum[ROWS][VECTORS] = {};
+                    float (&scores)[ROWS][STEP]) {
+    const bool fetching = &next != &step;
+    for (int first = 0; first < STEP; first += VECTORS * WIDTH) {
+      RowSums<ROWS, VECTORS> scored{};
       for (int d = 0; d < head_dim; d++) {
-        f32x16 key[VECTORS];
+        Floats key[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-          key[v] = load(step.keys[first + v] + d * LANES);
-          fetch(next.keys[first + v] + d * LANES);
+          const int tile = (first + v * WIDTH) / LANES, lane = (first + v * WIDTH) % LANES;
+          key[v] = load_floats<Floats>(step.keys[tile] + d * LANES + lane);
+          if (fetching && !lane) fetch(next.keys[tile] + d * LANES);
         }
         for (int r = 0; r < ROWS; r++) {
-          const f32x16 x = broadcast(rows[r * head_dim + d]);
-          for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(x, key[v], sum[r][v]);
+          const Floats x = splat<Floats>(rows[r * head_dim + d]);
+          for (int v = 0; v < VECTORS; v++) scored.sum[r][v] = fma(x, key[v], scored.sum[r][v]);
         }
       }
-      for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) scores[r][first + v] = sum[r][v];
+      scored.store_to(&scores[0][first], STEP);
     }
   }
 
   // e^(score - anchor).
-  static f32x16 weight(f32x16 score, float anchor) { return exp(score - anchor); }
+  static Floats weight(Floats score, float anchor) { return exp(score - anchor); }
 
-  // The weights of one row, to memory; returns the row's total with them.
-  static f32x16 keep(const f32x16 (&weights)[STEP_TILES], float* to, f32x16 total) {
-    for (int tile = 0; tile < STEP_TILES; tile++) {
-      store(to + tile * LANES, weights[tile]);
-      total += weights[tile];
+  // The weights of one row, to memory, and the row's sixteen totals with them.
+  static void keep(const Floats (&weights)[STEP / WIDTH], float* to, float* totals) {
+    for (int i = 0; i < STEP / WIDTH; i++) {
+      store(to + i * WIDTH, weights[i]);
+      float* total = totals + i * WIDTH % LANES;
+      store(total, load_floats<Floats>(total) + weights[i]);
     }
-    return total;
   }
 
   // values[r] += weights[r] @ the step's, of its keys [begin, end).
   template <int ROWS>
   static void add_values(const KeyStep<T>& step, const KeyStep<T>& next, int begin, int end, int head_dim,
                          const float (&weights)[ROWS][STEP], float* values) {
+    const bool fetching = &next != &step;
     for_each_dims<VECTORS>(head_dim, [&](int d, auto vectors) {
       RowSums<ROWS, vectors> rows;
       rows.load_from(values + d, head_dim);
       for (int key = begin; key < end; key++) {
         const T* from = step.value(key, head_dim) + d;
-        f32x16 x[vectors];
-        for (int v = 0; v < vectors; v++) x[v] = load(from + v * LANES);
-        for (int v = 0; v < vectors; v += 64 / int(LANES * sizeof(T)))
-          fetch(next.value(key, head_dim) + d + v * LANES);
+        Floats x[vectors];
+        for (int v = 0; v < vectors; v++) x[v] = load_floats<Floats>(from + v * WIDTH);
+        if (fetching)
+          for (int v = 0; v < vectors; v += 64 / int(WIDTH * sizeof(T)))
+            fetch(next.value(key, head_dim) + d + v * WIDTH);
         for (int r = 0; r < ROWS; r++) {
-          const f32x16 weight = broadcast(weights[r][key]);
+          const Floats weight = splat<Floats>(weights[r][key]);
           for (int v = 0; v < vectors; v++) rows.sum[r][v] = fma(weight, x[v], rows.sum[r][v]);
         }
       }
@@ -132,9 +132,9 @@ struct PairMath {
 
   template <int ROWS>
   static void score(const KeyStep<bf16>& step, const KeyStep<bf16>& next, int head_dim, const bf16* rows,
-                    f32x16 (&scores)[ROWS][STEP_TILES]) {
+                    float (&scores)[ROWS][STEP]) {
     const bool fetching = &next != &step;
-    f32x16 sum[ROWS][STEP_TILES] = {};
+    RowSums<ROWS, STEP_TILES> scored{};
     for (int d = 0; d < head_dim; d += 2) {
       __m512i key[STEP_TILES];
       for (int tile = 0; tile < STEP_TILES; tile++)
@@ -143,11 +143,11 @@ struct PairMath {
         for (int tile = 0; tile < STEP_TILES; tile++) fetch(next.keys[tile] + d * LANES);
       for (int r = 0; r < ROWS; r++) {
         const __m512i x = pair(rows + r * head_dim + d);
-        for (int tile = 0; tile < STEP_TILES; tile++) sum[r][tile] = dot(sum[r][tile], x, key[tile]);
+        for (int tile = 0; tile < STEP_TILES; tile++)
+          scored.sum[r][tile] = dot(scored.sum[r][tile], x, key[tile]);
       }
     }
-    for (int r = 0; r < ROWS; r++)
-      for (int tile = 0; tile < STEP_TILES; tile++) scores[r][tile] = sum[r][tile];
+    scored.store_to(scores[0], STEP);
   }
 
   // 2^n times a polynomial for 2^f, |f| <= 1/2, which is off by 1e-4 where rounding to bf16 is off by 2e-3.
@@ -162,13 +162,14 @@ struct PairMath {
   }
 
   // The total is of the weights as they are rounded, so that those of a row still add up to one.
-  static f32x16 keep(const f32x16 (&weights)[STEP_TILES], bf16* to, f32x16 total) {
+  static void keep(const f32x16 (&weights)[STEP_TILES], bf16* to, float* totals) {
+    f32x16 total = load(totals);
     for (int tile = 0; tile < STEP_TILES; tile += 2) {
       const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(__m512(weights[tile + 1]), __m512(weights[tile]));
       _mm512_storeu_si512(to + tile * LANES, both);
       total = dot(total, both, _mm512_set1_epi32(0x3f803f80));  // pairs of 1
     }
-    return total;
+    store(totals, total);
   }
 
   // Pairs of keys start at even ones. One of a pair that no row sees may be NaN: a zero stands for it.

@@ -17,6 +17,9 @@ using f32x8 = float __attribute__((vector_size(32)));
 using f32x16 = float __attribute__((vector_size(64)));
 using i32x16 = std::int32_t __attribute__((vector_size(64)));
 using u32x16 = std::uint32_t __attribute__((vector_size(64)));
+using i32x8 = std::int32_t __attribute__((vector_size(32)));
+using u32x8 = std::uint32_t __attribute__((vector_size(32)));
+using u16x8 = std::uint16_t __attribute__((vector_size(16)));
 using u16x16 = std::uint16_t __attribute__((vector_size(32)));
 using i8x16 = std::int8_t __attribute__((vector_size(16)));
 
@@ -27,11 +30,38 @@ struct f16 {
   std::uint16_t bits;
 };
 
-constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+// What goes with floats of either width: integers of as many lanes.
+template <class F>
+struct Lanes;
+template <>
+struct Lanes<f32x16> {
+  using Ints = i32x16;
+  using Uints = u32x16;
+  static constexpr Ints INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+};
+template <>
+struct Lanes<f32x8> {
+  using Ints = i32x8;
+  using Uints = u32x8;
+  static constexpr Ints INDEX = {0, 1, 2, 3, 4, 5, 6, 7};
+};
 
-inline f32x16 broadcast(float x) { return x - f32x16{}; }  // x - 0 is x, -0 and NaN included
+// As many floats as this machine takes at once, for what must be fast on all of them: GCC takes vectors that are wider
+// than the machine's apart, number by number, where they are compared or go through memory.
+#if defined(__FMA__) && !defined(__AVX512F__)
+using Floats = f32x8;
+#else
+using Floats = f32x16;
+#endif
+constexpr int WIDTH = sizeof(Floats) / sizeof(float);
 
-inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+template <class F>
+F splat(float x) { return x - F{}; }  // x - 0 is x, -0 and NaN included
+
+inline f32x16 broadcast(float x) { return splat<f32x16>(x); }
+
+template <class F>
+F max(F a, F b) { return a > b ? a : b; }
 
 inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
@@ -80,7 +110,27 @@ inline f32x16 load(const f16* from) {
   return reinterpret_cast<f32x16>(reinterpret_cast<u32x16>(magnitude) | (bits & 0x8000) << 16);
 }
 
+// The same of either width.
+template <class F>
+F load_floats(const float* from) {
+  F x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+template <class F>
+F load_floats(const bf16* from) {
+  if constexpr (sizeof(F) == sizeof(f32x16)) {
+    return load(from);
+  } else {
+    u16x8 half;
+    std::memcpy(&half, from, sizeof half);
+    return reinterpret_cast<f32x8>(__builtin_convertvector(half, u32x8) << 16);
+  }
+}
+
 inline void store(float* to, f32x16 x) { std::memcpy(to, &x, sizeof x); }
+inline void store(float* to, f32x8 x) { std::memcpy(to, &x, sizeof x); }
 
 // To the nearest bf16, ties to even, as torch rounds; NaN stays NaN.
 inline u32x16 bf16_bits(f32x16 x) {
@@ -143,6 +193,13 @@ inline float max_lanes(f32x16 x) {
   return x[0];
 }
 
+inline float max_lanes(f32x8 x) {
+  x = max(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+  x = max(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
+  x = max(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
+  return x[0];
+}
+
 // Whether a lane is above the limit; NaN is not.
 inline bool any_above(f32x16 x, float limit) {
 #if defined(__AVX512F__)
@@ -151,42 +208,51 @@ inline bool any_above(f32x16 x, float limit) {
   return max_lanes(x) > limit;
 #endif
 }
+inline bool any_above(f32x8 x, float limit) {
+#if defined(__FMA__)
+  return _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GT_OQ));
+#else
+  return max_lanes(x) > limit;
+#endif
+}
 
 // e^x to 2 ulp for x in [-87, 88]; 0 below, e^88 above, NaN for NaN; exactly 1 at 0.
 // x = n ln 2 + f with |f| <= ln 2 / 2 (ln 2 in two parts, Cody and Waite 1980), then Taylor in f.
-inline f32x16 exp(f32x16 x) {
-  const f32x16 lowest = broadcast(-87.0f), highest = broadcast(88.0f);
-  const f32x16 clamped = x < lowest ? lowest : (x > highest ? highest : x);
-  const f32x16 shifter = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const f32x16 shifted = fma(clamped, broadcast(1.44269504f), shifter);
-  const f32x16 n = shifted - shifter;
-  f32x16 f = fma(n, broadcast(-0.693145752f), clamped);
-  f = fma(n, broadcast(-1.42860677e-6f), f);
-  f32x16 e = broadcast(1.0f / 5040);
-  e = fma(e, f, broadcast(1.0f / 720));
-  e = fma(e, f, broadcast(1.0f / 120));
-  e = fma(e, f, broadcast(1.0f / 24));
-  e = fma(e, f, broadcast(1.0f / 6));
-  e = fma(e, f, broadcast(0.5f));
-  e = fma(e, f, broadcast(1.0f));
-  e = fma(e, f, broadcast(1.0f));
+template <class F>
+F exp(F x) {
+  const F lowest = splat<F>(-87.0f), highest = splat<F>(88.0f);
+  const F clamped = x < lowest ? lowest : (x > highest ? highest : x);
+  const F shifter = splat<F>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F shifted = fma(clamped, splat<F>(1.44269504f), shifter);
+  const F n = shifted - shifter;
+  F f = fma(n, splat<F>(-0.693145752f), clamped);
+  f = fma(n, splat<F>(-1.42860677e-6f), f);
+  F e = splat<F>(1.0f / 5040);
+  e = fma(e, f, splat<F>(1.0f / 720));
+  e = fma(e, f, splat<F>(1.0f / 120));
+  e = fma(e, f, splat<F>(1.0f / 24));
+  e = fma(e, f, splat<F>(1.0f / 6));
+  e = fma(e, f, splat<F>(0.5f));
+  e = fma(e, f, splat<F>(1.0f));
+  e = fma(e, f, splat<F>(1.0f));
   // The low bits of `shifted` are n: add it to the exponent.
-  const u32x16 scaled = reinterpret_cast<u32x16>(e) + (reinterpret_cast<u32x16>(shifted) << 23);
-  const f32x16 result = x < lowest ? f32x16{} : reinterpret_cast<f32x16>(scaled);
+  const typename Lanes<F>::Uints scaled = reinterpret_cast<typename Lanes<F>::Uints>(e) + (reinterpret_cast<typename Lanes<F>::Uints>(shifted) << 23);
+  const F result = x < lowest ? F{} : reinterpret_cast<F>(scaled);
   return x == x ? result : x;
 }
 
-inline float exp(float x) { return exp(broadcast(x))[0]; }
+inline float exp(float x) { return exp(splat<Floats>(x))[0]; }
 
 // To 2 ulp: 1 - 2 / (e^2|x| + 1) with the sign of x, and near 0, where that cancels, Cephes' polynomial.
-inline f32x16 tanh(f32x16 x) {
-  const f32x16 size = x < 0.0f ? -x : x, square = x * x;
-  const f32x16 far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
-  f32x16 near = broadcast(-5.70498872745e-3f);
-  near = fma(near, square, broadcast(2.06390887954e-2f));
-  near = fma(near, square, broadcast(-5.37397155531e-2f));
-  near = fma(near, square, broadcast(1.33314422036e-1f));
-  near = fma(near, square, broadcast(-3.33332819422e-1f));
+template <class F>
+F tanh(F x) {
+  const F size = x < 0.0f ? -x : x, square = x * x;
+  const F far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  F near = splat<F>(-5.70498872745e-3f);
+  near = fma(near, square, splat<F>(2.06390887954e-2f));
+  near = fma(near, square, splat<F>(-5.37397155531e-2f));
+  near = fma(near, square, splat<F>(1.33314422036e-1f));
+  near = fma(near, square, splat<F>(-3.33332819422e-1f));
   near = fma(near * square, x, x);
   return size < 0.625f ? near : (x < 0.0f ? -far : far);
 }

@@ -91,12 +91,18 @@ CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
             "(key < first) | (key > last + 1)",
             ragged,
         ),
-        ("a merge does not rescale", "attention.h", "load(into) * mine[i]", "load(into)", long_context),
+        (
+            "a merge does not rescale",
+            "attention.h",
+            "load_floats<Floats>(into) * mine",
+            "load_floats<Floats>(into)",
+            long_context,
+        ),
         (
             "a new anchor does not shrink what came before",
             "attention.h",
-            "load(value + d) * factor",
-            "load(value + d)",
+            "load_floats<Floats>(at) * factor",
+            "load_floats<Floats>(at)",
             rising,
         ),
         (
