@@ -25,6 +25,7 @@ from pageturner.service.core.scheduler import Scheduler
 BATCH_SIZES = (1, 16, 64, 256, 1024, 4096)
 WAITING_FOR_EACH = (0, 10)
 NUM_STEPS = 200
+NUM_LOOKS = 11
 QUESTIONS = ("queue_key", "admission", "batch_split", "victim_order", "reclaim", "eviction_score")
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64
@@ -37,7 +38,8 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Microseconds of one step with `num_running` decodes, and what each of its halves takes: medians, but
-    mean_step_microseconds is the mean over whole blocks of steps, the rare ones that end a block included."""
+    mean_step_microseconds is the mean over whole blocks of steps, the rare ones that end a block included.
+    look_microseconds: of telling requests and tables to a live view between two steps, at the least."""
 
     num_running: int
     num_waiting: int
@@ -47,6 +49,7 @@ class StepCost:
     step_microseconds: float
     policy_microseconds: float
     mean_step_microseconds: float
+    look_microseconds: float
 
 
 class NullText:
@@ -115,8 +118,26 @@ def measure_step(
     num_whole = len(schedule_seconds) // BLOCK_SIZE * BLOCK_SIZE
     mean = (sum(schedule_seconds[:num_whole]) + sum(update_seconds[:num_whole])) / num_whole * 1e6
     return StepCost(
-        num_running, num_waiting, caches_prefixes, schedule, update, schedule + update, policy, mean
+        num_running,
+        num_waiting,
+        caches_prefixes,
+        schedule,
+        update,
+        schedule + update,
+        policy,
+        mean,
+        _look_seconds(scheduler, now) * 1e6,
     )
+
+
+def _look_seconds(scheduler: Scheduler, now: float) -> float:
+    """Of one look at it, the least of a few: a busy neighbour's turn is longer than any."""
+    seconds = []
+    for _ in range(NUM_LOOKS):
+        started = time.perf_counter()
+        scheduler.inspect(now)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def cache_microseconds(costs: Iterable[StepCost]) -> dict[int, float]:

@@ -385,12 +385,12 @@ def _scheduler(arguments: argparse.Namespace) -> int:
         }
         write(json.dumps(figures, indent=2))
         return 0
-    write("running  waiting  prefix cache  schedule us  update us  step us  policies us")
+    write("running  waiting  prefix cache  schedule us  update us  step us  policies us  a look us")
     for cost in costs:
         write(
             f"{cost.num_running:7d}  {cost.num_waiting:7d}  {'on' if cost.caches_prefixes else 'off':>12}  "
             f"{cost.schedule_microseconds:11.1f}  {cost.update_microseconds:9.1f}  "
-            f"{cost.step_microseconds:7.1f}  {cost.policy_microseconds:11.1f}"
+            f"{cost.step_microseconds:7.1f}  {cost.policy_microseconds:11.1f}  {cost.look_microseconds:9.1f}"
         )
     added = ", ".join(f"{microseconds:.1f} at {count} running" for count, microseconds in cache.items())
     write(f"a prefix cache that nothing hits adds, in microseconds a step: {added}")

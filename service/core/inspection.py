@@ -18,6 +18,10 @@ MAX_OWNERS = 0xFFFF
 """Of a block map: requests behind the first so many are told as one."""
 
 
+UNTOLD = -1
+"""In place of a request's."""
+
+
 class RequestState(Enum):
     """WAITING: for its turn, which may be for blocks again. SWAPPED: its KV is in host memory."""
 
@@ -89,11 +93,13 @@ class BlockMap:
 class SchedulerInspection:
     """The requests: those that run in the order of their start, then those that wait in that of the queue.
 
-    free, pending: ids of blocks. tables: of each sequence that has one, the place of its request in
-    `requests` and its blocks.
+    num_requests: all that live; of those that wait far behind nothing more is told. free, pending: ids of
+    blocks. tables: of each sequence that has one, the place of its request in `requests`, UNTOLD for one
+    that is not there, and its blocks.
     """
 
     requests: tuple[RequestInfo, ...] = ()
+    num_requests: int = 0
     num_blocks: int = 0
     free: tuple[int, ...] = ()
     pending: tuple[int, ...] = ()
@@ -102,7 +108,8 @@ class SchedulerInspection:
     def block_map(self) -> BlockMap:
         """What each block is used for. Takes some 50 ns a block."""
         # What no table names, and is neither free nor pending, is found by the cache alone.
-        uses = bytearray((BlockUse.EVICTABLE,)) * self.num_blocks
+        unknown = int(BlockUse.EVICTABLE)
+        uses = bytearray((unknown,)) * self.num_blocks
         owners = array("H", bytes(2 * self.num_blocks))
         for ids, use in ((self.free, BlockUse.FREE), (self.pending, BlockUse.PENDING)):
             value = int(use)
@@ -112,11 +119,11 @@ class SchedulerInspection:
         for place, table in self.tables:
             owner = min(place + 1, MAX_OWNERS)
             for block_id in table:
-                if owners[block_id]:
-                    uses[block_id] = shared
-                else:
+                if uses[block_id] == unknown:
                     uses[block_id] = live
                     owners[block_id] = owner
+                else:
+                    uses[block_id] = shared
         if sys.byteorder == "big":
             owners.byteswap()
         return BlockMap(bytes(uses), owners.tobytes())

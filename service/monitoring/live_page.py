@@ -119,7 +119,7 @@ def _make_document(
             "activity": plain(activity),
             "policies": plain(policies),
             "requests": {
-                "total": len(seen.requests),
+                "total": seen.num_requests,
                 "listed": plain(seen.requests[:MAX_LISTED]),
                 "age_seconds": inspection.age_seconds,
             },

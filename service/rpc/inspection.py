@@ -59,10 +59,13 @@ def list_requests(inspection: Inspection, request: pb.ListRequestsRequest) -> pb
     if key is not None:
         listed.sort(key=key)
     end = start + min(page_size, MAX_PAGE_SIZE)
+    # Of those that wait far behind it is known that they are there.
+    is_of_all = not request.states and not request.HasField("tenant")
+    num_untold = inspection.scheduler.num_requests - len(inspection.scheduler.requests)
     return pb.ListRequestsResponse(
         requests=map(from_request, listed[start:end]),
         next_page_token=str(end) if end < len(listed) else "",
-        total_size=len(listed),
+        total_size=len(listed) + max(0, num_untold if is_of_all else 0),
         age_seconds=inspection.age_seconds,
     )
 

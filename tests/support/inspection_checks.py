@@ -30,6 +30,7 @@ def check_inspection(scheduler: Scheduler, now: float) -> SchedulerInspection:
             continue
         request = state.requests[seen.requests[owner - 1].request_id]
         assert block_id in manager.references(request), f"inspection: the owner of block {block_id}"
+    assert seen.num_requests == len(state.requests), "inspection: how many"
     assert {r.request_id for r in seen.requests} == state.requests.keys(), "inspection: requests"
     running = [r for r in seen.requests if r.state is RequestState.RUNNING]
     assert len(running) == len(state.running)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pageturner.service.core.inspection import RequestInfo, RequestState, SchedulerInspection
+from itertools import islice
+
+from pageturner.service.core.inspection import UNTOLD, RequestInfo, RequestState, SchedulerInspection
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.state import SchedulerState
+
+MAX_TOLD = 1000
+"""Requests, all that run and the first that wait: a look between two steps takes a few ms at most."""
 
 _STATES = {
     RequestStatus.WAITING: RequestState.WAITING,
@@ -16,20 +21,25 @@ _STATES = {
 
 def inspect(state: SchedulerState, now: float) -> SchedulerInspection:
     """Its requests and block tables. now: on the clock of their arrivals."""
-    live = [*state.running.values(), *state.waiting]
     num_running, manager = len(state.running), state.manager
+    live = list(state.running.values())
+    live += islice(state.waiting, max(0, MAX_TOLD - num_running))
+    # Those that wait far behind and hold blocks all the same, as a reclaimed tail leaves them.
+    told = {request.order for request in live}
+    untold = [request for order, request in state.holders.items() if order not in told]
     free, pending = manager.device.idle_blocks()
     return SchedulerInspection(
         requests=tuple(
             _describe(request, state, now, max(0, place + 1 - num_running))
             for place, request in enumerate(live)
         ),
+        num_requests=num_running + len(state.waiting),
         num_blocks=manager.device.num_blocks,
         free=free,
         pending=pending,
         tables=tuple(
             (place, manager.tables[sequence.seq_id])
-            for place, request in enumerate(live)
+            for place, request in [*enumerate(live), *((UNTOLD, request) for request in untold)]
             for sequence in request.sequences
             if sequence.seq_id in manager.tables
         ),

@@ -11,8 +11,11 @@ from support.inspection_checks import check_inspection, owners_of
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import PolicySet
-from pageturner.service.core.inspection import MAX_OWNERS, BlockUse, RequestState, SchedulerInspection
+from pageturner.service.core.inspection import MAX_OWNERS, UNTOLD, BlockUse, RequestState, SchedulerInspection
 from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.scheduling import inspect
 
 ROOMY = SchedulerOptions(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=32)
 
@@ -77,3 +80,26 @@ def test_more_requests_than_owners_fit_are_told_as_the_last() -> None:
     blocks = SchedulerInspection(num_blocks=4, free=(3,), tables=tables).block_map()
     assert owners_of(blocks.owners) == [MAX_OWNERS, MAX_OWNERS, 1, 0]
     assert list(blocks.uses) == [BlockUse.LIVE] * 3 + [BlockUse.FREE]
+
+
+def test_of_a_long_queue_the_first_are_told_and_the_rest_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "MAX_TOLD", 3)
+    options = SchedulerOptions(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32)
+    harness = CoreHarness(_policies("tail-first"), num_blocks=40, block_size=4, options=options)
+    for seed in range(6):
+        harness.scheduler.add_request(
+            NewRequest(f"r{seed}", (seed,) * 6, SamplingParams(max_tokens=8), seed, 0.0)
+        )
+    output = harness.scheduler.schedule(1.0)
+    assert len(output.scheduled) == 2
+    seen = harness.scheduler.inspect(1.0)
+    assert [request.request_id for request in seen.requests] == ["r0", "r1", "r2"]
+    assert seen.num_requests == 6
+
+
+def test_blocks_of_a_request_that_is_not_told_are_held_by_none() -> None:
+    blocks = SchedulerInspection(
+        num_blocks=3, free=(2,), tables=((UNTOLD, (0, 1)), (UNTOLD, (1,)))
+    ).block_map()
+    assert owners_of(blocks.owners) == [0, 0, 0]
+    assert list(blocks.uses) == [BlockUse.LIVE, BlockUse.SHARED, BlockUse.FREE]

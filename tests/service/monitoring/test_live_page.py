@@ -61,7 +61,12 @@ def crowd(num_requests: int, num_blocks: int) -> SchedulerInspection:
     rest = range(start, num_blocks)
     pending, cached = rest[:5], rest[5 : 5 + len(rest) // 2]
     return SchedulerInspection(
-        (*running, *others), num_blocks, tuple(rest[5 + len(cached) :]), tuple(pending), tuple(tables)
+        (*running, *others),
+        num_requests,
+        num_blocks,
+        tuple(rest[5 + len(cached) :]),
+        tuple(pending),
+        tuple(tables),
     )
 
 
@@ -282,7 +287,7 @@ async def test_the_page_goes_on_through_a_stall_and_an_end() -> None:
 async def test_markup_in_a_name_is_text() -> None:
     engine = busy_engine(3, 64)
     evil: RequestInfo = request(0, request_id="<img src=x onerror=alert(1)>", tenant="<script>1</script>")
-    seen = replace(engine.inspection.scheduler, requests=(evil,), tables=())
+    seen = replace(engine.inspection.scheduler, requests=(evil,), num_requests=1, tables=())
     engine.inspection = Inspection(seen)
     async with showing(engine) as shown, browser_page() as page:
         await page.open(shown.url, 1280, 900)
