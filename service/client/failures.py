@@ -85,6 +85,8 @@ def is_temporary(error: PageturnerError) -> bool:
 _LOST_CONNECTIONS = (
     (grpc.StatusCode.UNKNOWN, "Stream removed"),
     (grpc.StatusCode.INTERNAL, "RST_STREAM"),
+    # A server that begins to drain has taken the call and gives it to no handler any more.
+    (grpc.StatusCode.CANCELLED, grpc.StatusCode.CANCELLED.name),
 )
 
 

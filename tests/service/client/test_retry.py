@@ -92,7 +92,10 @@ def test_what_will_not_pass_is_not_tried_again(error: PageturnerError) -> None:
     assert attempts(2).after(error) is None
 
 
-@pytest.mark.parametrize("text", ["UNKNOWN: Stream removed", "INTERNAL: Received RST_STREAM with code 2"])
+@pytest.mark.parametrize(
+    "text",
+    ["UNKNOWN: Stream removed", "INTERNAL: Received RST_STREAM with code 2", "CANCELLED: CANCELLED"],
+)
 def test_a_lost_connection_is_known_by_whichever_name_it_has(text: str) -> None:
     code, _, details = text.partition(": ")
     assert attempts(1).after(UnknownStatus(code, details)) is not None

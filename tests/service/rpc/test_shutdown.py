@@ -310,6 +310,30 @@ async def test_clients_of_a_balanced_channel_leave_at_once_and_streams_go_on() -
         assert await drain == DrainOutcome(num_finished=1)
 
 
+async def test_no_call_of_the_python_client_is_lost_to_a_server_that_drains() -> None:
+    """Also of those that gRPC has taken and ends with CANCELLED, since no handler was given them yet."""
+    leaving, staying = FakeEngine(), FakeEngine()
+    async with (
+        serving(leaving, drain_seconds=60) as first,
+        serving(staying) as second,
+        Client([f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"]) as client,
+    ):
+        is_drained = asyncio.Event()
+
+        async def ask_on() -> None:
+            while not is_drained.is_set():
+                assert (await client.generate("ok", max_tokens=2)).text == "ok"
+
+        asking = [asyncio.create_task(ask_on()) for _ in range(16)]
+        await client.generate("first")
+        await first.server.drain()
+        await client.generate("last")
+        is_drained.set()
+        await asyncio.gather(*asking)
+    assert leaving.requests
+    assert staying.requests
+
+
 async def test_a_drain_by_rpc_waits_for_what_runs_and_counts_it() -> None:
     engine = _pausing()
     async with serving(engine, drain_seconds=3600) as served:
