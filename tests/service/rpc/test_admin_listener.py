@@ -28,6 +28,9 @@ from pageturner.v1.admin_pb2_grpc import AdminServiceStub
 ADMIN = "/pageturner.v1.AdminService/GetLoad"
 PUBLIC = "/pageturner.v1.ModelService/ListModels"
 CHANNELZ = "/grpc.channelz.v1.Channelz/GetServers"
+NO_SOCKET = "/grpc.channelz.v1.Channelz/GetSocket"
+"""Without an id: NOT_FOUND where it is served, whatever the other servers of this process do meanwhile."""
+
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 HEALTH = "/grpc.health.v1.Health/Check"
 OK, UNIMPLEMENTED = grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED
@@ -43,16 +46,24 @@ async def code_of(
         async for _ in open_call(iter([b""]), metadata=metadata, timeout=30):
             pass
     except grpc.aio.AioRpcError as error:
+        print(method, error.code(), error.details())  # pytest shows it of a test that fails
         return error.code()
     return OK
 
 
 async def codes_at(target: str, metadata: tuple[tuple[str, str], ...] = ()) -> dict[str, grpc.StatusCode]:
     async with grpc.aio.insecure_channel(target) as channel:
-        methods = {"admin": ADMIN, "public": PUBLIC, "channelz": CHANNELZ, "reflection": REFLECTION}
-        return {name: await code_of(channel, path, metadata) for name, path in methods.items()} | {
-            "health": await code_of(channel, HEALTH, metadata)
+        methods = {
+            "admin": ADMIN,
+            "public": PUBLIC,
+            "channelz": NO_SOCKET,
+            "reflection": REFLECTION,
+            "health": HEALTH,
         }
+        codes = {name: await code_of(channel, path, metadata) for name, path in methods.items()}
+    if codes["channelz"] is grpc.StatusCode.NOT_FOUND:
+        codes["channelz"] = OK
+    return codes
 
 
 def test_the_admin_listener_is_off_until_its_host_or_port_is_given() -> None:
