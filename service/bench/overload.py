@@ -158,11 +158,19 @@ def _ask(clients: ChildProcess, phase: Phase) -> list[Outcome]:
 
 
 def capacity_of(outcomes: Sequence[Outcome], seconds: float) -> float:
-    """Whole answers a second, of those that ended while the loop was closed and warm. Raises ModelError."""
+    """Whole answers a second while the loop was closed and warm. Raises ModelError where there was none.
+
+    An answer counts by the part of its time from the first token to the end that lies in there: requests that
+    began together end together, and whole numbers of such waves would say little.
+    """
     begin = WARM_SHARE * seconds
-    count = sum(one.is_whole and begin <= one.ended < seconds for one in outcomes)
+    count = 0.0
+    for one in outcomes:
+        if one.is_whole and one.first is not None:
+            length = max(one.ended - one.first, 1e-9)
+            count += max(0.0, min(one.ended, seconds) - max(one.first, begin)) / length
     if not count:
-        raise ModelError(f"no request ended within {seconds:g} s: --seconds is too short for this machine")
+        raise ModelError(f"no request was answered within {seconds:g} s: --seconds is too short")
     return count / (seconds - begin)
 
 

@@ -14,9 +14,6 @@ from pageturner.service.core.scheduling.forecast import concurrency, likely_outp
 from pageturner.service.core.scheduling.pace import TYPICAL
 from pageturner.service.core.scheduling.state import SchedulerState
 
-SAFETY = 0.9
-"""The share of the time that is left in which a request has to end, by the forecast, to be started."""
-
 
 class _Bound(NamedTuple):
     """What a request with a deadline has yet to do, and in how many seconds."""
@@ -50,7 +47,7 @@ class DeadlineGate:
             uncomputed += num_uncomputed(other)
         if own is not None:
             alone = self._concurrency.seconds_alone(own.num_uncomputed, own.num_outputs)
-            if alone <= SAFETY * own.left < self._seconds(own, rows, uncomputed):
+            if alone <= own.left < self._seconds(own, rows, uncomputed):
                 return True
         return any(
             bound.priority >= request.priority and self._seconds(bound, rows, uncomputed) > bound.left

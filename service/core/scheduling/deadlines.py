@@ -13,9 +13,9 @@ from pageturner.service.core.scheduling.pace import SHORT, TYPICAL
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.errors import DeadlineExceeded, DeadlineUnreachable
 
-START_TRUST = 0.75
+START_TRUST = 1.0
 """The share of the forecast wait that counts: some of those ahead end early, or are shed themselves."""
-SPARE_SHARE = 0.7
+SPARE_SHARE = 0.8
 """Of the spare time that a request came with: while it has so much, fewer may run for its sake instead."""
 LATE_TEXT = "the deadline can no longer be met: too much is served before this request"
 

@@ -68,9 +68,15 @@ def refused(due: float, seconds: float, retry: float, reason: str = "deadline_to
     return Outcome(due, due, ended=due + seconds, reason=reason, retry_seconds=retry)
 
 
-def test_capacity_counts_what_ended_while_the_loop_was_warm() -> None:
-    outcomes = [whole(0.0, 1.0), whole(0.0, 3.0), whole(1.0, 4.0), whole(4.0, 5.0), refused(3.0, 0.1, 1.0)]
-    assert capacity_of(outcomes, 8.0) == 2 / 6.0
+def test_capacity_counts_what_was_answered_while_the_loop_was_warm() -> None:
+    outcomes = [
+        whole(0.0, 1.0),  # before
+        whole(1.8, 2.2),  # from 2.0 to 4.0: all of it
+        whole(0.8, 2.2),  # from 1.0 to 3.0: half
+        whole(5.8, 4.2),  # from 6.0 to 10.0: half
+        refused(3.0, 0.1, 1.0),
+    ]
+    assert capacity_of(outcomes, 8.0) == pytest.approx(2.0 / 6.0)
     with pytest.raises(ModelError, match="seconds is too short"):
         capacity_of([whole(0.0, 1.0)], 8.0)
 
