@@ -12,9 +12,10 @@ from pageturner.service.core.request import Request, Sequence
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.state import SchedulerState
 
-BURDEN = 0.5
+BURDEN = 1 / 3
 """What each further tenant may add to the time of a step, as a share of the time that the work of the tenant
-with least to do takes by itself. Below 1, as that one has waited for the step before already."""
+with least to do takes by itself. Not 1: that one has waited for the step before already, and a decoded token
+costs up to half as much again as one of a prompt, of which the rates tell."""
 
 
 LONGEST_STEP = 16
