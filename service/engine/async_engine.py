@@ -13,12 +13,8 @@ from structlog.typing import FilteringBoundLogger
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
-from pageturner.service.core.request import NewRequest
-from pageturner.service.core.scheduling.intake import checked_max_tokens
-from pageturner.service.engine.activity import activity_of
 from pageturner.service.engine.api import (
     AbortOutcome,
-    Activity,
     Condition,
     DrainOutcome,
     EngineHealth,
@@ -27,9 +23,9 @@ from pageturner.service.engine.api import (
     ModelInfo,
     PolicyChange,
     Prompt,
-    RecentLoad,
     ServerInfo,
 )
+from pageturner.service.engine.charging import charged
 from pageturner.service.engine.door import Door
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.fingerprint import Fingerprint
@@ -37,14 +33,16 @@ from pageturner.service.engine.health import Health
 from pageturner.service.engine.input_processor import InputProcessor, as_it_began
 from pageturner.service.engine.inspections import Inspections
 from pageturner.service.engine.live_requests import LiveRequests
+from pageturner.service.engine.loops import call_soon, is_set_within
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.outbox import Outbox
+from pageturner.service.engine.overview import EngineOverview
 from pageturner.service.engine.pending_changes import PendingChanges
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
-from pageturner.service.engine.tenants import Holding, TenantLedger, TenantsReport
+from pageturner.service.engine.tenants import TenantLedger, TenantsReport
 from pageturner.service.engine.thread_messages import (
     Command,
     EngineOutput,
@@ -55,15 +53,15 @@ from pageturner.service.engine.thread_messages import (
 )
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.engine.watchdog import Watchdog
-from pageturner.service.errors import Draining, NotRecorded, PageturnerError, RequestAborted
+from pageturner.service.errors import Draining, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
-from pageturner.service.identity import Identity, scoped_id
+from pageturner.service.identity import scoped_id
 from pageturner.service.policy_host.reports import PoliciesInfo
 
 _POLICIES_ANSWERS = (PoliciesChanged, PolicyChangeRefused)
 
 
-class AsyncEngine:
+class AsyncEngine(EngineOverview):
     """Implements `api.EngineClient` over one engine thread.
 
     Everything here runs on the event loop that called `start`; the engine is touched by its thread
@@ -87,15 +85,9 @@ class AsyncEngine:
         flight: FlightDumps | None = None,
         shares_prefixes: bool = False,
     ) -> None:
-        self._engine = engine
-        self._flight = flight
-        self._model = model
-        self._server_info = server_info
+        super().__init__(engine, model, server_info, clock, flight, Health(logger))
         self._options = options
-        self._clock = clock
         self._logger = logger
-        self._started_at = clock.now()
-        self._health = Health(logger)
         self._stats = engine.stats
         longest = None if tokenizer is None else tokenizer.max_token_chars
         self._limits = InputLimits.of_model(model.max_model_len, longest)
@@ -130,20 +122,11 @@ class AsyncEngine:
             self._engine,
             self._clock,
             on_outputs=outbox.put,
-            on_end=lambda fault: _call_soon(loop, partial(self._on_thread_end, outbox, fault)),
+            on_end=lambda fault: call_soon(loop, partial(self._on_thread_end, outbox, fault)),
         )
         self._thread.start()
         self._watchdog.watch(self._thread)
         self._health.become(EngineHealth.SERVING)
-
-    @property
-    def health(self) -> EngineHealth:
-        """The engine's health at this moment."""
-        return self._health.value
-
-    async def wait_for_health_change(self, known: EngineHealth) -> EngineHealth:
-        """Wait until health is other than `known`; that one."""
-        return await self._health.wait_for_change(known)
 
     @property
     def condition(self) -> Condition:
@@ -157,7 +140,7 @@ class AsyncEngine:
             self._logger.info("draining", num_requests=len(self._live))
         self._health.become(EngineHealth.DRAINING)
         self._prompts.fail_waiting(Draining("the server is shutting down and takes no new requests"))
-        if not await _is_set_within(self._live.is_read, grace_seconds) and len(self._live):
+        if not await is_set_within(self._live.is_read, grace_seconds) and len(self._live):
             num_aborted = len(self._live)
             self._logger.warning("drain_aborts", num_requests=num_aborted)
             self._live.abort_all()
@@ -168,12 +151,12 @@ class AsyncEngine:
         await self.drain(0.0)
         if self._thread is None:
             return
-        if not await _is_set_within(self._live.is_empty, self._options.shutdown_seconds):
+        if not await is_set_within(self._live.is_empty, self._options.shutdown_seconds):
             self._die(TimeoutError("the step under way did not end in time"))
         self._thread.send(Shutdown())
         # What was given up is waited for no more.
         patience = 0.0 if self.health is EngineHealth.DEAD else self._options.shutdown_seconds
-        if await _is_set_within(self._has_ended, patience):
+        if await is_set_within(self._has_ended, patience):
             self._thread.join(self._options.shutdown_seconds)
         else:
             self._die(TimeoutError("the engine thread did not end in time"))
@@ -215,26 +198,12 @@ class AsyncEngine:
             self._live.refuse_duplicate(tenant, request_id)
             new = self._inputs.complete(request, request_id, token_ids, arrival_time)
             self._door.check(request, arrival_time, len(token_ids), new.num_resumed_tokens)
-            new = self._charge(request.identity, holding, new)
+            limits = self._scheduler_options, self._server_info
+            new = charged(self._tenants, request.identity, holding, new, *limits)
         except BaseException:
             self._tenants.cancel(holding)
             raise
         return await self._live.submit(new, request_id, holding)
-
-    def _charge(self, identity: Identity, holding: Holding, new: NewRequest) -> NewRequest:
-        """Put the request on its tenant's account, max_tokens stated where the tenant has limits of tokens.
-
-        Raises InvalidArgument as the scheduler would, or TenantLimitReached.
-        """
-        limits, num_prompt = identity.limits, len(new.prompt_token_ids)
-        if limits.max_tokens is None and limits.tokens_per_minute is None:
-            self._tenants.charge(identity, holding, num_prompt, 0)
-            return new
-        info = self._server_info
-        fitting = checked_max_tokens(new, self._scheduler_options, info.num_blocks, info.block_size)
-        max_tokens = fitting if limits.max_tokens is None else min(fitting, limits.max_tokens)
-        self._tenants.charge(identity, holding, num_prompt, new.params.n * max_tokens)
-        return replace(new, params=replace(new.params, max_tokens=max_tokens))
 
     def tenants(self, limit: int) -> TenantsReport:
         """What tenants hold now, of at most `limit` of them."""
@@ -257,26 +226,7 @@ class AsyncEngine:
         """The text of ids. Raises InvalidArgument."""
         return await self._prompts.decode(token_ids, self._limits.tokenization)
 
-    # What runs here
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        """The one model that is served."""
-        return (self._model,)
-
-    def server_info(self) -> ServerInfo:
-        """What runs here, and for how long."""
-        return replace(self._server_info, uptime_seconds=self._clock.now() - self._started_at)
-
-    def policies(self) -> PoliciesInfo:
-        """As of the last reading, save for the call under way, which is told as of now."""
-        asking, info = self._engine.asking, self._engine.policies
-        if asking is None:
-            return info
-        axes = (
-            replace(policy, asking_seconds=asking.seconds) if policy.axis == asking.axis else policy
-            for policy in info.axes
-        )
-        return replace(info, axes=tuple(axes))
+    # What operators do; what they read is `EngineOverview`
 
     async def set_policies(self, change: PolicyChange) -> PoliciesInfo:
         """Change policies between two steps, all or none; what is in force then."""
@@ -294,26 +244,9 @@ class AsyncEngine:
             queue_seconds=self._door.outlook().queue_seconds,
         )
 
-    def activity(self) -> Activity:
-        """What was done since start."""
-        uptime_seconds = self._clock.now() - self._started_at
-        return activity_of(self.condition, uptime_seconds, self._engine.metrics.snapshot(self.load()))
-
     async def inspect(self) -> Inspection:
-        """The requests and blocks of a moment between two steps. Raises as `submit` while none is started."""
-        if self._thread is None:
-            self._health.refuse_unless_serving()
+        """The requests and blocks of a moment between two steps."""
         return await self._inspections.look()
-
-    def recent_load(self) -> RecentLoad:
-        """Rates of the last seconds."""
-        return self._engine.metrics.recent(self._clock.now())
-
-    async def flight_record(self) -> bytes:
-        """A flight file of this moment. Raises NotRecorded where the recorder is off."""
-        if self._flight is None:
-            raise NotRecorded("the flight recorder is off: engine.flight_recorder_steps is 0")
-        return await self._flight.content()
 
     # To the thread and from it
 
@@ -352,18 +285,3 @@ class AsyncEngine:
         self._live.fail_all(reason)
         self._changes.fail_all(reason)
         self._inspections.end()
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: partial[None]) -> None:
-    # A loop that was closed over us has no readers left.
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(callback)
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return event.is_set()
-    return True

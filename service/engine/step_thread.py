@@ -86,7 +86,10 @@ class StepThread:
                 self._on_outputs(tuple(outputs), self._engine.stats)
                 return False
             outputs += self._engine.apply(command)
-        if self._has_only_looked(commands):
+        is_look = commands and all(isinstance(command, Inspect) for command in commands)
+        if (
+            is_look and self._engine.seconds_to_next_step() != 0.0
+        ):  # an idle engine that is watched stays idle
             self._busy_since = None
             self._put_out(outputs)
             return True
@@ -96,14 +99,6 @@ class StepThread:
         self._busy_since, self._last_progress = None, self._clock.now()
         self._put_out(outputs)
         return True
-
-    def _has_only_looked(self, commands: list[Command]) -> bool:
-        """A look alone makes no step where none is due: an idle engine that is watched stays idle."""
-        return (
-            bool(commands)
-            and all(isinstance(command, Inspect) for command in commands)
-            and self._engine.seconds_to_next_step() != 0.0
-        )
 
     def _put_out(self, outputs: list[EngineOutput]) -> None:
         if outputs or self._engine.stats is not self._stats:
