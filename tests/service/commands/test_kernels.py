@@ -15,15 +15,21 @@ from pageturner.service.cli import EXIT_USER_ERROR, main
 from pageturner.service.commands.kernels import EXIT_OVER_BUDGET
 
 
+@pytest.fixture(scope="module")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all: what the first test compiles is the others'."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def _few_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_kernels(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one small file, for real."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
     few = (variants.copy_blocks(), variants.gather_blocks(), variants.scatter_blocks())
     monkeypatch.setattr(variants, "shipped", lambda: few)
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_table(capsys: pytest.CaptureFixture[str], cache_home: Path) -> None:
     assert main(["kernels", "--arch", "sm_90,sm_80"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
@@ -36,7 +42,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert int(blocks) >= 8
         assert int(instructions) > 20
     assert lines[-1].endswith("6 of 6 kernels are within their budgets.")
-    assert list((tmp_path / "pageturner").glob("copy_blocks-sm_90-*"))
+    assert list((cache_home / "pageturner").glob("copy_blocks-sm_90-*"))
 
 
 def test_all_architectures_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,6 +201,21 @@ async def test_a_reader_that_stopped_is_given_up_and_its_id_is_free_again() -> N
         assert caught.value.details() == "the stream was not read for 0.05 s"
 
 
+@pytest.mark.fault("U")
+async def test_a_peer_that_fell_silent_is_left_when_a_ping_is_not_answered() -> None:
+    """It reads on for TCP, and is nobody: no frame of it comes. gRPC by itself would wait for a minute."""
+    engine = FakeEngine(lambda s, t: [accepted(s, t), PAUSE])
+    async with serving(engine, keepalive_seconds=0.5, keepalive_timeout_seconds=0.5) as served:
+        connection = await http2.Connection.open(f"127.0.0.1:{served.port}")
+        await connection.hello()
+        body = pb.GenerateStreamRequest(request_id="r", prompt=pb.Prompt(text="x")).SerializeToString()
+        await connection.send(http2.call(1, "/pageturner.v1.GenerationService/GenerateStream", body))
+        await engine.reached("paused r")
+        await engine.reached("closed r")
+        connection.close()
+
+
+@pytest.mark.fault("V")
 async def test_a_client_without_a_window_is_given_up_and_leaves_no_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

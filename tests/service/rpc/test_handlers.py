@@ -147,6 +147,7 @@ async def test_a_cancellation_past_the_deadline_is_counted_as_one(remaining: flo
     assert [counted for _, counted in metrics.snapshot().grpc_server_handled_total] == [code]
 
 
+@pytest.mark.fault("V")
 async def test_a_write_to_a_connection_that_is_gone_is_a_cancellation_and_no_fault_of_ours() -> None:
     """gRPC fails the write before it cancels the call: that was logged with a traceback, and INTERNAL."""
 

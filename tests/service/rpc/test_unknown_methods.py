@@ -33,6 +33,7 @@ async def status_of(port: int, path: bytes) -> bytes:
 HEADERS = http2.call_headers("")
 
 
+@pytest.mark.fault("T")
 @pytest.mark.parametrize("path", [*NOT_UTF8, b"/a/b", b"nothing"])
 async def test_a_name_of_any_bytes_is_answered_and_ends_nothing(path: bytes) -> None:
     async with serving(FakeEngine()) as served:
