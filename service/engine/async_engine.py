@@ -25,12 +25,11 @@ from pageturner.service.engine.api import (
     Prompt,
     ServerInfo,
 )
-from pageturner.service.engine.charging import charged
 from pageturner.service.engine.door import Door
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.health import Health
-from pageturner.service.engine.input_processor import InputProcessor, as_it_began
+from pageturner.service.engine.input_processor import InputProcessor
 from pageturner.service.engine.inspections import Inspections
 from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.loops import call_soon, is_set_within
@@ -40,6 +39,7 @@ from pageturner.service.engine.overview import EngineOverview
 from pageturner.service.engine.pending_changes import PendingChanges
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
+from pageturner.service.engine.reception import Fitting, Reception
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.tenants import TenantLedger, TenantsReport
@@ -92,7 +92,7 @@ class AsyncEngine(EngineOverview):
         longest = None if tokenizer is None else tokenizer.max_token_chars
         self._limits = InputLimits.of_model(model.max_model_len, longest)
         self._prompts = PromptReader(tokenizer, model, options.inline_prompt_characters)
-        self._inputs = InputProcessor(
+        inputs = InputProcessor(
             self._prompts,
             model,
             self._limits.generation,
@@ -101,10 +101,19 @@ class AsyncEngine(EngineOverview):
             Fingerprint(server_info.fingerprint, server_info.exact_resume),
             shares_prefixes=shares_prefixes,
         )
-        self._scheduler_options = scheduler_options
         self._door = Door(scheduler_options, clock, random, lambda: self._stats)
         self._tenants = TenantLedger(scheduler_options, self.load, clock.now)
         self._live = LiveRequests(options, clock, logger, self._send, self._door, self._tenants)
+        self._reception = Reception(
+            inputs,
+            self._door,
+            self._tenants,
+            self._live,
+            self._health,
+            limits=Fitting(scheduler_options, server_info.num_blocks, server_info.block_size),
+            clock=clock,
+            metrics=engine.metrics,
+        )
         self._changes = PendingChanges(self._health, logger, self._send)
         self._inspections = Inspections(clock, self._send, num_blocks=engine.stats.num_blocks)
         self._has_ended = asyncio.Event()
@@ -171,39 +180,7 @@ class AsyncEngine(EngineOverview):
 
     async def submit(self, request: GenerationRequest) -> BufferedStream:
         """Accept a request and open its stream. Raises the refusal: InvalidArgument, QueueFull and others."""
-        try:
-            return await self._submit(request)
-        except PageturnerError as error:
-            self._engine.metrics.refused(error)
-            raise
-
-    async def _submit(self, request: GenerationRequest) -> BufferedStream:
-        arrival_time = self._clock.now()
-        self._health.refuse_unless_serving()
-        request = as_it_began(request)
-        num_tokens = self._inputs.check(request)
-        priority = self._tenants.check(request.identity, request.params, request.priority)
-        if priority != request.priority:
-            request = replace(request, priority=priority)
-        tenant, request_id = request.identity.tenant, self._inputs.name(request)
-        self._live.refuse_duplicate(tenant, request_id)
-        self._door.check(request, arrival_time, num_tokens)  # before the work of reading the prompt
-        likely = request.params.max_tokens or request.identity.limits.max_tokens
-        likely = likely or self._model.max_model_len - num_tokens
-        holding = self._tenants.enter(request.identity, num_tokens, request.params.n * likely)
-        try:
-            token_ids = await self._inputs.encode(request.prompt)
-            # Encoding may have taken a while. From here to the scheduler nothing is waited for.
-            self._health.refuse_unless_serving()
-            self._live.refuse_duplicate(tenant, request_id)
-            new = self._inputs.complete(request, request_id, token_ids, arrival_time)
-            self._door.check(request, arrival_time, len(token_ids), new.num_resumed_tokens)
-            limits = self._scheduler_options, self._server_info
-            new = charged(self._tenants, request.identity, holding, new, *limits)
-        except BaseException:
-            self._tenants.cancel(holding)
-            raise
-        return await self._live.submit(new, request_id, holding)
+        return await self._reception.take(request)
 
     def tenants(self, limit: int) -> TenantsReport:
         """What tenants hold now, of at most `limit` of them."""

@@ -124,7 +124,7 @@ async def test_a_full_queue_refuses_before_the_prompt_is_read_and_without_a_step
             raise AssertionError("the prompt was read")
 
         with monkeypatch.context() as patch:
-            patch.setattr(service.engine._inputs, "encode", read)
+            patch.setattr(service.engine._prompts, "encode", read)
             with pytest.raises(QueueFull, match="1 requests are waiting already"):
                 await service.client.generate("x")
         service.release_steps()

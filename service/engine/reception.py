@@ -1,0 +1,111 @@
+"""Takes requests in: every check between a call and the engine thread, in the one order that is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pageturner.service.core.clock import Clock
+from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.scheduling.intake import checked_max_tokens
+from pageturner.service.engine.api import GenerationRequest
+from pageturner.service.engine.door import Door
+from pageturner.service.engine.health import Health
+from pageturner.service.engine.input_processor import InputProcessor, as_it_began
+from pageturner.service.engine.live_requests import LiveRequests
+from pageturner.service.engine.metrics import Metrics
+from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.engine.tenants import Holding, TenantLedger
+from pageturner.service.errors import PageturnerError
+from pageturner.service.identity import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What the scheduler can hold: its options, and the blocks of its pool."""
+
+    options: SchedulerOptions
+    num_blocks: int
+    block_size: int
+
+    def max_tokens(self, new: NewRequest) -> int:
+        """The bound on a choice that the scheduler will put in force. Raises InvalidArgument as it would."""
+        return checked_max_tokens(new, self.options, self.num_blocks, self.block_size)
+
+
+class Reception:
+    """Lives on the event loop. A request that is refused, or whose caller is cancelled, leaves nothing
+    behind: neither a place at the door, nor a charge to its tenant, nor an id.
+
+    metrics: counts refusals, each once.
+    """
+
+    def __init__(
+        self,
+        inputs: InputProcessor,
+        door: Door,
+        tenants: TenantLedger,
+        live: LiveRequests,
+        health: Health,
+        *,
+        limits: Fitting,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._inputs = inputs
+        self._door = door
+        self._tenants = tenants
+        self._live = live
+        self._health = health
+        self._limits = limits
+        self._clock = clock
+        self._metrics = metrics
+
+    async def take(self, request: GenerationRequest) -> BufferedStream:
+        """Its stream, once the scheduler has it. Raises the refusal: InvalidArgument, QueueFull ..."""
+        try:
+            return await self._take(request)
+        except PageturnerError as error:
+            self._metrics.refused(error)
+            raise
+
+    async def _take(self, request: GenerationRequest) -> BufferedStream:
+        arrival_time = self._clock.now()
+        self._health.refuse_unless_serving()
+        request = as_it_began(request)
+        num_tokens = self._inputs.check(request)
+        priority = self._tenants.check(request.identity, request.params, request.priority)
+        if priority != request.priority:
+            request = replace(request, priority=priority)
+        tenant, request_id = request.identity.tenant, self._inputs.name(request)
+        self._live.refuse_duplicate(tenant, request_id)
+        self._door.check(request, arrival_time, num_tokens)  # before the work of reading the prompt
+        likely = request.params.max_tokens or request.identity.limits.max_tokens
+        likely = likely or self._limits.options.max_model_len - num_tokens
+        holding = self._tenants.enter(request.identity, num_tokens, request.params.n * likely)
+        try:
+            token_ids = await self._inputs.encode(request.prompt)
+            # Encoding may have taken a while. From here to the scheduler nothing is waited for.
+            self._health.refuse_unless_serving()
+            self._live.refuse_duplicate(tenant, request_id)
+            new = self._inputs.complete(request, request_id, token_ids, arrival_time)
+            self._door.check(request, arrival_time, len(token_ids), new.num_resumed_tokens)
+            new = self._charge(request.identity, holding, new)
+        except BaseException:
+            self._tenants.cancel(holding)
+            raise
+        return await self._live.submit(new, request_id, holding)
+
+    def _charge(self, identity: Identity, holding: Holding, new: NewRequest) -> NewRequest:
+        """Put the request on its tenant's account, max_tokens stated where the tenant has limits of tokens.
+
+        Raises InvalidArgument as the scheduler would, or TenantLimitReached.
+        """
+        limits, num_prompt = identity.limits, len(new.prompt_token_ids)
+        if limits.max_tokens is None and limits.tokens_per_minute is None:
+            self._tenants.charge(identity, holding, num_prompt, 0)
+            return new
+        fitting = self._limits.max_tokens(new)
+        max_tokens = fitting if limits.max_tokens is None else min(fitting, limits.max_tokens)
+        self._tenants.charge(identity, holding, num_prompt, new.params.n * max_tokens)
+        return replace(new, params=replace(new.params, max_tokens=max_tokens))
