@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
+from functools import partial
 from typing import Any
 
 from pageturner.service.client import Client, Credentials, PageturnerError
@@ -47,13 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from pageturner.service.top.app import TopApp  # textual comes with it
 
-    async def watch() -> None:
+    async def watch() -> int:
         async with Client(arguments.target, credentials=credentials) as client:
             app = TopApp(Reader(client, MonotonicClock()), arguments.target, glyphs, interval)
+            leave = partial(app.exit, return_code=128 + signal.SIGINT)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, leave)
             await app.run_async()
+            return app.return_code or 0
 
-    asyncio.run(watch())
-    return 0
+    return signals.run(watch())
 
 
 async def _look(target: str, credentials: Credentials, interval_seconds: float) -> tuple[Reading, Figures]:

@@ -71,6 +71,7 @@ class TopApp(App[None]):
         Binding("minus", "pace(1)", "Slower", show=False),
         Binding("r", "refresh_now", "Now", show=False),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),  # a screen's own would copy text
     ]
 
     def __init__(self, source: Source, target: str, glyphs: Glyphs, interval_seconds: float = 1.0) -> None:

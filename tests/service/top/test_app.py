@@ -214,3 +214,11 @@ async def test_markup_in_a_name_is_text() -> None:
         assert "[red]x[/red]" in shown(of(pilot))
         await pilot.press("k", "y")
         await until(pilot, lambda: source.aborted == ["[red]x[/red]"])
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+async def test_a_key_leaves(key: str) -> None:
+    async with viewing(ScriptedSource(reading())) as pilot:
+        await pilot.press(key)
+        await pilot.pause()
+        assert of(pilot).return_code == 0
