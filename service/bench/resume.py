@@ -1,8 +1,8 @@
 """`pageturner bench resume`: one of two servers is killed in the middle of many streams.
 
 Each request is answered once undisturbed, on the server that will be killed. Then all are sent again, and
-once half of the tokens have come that server gets SIGKILL. What the clients then miss or get twice shows
-beside the first answers.
+once half of the tokens have come that server gets SIGKILL, or SIGTERM, on which it drains. What the clients
+then miss or get twice shows beside the first answers.
 """
 
 from __future__ import annotations
@@ -97,9 +97,13 @@ class _Stream:
 
 
 def measure_resume(
-    load: ResumeLoad, rounds: int, arguments: Sequence[str], say: Callable[[str], None]
+    load: ResumeLoad,
+    rounds: int,
+    arguments: Sequence[str],
+    say: Callable[[str], None],
+    sent: signal.Signals = signal.SIGKILL,
 ) -> ResumeResult:
-    """arguments: flags of both servers. say: told of each round.
+    """arguments: flags of both servers. say: told of each round. sent: what ends the server.
 
     Raises PageturnerError if a stream failed, or where the servers do not promise exact tokens.
     """
@@ -107,7 +111,7 @@ def measure_resume(
     with running_server(arguments) as survivor:
         for number in range(1, rounds + 1):
             with running_server(arguments) as victim:
-                kill = Kill(victim.pid)
+                kill = Kill(victim.pid, sent)
                 found.append(asyncio.run(kill_in_the_middle(load, victim.target, survivor.target, kill)))
             last = found[-1]
             counts = f"{last.num_resumed} resumed, {last.num_lost} tokens lost, {last.num_twice} twice"
@@ -117,15 +121,16 @@ def measure_resume(
 
 @dataclass(slots=True)
 class Kill:
-    """SIGKILL to a process, once."""
+    """A signal to a process, once."""
 
     pid: int
+    sent: signal.Signals
     is_done: bool = False
 
     def __call__(self) -> None:
         if not self.is_done:
             self.is_done = True
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, self.sent)
 
 
 async def kill_in_the_middle(
