@@ -318,8 +318,7 @@ PLANTED_BUGS = (
         "_chain_end",
         _chains_lose_their_heads,
         "chain",
-        ONE_LONG_PROMPT,
-        (("eviction", "lfu"),),
+        favoured_policies=(("eviction", "lfu"),),
         seed=1,
     ),
     PlantedBug(
