@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Any
 
@@ -65,6 +66,14 @@ async def serving(*, shares_prefixes: bool = False) -> AsyncIterator[tuple[Async
         assert all(report.num_requests == 0 for report in engine.tenants(99).tenants)
 
 
+@contextmanager
+def few_steps(model: PagedModel) -> Iterator[None]:
+    """So few meanwhile that a request of 40 tokens cannot end, and enough to accept some."""
+    model.gate = threading.Semaphore(5)
+    yield
+    model.gate.release(1000)
+
+
 def request(
     identity: Identity, request_id: str = "", max_tokens: int | None = 3, **fields: Any
 ) -> GenerationRequest:
@@ -86,21 +95,23 @@ async def usage_of(engine: AsyncEngine, asked: GenerationRequest) -> Usage:
 
 
 async def test_two_tenants_may_use_one_id_at_once_and_hear_of_it_alone() -> None:
-    async with serving() as (engine, _):
-        streams = [await engine.submit(request(identity, "mine")) for identity in (ALICE, BOB)]
-        with pytest.raises(DuplicateRequest, match="'mine'"):
-            await engine.submit(request(ALICE, "mine"))
+    async with serving() as (engine, model):
+        with few_steps(model):
+            streams = [await engine.submit(request(identity, "mine", 40)) for identity in (ALICE, BOB)]
+            with pytest.raises(DuplicateRequest, match="'mine'"):
+                await engine.submit(request(ALICE, "mine"))
         for stream in streams:
             events = await read_all(stream)
             assert {event.request_id for event in events} == {stream.request_id} == {"mine"}
 
 
 async def test_an_abort_reaches_the_tenants_own_request_alone() -> None:
-    async with serving() as (engine, _):
-        stream = await engine.submit(request(ALICE, "mine", 40))
-        assert await engine.abort("mine", tenant="bob") is AbortOutcome.NOT_FOUND
-        assert await engine.abort("mine") is AbortOutcome.NOT_FOUND
-        assert await engine.abort("mine", tenant="alice") is AbortOutcome.ABORTED
+    async with serving() as (engine, model):
+        with few_steps(model):
+            stream = await engine.submit(request(ALICE, "mine", 40))
+            assert await engine.abort("mine", tenant="bob") is AbortOutcome.NOT_FOUND
+            assert await engine.abort("mine") is AbortOutcome.NOT_FOUND
+            assert await engine.abort("mine", tenant="alice") is AbortOutcome.ABORTED
         with pytest.raises(RequestAborted):
             await read_all(stream)
         assert await engine.abort("mine", tenant="bob") is AbortOutcome.NOT_FOUND
@@ -108,10 +119,11 @@ async def test_an_abort_reaches_the_tenants_own_request_alone() -> None:
 
 
 async def test_an_operator_aborts_by_the_id_that_records_have() -> None:
-    async with serving() as (engine, _):
-        stream = await engine.submit(request(Identity("a/b"), "c", 40))
-        assert await engine.abort("a/b/c") is AbortOutcome.NOT_FOUND
-        assert await engine.abort("a%2Fb/c") is AbortOutcome.ABORTED
+    async with serving() as (engine, model):
+        with few_steps(model):
+            stream = await engine.submit(request(Identity("a/b"), "c", 40))
+            assert await engine.abort("a/b/c") is AbortOutcome.NOT_FOUND
+            assert await engine.abort("a%2Fb/c") is AbortOutcome.ABORTED
         with pytest.raises(RequestAborted):
             await read_all(stream)
 
