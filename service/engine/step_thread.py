@@ -87,9 +87,7 @@ class StepThread:
                 return False
             outputs += self._engine.apply(command)
         is_look = commands and all(isinstance(command, Inspect) for command in commands)
-        if (
-            is_look and self._engine.seconds_to_next_step() != 0.0
-        ):  # an idle engine that is watched stays idle
+        if is_look and self._engine.seconds_to_next_step() != 0.0:  # watched, it stays idle
             self._busy_since = None
             self._put_out(outputs)
             return True
