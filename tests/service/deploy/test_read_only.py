@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from support.model_folders import save_chat_model
 
 from pageturner.service.client import SyncClient
 from pageturner.service.client.server_process import PROGRAM, READY
+from pageturner.service.config import cache_directory
+from pageturner.service.errors import ModelError
+from pageturner.service.model.loader import load_artifacts
+from pageturner.service.model.options import ModelOptions
 
 NOWHERE = "/proc/nowhere"
 """Root may write to any folder but of this file system, which has no room for one."""
@@ -49,12 +53,7 @@ def test_a_server_without_home_or_cache_serves(tmp_path: Path) -> None:
     assert NOWHERE in log, "it says which folder it could not write to"
 
 
-def test_a_model_that_must_be_converted_names_the_folder_that_it_needs(tmp_path: Path) -> None:
-    environment = {**BARE, "XDG_CACHE_HOME": NOWHERE}
-    with _serve(["--model=embedded", "--num-blocks=64"], environment) as process:
-        with suppress(subprocess.TimeoutExpired):
-            _, log = process.communicate(timeout=60)
-        process.kill()
-    assert process.returncode == 2, log[-2000:]
-    assert NOWHERE in log.splitlines()[-1]
-    assert "XDG_CACHE_HOME names another folder" in log.splitlines()[-1]
+def test_a_model_that_must_be_converted_names_the_folder_that_it_needs() -> None:
+    options = ModelOptions(source="embedded")
+    with pytest.raises(ModelError, match=rf"{NOWHERE}.*XDG_CACHE_HOME names another folder"):
+        load_artifacts(options, cache_directory({"XDG_CACHE_HOME": NOWHERE}))
