@@ -110,7 +110,9 @@ class GenerationServicer(GenerationServiceServicer):
         add_special_tokens = request.add_special_tokens or not request.HasField("add_special_tokens")
         prompt = from_wire.to_prompt(request.prompt, engine.limits.tokenization)
         try:
-            token_ids = await engine.tokenize(prompt, add_special_tokens=add_special_tokens)
+            token_ids = await engine.tokenize(
+                prompt, add_special_tokens=add_special_tokens, tenant=current_caller().tenant
+            )
         except InvalidArgument as error:
             raise from_wire.to_wire_path(error, prompt) from error
         return pb.TokenizeResponse(token_ids=token_ids)
@@ -121,7 +123,8 @@ class GenerationServicer(GenerationServiceServicer):
         engine = self._lifecycle.engine
         find_model(engine, request.model)
         engine.limits.tokenization.check_tokens(len(request.token_ids), "token_ids")
-        return pb.DetokenizeResponse(text=await engine.detokenize(tuple(request.token_ids)))
+        text = await engine.detokenize(tuple(request.token_ids), tenant=current_caller().tenant)
+        return pb.DetokenizeResponse(text=text)
 
     def _generation(
         self, request: pb.GenerateRequest | pb.GenerateStreamRequest, deadline_seconds: float | None

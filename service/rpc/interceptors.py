@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,9 +26,10 @@ from pageturner.service.errors import (
     Unauthenticated,
 )
 from pageturner.service.identity import Identity
-from pageturner.service.rpc.callers import ADMIN_SERVICES, Gatekeeper, bind_caller
+from pageturner.service.rpc.callers import ADMIN_SERVICES, OPEN_SERVICES, Gatekeeper, bind_caller
 from pageturner.service.rpc.line_budget import LineBudget
 from pageturner.service.rpc.load_report import TRAILER
+from pageturner.service.rpc.open_calls import OpenCalls
 from pageturner.service.rpc.status import code_of, to_status
 from pageturner.service.rpc.tracing import (
     CallTrace,
@@ -80,6 +82,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._load_report = load_report
         self._gatekeeper = gatekeeper
         self._stranger_lines = LineBudget(clock)
+        self._open_calls = OpenCalls()
         self._write_timeout_seconds = write_timeout_seconds
         self._logger = logger
         self._clock = clock
@@ -107,7 +110,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return self._gatekeeper.admit(service, context) if early is None else early
 
         deserializer = handler.request_deserializer
-        read = _read_each if handler.request_streaming else _read
+        read: Callable[[Any, Any], Any] = _read_each if handler.request_streaming else _read
+        if service in OPEN_SERVICES and not handler.request_streaming:
+            # Of a stranger not even one message is taken in unbounded.
+            guard = self._open_calls.stream if handler.response_streaming else self._open_calls.unary
+            behaviour, requests = guard(behaviour, partial(_read, deserializer)), "stream"
+            read = _unread
 
         async def answer(request: Any, context: Context) -> Any:
             async with self._observe(method, context, admit):
@@ -257,6 +265,11 @@ def _read(deserializer: Callable[[bytes], Any] | None, request: Any) -> Any:
         raise InvalidArgument(
             "request", "the bytes are no message of this method, or a string is no UTF-8"
         ) from error
+
+
+def _unread(_deserializer: Callable[[bytes], Any] | None, messages: Any) -> Any:
+    """Messages whose behaviour reads them itself."""
+    return messages
 
 
 async def _read_each(

@@ -71,8 +71,8 @@ STRANGERS: tuple[Metadata, ...] = (
 
 async def code_of(served: Served, service: str, method: str, metadata: Metadata) -> grpc.StatusCode:
     """What a call ends with that sends a message of no bytes, as any client may."""
-    open_call: Any = served.channel.stream_stream(f"/{service}/{method}")
-    call = open_call(iter([b""]), metadata=metadata, timeout=30)
+    open_call: Any = served.channel.unary_stream(f"/{service}/{method}")
+    call = open_call(b"", metadata=metadata, timeout=30)
     try:
         async for _ in call:
             break
