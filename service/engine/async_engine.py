@@ -193,15 +193,17 @@ class AsyncEngine(EngineOverview):
         scoped = scoped_id(tenant, request_id)
         return self._live.abort(scoped, error or RequestAborted("aborted by its id"))
 
-    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
         """The ids of a prompt. Raises InvalidArgument where it is longer than `limits.tokenization`."""
         return await self._prompts.encode(
-            prompt, self._limits.tokenization, add_special_tokens=add_special_tokens
+            prompt, self._limits.tokenization, add_special_tokens=add_special_tokens, tenant=tenant
         )
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], *, tenant: str = "") -> str:
         """The text of ids. Raises InvalidArgument."""
-        return await self._prompts.decode(token_ids, self._limits.tokenization)
+        return await self._prompts.decode(token_ids, self._limits.tokenization, tenant=tenant)
 
     # What operators do; what they read is `EngineOverview`
 

@@ -75,9 +75,9 @@ class InputProcessor:
                 raise InvalidArgument(f"{path}[{position}]", reason)
         return sum(len(choice.token_ids) for choice in resume.choices)
 
-    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    async def encode(self, prompt: Prompt, tenant: str) -> tuple[int, ...]:
         """The prompt's tokens. Raises InvalidArgument, also where they leave no room for an answer."""
-        token_ids = await self._prompts.encode(prompt, self._limits)
+        token_ids = await self._prompts.encode(prompt, self._limits, tenant=tenant)
         self._limits.check_tokens(len(token_ids), "prompt")
         return token_ids
 

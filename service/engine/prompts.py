@@ -57,26 +57,29 @@ class PromptReader:
         return len(prompt)
 
     async def encode(
-        self, prompt: Prompt, limits: PromptLimits, *, add_special_tokens: bool = True
+        self, prompt: Prompt, limits: PromptLimits, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
         """Raises InvalidArgument for a prompt that is empty or passes the limits, an id out of range, or text
-        that the model cannot take; QueueFull if too much text waits to be read."""
+        that the model cannot take; QueueFull if too much text waits to be read. tenant: who waits, and leaves
+        room for others."""
         self.check_size(prompt, limits)
         prompt = _with_choices(prompt)
         if isinstance(prompt, TextPrompt):
-            return self._known(await self._encode_text(prompt, limits, add_special_tokens), "prompt.text")
+            token_ids = await self._encode_text(prompt, limits, tenant, add_special_tokens=add_special_tokens)
+            return self._known(token_ids, "prompt.text")
         if isinstance(prompt, ChatPrompt):
-            return self._known(await self._encode_chat(prompt, limits), "prompt.chat")
-        token_ids = prompt
-        return await self._run(len(token_ids), lambda: self._checked(token_ids, "prompt.token_ids"))
+            return self._known(await self._encode_chat(prompt, limits, tenant), "prompt.chat")
+        given = prompt
+        return await self._run(len(given), lambda: self._checked(given, "prompt.token_ids"), tenant)
 
-    async def decode(self, token_ids: Sequence[int], limits: PromptLimits) -> str:
+    async def decode(self, token_ids: Sequence[int], limits: PromptLimits, *, tenant: str = "") -> str:
         """Token ids to text, on a worker thread where there are many. Raises InvalidArgument."""
         tokenizer = self._require_tokenizer("token_ids")
         limits.check_tokens(len(token_ids), "token_ids")
         return await self._run(
             len(token_ids),
             lambda: tokenizer.decode(self._checked(token_ids, "token_ids", may_be_empty=True)),
+            tenant,
         )
 
     def fail_waiting(self, error: PageturnerError) -> None:
@@ -84,7 +87,7 @@ class PromptReader:
         self._queue.fail_waiting(error)
 
     async def _encode_text(
-        self, prompt: TextPrompt, limits: PromptLimits, add_special_tokens: bool
+        self, prompt: TextPrompt, limits: PromptLimits, tenant: str, *, add_special_tokens: bool
     ) -> tuple[int, ...]:
         if not prompt.text:
             raise InvalidArgument("prompt.text", "empty")
@@ -96,12 +99,12 @@ class PromptReader:
                 prompt.text, add_special_tokens=add_special_tokens, parse_special=prompt.parse_special
             )
 
-        token_ids = await self._run(len(prompt.text), encode)
+        token_ids = await self._run(len(prompt.text), encode, tenant)
         if not token_ids:
             raise InvalidArgument("prompt.text", "no token comes of it")
         return token_ids
 
-    async def _encode_chat(self, prompt: ChatPrompt, limits: PromptLimits) -> tuple[int, ...]:
+    async def _encode_chat(self, prompt: ChatPrompt, limits: PromptLimits, tenant: str) -> tuple[int, ...]:
         tokenizer = self._require_tokenizer("prompt.chat")
 
         def encode() -> tuple[int, ...]:
@@ -112,10 +115,10 @@ class PromptReader:
             )
 
         size = sum(len(turn.role) + len(turn.content) + 1 for turn in prompt.messages)
-        return await self._run(size + _num_characters(prompt.template_variables), encode)
+        return await self._run(size + _num_characters(prompt.template_variables), encode, tenant)
 
-    async def _run(self, size: int, work: Callable[[], _T]) -> _T:
-        return work() if size <= self._inline_characters else await self._queue.run(size, work)
+    async def _run(self, size: int, work: Callable[[], _T], tenant: str) -> _T:
+        return work() if size <= self._inline_characters else await self._queue.run(size, work, tenant)
 
     def _count_pieces(self, tokenizer: Tokenizer, text: str, limits: PromptLimits, field: str) -> None:
         """Refuse a long text that has too many tokens before it is read whole."""

@@ -84,7 +84,7 @@ class Reception:
         likely = likely or self._limits.options.max_model_len - num_tokens
         holding = self._tenants.enter(request.identity, num_tokens, request.params.n * likely)
         try:
-            token_ids = await self._inputs.encode(request.prompt)
+            token_ids = await self._inputs.encode(request.prompt, tenant)
             # Encoding may have taken a while. From here to the scheduler nothing is waited for.
             self._health.refuse_unless_serving()
             self._live.refuse_duplicate(tenant, request_id)

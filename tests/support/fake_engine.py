@@ -333,7 +333,9 @@ class FakeEngine:
         stream.aborted.set()
         return AbortOutcome.ABORTED
 
-    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[int, ...]:
         """One token a character; a text that wants special tokens is not changed by them."""
         if isinstance(prompt, TextPrompt):
             prompt = prompt.text
@@ -354,7 +356,7 @@ class FakeEngine:
                 )
         return tuple(token_ids)
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], *, tenant: str = "") -> str:
         for position, token_id in enumerate(token_ids):
             if token_id >= VOCAB_SIZE:
                 raise InvalidArgument(f"token_ids[{position}]", f"{token_id} is not in [0, {VOCAB_SIZE - 1}]")

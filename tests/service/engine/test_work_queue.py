@@ -142,7 +142,7 @@ async def test_a_caller_that_leaves_as_its_turn_comes_gives_it_back() -> None:
     await turn()
     leaving = asyncio.create_task(queue.run(1, work.note("dropped")))
     await turn()
-    queue._free_thread()  # its turn comes, and before it hears of that, it leaves
+    queue._free_thread("")  # its turn comes, and before it hears of that, it leaves
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
@@ -203,3 +203,46 @@ def test_the_process_ends_without_waiting_for_work_that_runs() -> None:
         "asyncio.run(main())\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_an_owner_leaves_a_thread_to_others_and_strangers_take_all() -> None:
+    queue, work = make(num_threads=2), Work()
+    tasks = [asyncio.create_task(queue.run(100, work.hold, "alice")) for _ in range(3)]
+    await turn()
+    await asyncio.wait_for(queue.run(100, work.note("bob"), "bob"), 10)
+    await asyncio.wait_for(queue.run(100, work.note("anybody")), 10)
+    tasks.append(asyncio.create_task(queue.run(100, work.hold)))
+    tasks.append(asyncio.create_task(queue.run(100, work.note("late"), "bob")))
+    await turn()
+    assert work.ran == ["bob", "anybody"]
+    work.go.set()
+    await asyncio.gather(*tasks)
+    assert work.ran == ["bob", "anybody", "late"]
+    assert not queue._num_running_of
+    assert not queue._size_waiting_of
+    assert queue._num_free == 2
+
+
+async def test_an_owner_fills_four_fifths_of_what_may_wait() -> None:
+    queue, work = make(num_threads=2, max_waiting=100), Work()
+    tasks = [asyncio.create_task(queue.run(1, work.hold, "alice"))]
+    tasks.append(asyncio.create_task(queue.run(1, work.hold)))
+    await turn()
+    for number in range(8):
+        tasks.append(asyncio.create_task(queue.run(10, work.note(f"alice {number}"), "alice")))
+    await turn()
+    with pytest.raises(QueueFull):
+        await queue.run(10, work.note("refused"), "alice")
+    tasks.append(asyncio.create_task(queue.run(10, work.note("bob"), "bob")))
+    await turn()
+    tasks[2].cancel()  # what leaves makes room
+    await turn()
+    tasks.append(asyncio.create_task(queue.run(5, work.note("alice again"), "alice")))
+    await turn()
+    work.go.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert "bob" in work.ran
+    assert "alice again" in work.ran
+    assert "refused" not in work.ran
+    assert "alice 0" not in work.ran
+    assert (queue._size_waiting, queue._num_free, dict(queue._num_running_of)) == (0, 2, {})

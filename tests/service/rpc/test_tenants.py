@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
 from support.fake_engine import PAUSE, FakeEngine, accepted, finished
 from support.identities import MAIL, OPERATOR, SEARCH, authenticator, bearer
+from support.real_service import real_service
 from support.serving import serving
 
-from pageturner.service.client import SyncClient
+from pageturner.service.client import NEVER, Client, Credentials, SyncClient
 from pageturner.service.engine.tenants import Cause, TenantReport, TenantsReport
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.identity import TenantLimits
@@ -67,3 +70,24 @@ async def test_an_operator_sees_what_tenants_hold_and_were_refused() -> None:
                 return client.tenants()
 
         assert await asyncio.to_thread(ask) == everything
+
+
+async def test_text_that_is_read_is_on_its_tenants_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"authenticator": authenticator()}
+    async with real_service(max_model_len=1024, num_blocks=1024, server_options=options) as service:
+        owners: list[str] = []
+        queue = service.engine._prompts._queue
+        run = queue.run
+
+        async def noted(size: int, work: Callable[[], Any], owner: str = "") -> Any:
+            owners.append(owner)
+            return await run(size, work, owner)
+
+        monkeypatch.setattr(queue, "run", noted)
+        credentials = Credentials(token=SEARCH.text)
+        async with Client(service.target, credentials=credentials, retry=NEVER) as client:
+            text = "the quick brown fox " * 150
+            ids = await client.tokenize(text)
+            await client.detokenize(ids * 10)
+            await client.generate(text, max_tokens=1)
+        assert owners == ["search"] * 3
