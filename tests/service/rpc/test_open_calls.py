@@ -61,8 +61,8 @@ async def test_calls_that_send_their_name_alone_are_few_for_each_connection() ->
         headers = http2.header_block(http2.call_headers(f"{HEALTH}/Watch"))
         num_ended, num_calls = 0, MAX_CALLS + 10
         for number in range(num_calls):
-            kind, flags = http2.Kind.HEADERS, http2.END_HEADERS
-            assert await connection.send(http2.frame(kind, flags, 1 + 2 * number, headers))
+            opening = http2.frame(http2.Kind.HEADERS, http2.END_HEADERS, 1 + 2 * number, headers)
+            assert await connection.send(opening)
         async with asyncio.timeout(30):
             while num_ended < num_calls - MAX_CALLS:
                 kind, flags, *_ = await connection.next_frame()
