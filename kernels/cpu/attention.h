@@ -76,7 +76,7 @@ struct Sums {
   }
 
   void shrink(int row, int head_dim, float factor) {
-    const auto multiply = [&](float* at) { store(at, load_floats<Floats>(at) * factor); };
+    const auto multiply = [&](float* at) { store(at, load(at) * factor); };
     for (int i = 0; i < LANES; i += WIDTH) multiply(total + row * LANES + i);
     for (int d = 0; d < head_dim; d += WIDTH) multiply(value + row * head_dim + d);
   }
@@ -87,13 +87,13 @@ struct Sums {
       float own[WIDTH] = {}, other[WIDTH] = {};
       std::copy_n(anchor + first, count, own);
       std::copy_n(later.anchor + first, count, other);
-      const Floats raised = max(load_floats<Floats>(own), load_floats<Floats>(other));
-      store(own, exp(load_floats<Floats>(own) - raised));
-      store(other, exp(load_floats<Floats>(other) - raised));
+      const Floats raised = max(load(own), load(other));
+      store(own, exp(load(own) - raised));
+      store(other, exp(load(other) - raised));
       for (int i = 0; i < count; i++) {
         const float mine = own[i], theirs = other[i];
         const auto merge = [&](float* into, const float* from) {
-          store(into, load_floats<Floats>(into) * mine + load_floats<Floats>(from) * theirs);
+          store(into, load(into) * mine + load(from) * theirs);
         };
         const int row = first + i;
         anchor[row] = raised[i];
@@ -208,7 +208,7 @@ class Attention {
   void load_query(const Item& item, Number* query) const {
     for (int row = 0; row < packed(item); row++) {
       const Row* from = static_cast<const Row*>(args.query) + row_offset(item, row, args.query_stride);
-      for (int d = 0; d < args.head_dim; d += LANES) store(query + row * args.head_dim + d, load(from + d));
+      for (int d = 0; d < args.head_dim; d += WIDTH) store(query + row * args.head_dim + d, load(from + d));
     }
   }
 
@@ -216,7 +216,9 @@ class Attention {
     for (int row = 0; row < packed(item); row++) {
       const std::int64_t row_stride = args.num_heads * std::int64_t(args.head_dim);
       Row* to = static_cast<Row*>(args.output) + row_offset(item, row, row_stride);
-      float total = sum_lanes(load(sums.total + row * LANES)), factor = 1.0f;
+      Sixteen totals;
+      for (int i = 0; i < LANES / WIDTH; i++) totals.part[i] = load(sums.total + row * LANES + i * WIDTH);
+      float total = totals.sum(), factor = 1.0f;
       if (args.sinks) {
         const float sink = args.sinks[item.kv_head * group + row % group];
         const float raised = std::max(sums.anchor[row], sink);
@@ -224,7 +226,7 @@ class Attention {
         total = total * factor + exp(sink - raised);
       }
       factor /= total;
-      for (int d = 0; d < args.head_dim; d += LANES)
+      for (int d = 0; d < args.head_dim; d += WIDTH)
         store(to + d, load(sums.value + row * args.head_dim + d) * factor);
     }
   }
@@ -301,15 +303,15 @@ class Attention {
   // Scores -> weights, for the keys first .. last of the step; raises the row's anchor where it must, and its total.
   void weigh(const float* from, int first, int last, int row, Number* to, Sums& sums) const {
     const auto hidden = [&](int i) {
-      const typename Lanes<Floats>::Ints key = Lanes<Floats>::INDEX + i * WIDTH;
+      const Ints key = LANE_INDEX + i * WIDTH;
       return (key < first) | (key > last);
     };
     const bool sees_all = first <= 0 && last >= STEP - 1;
-    Floats scores[STEP / WIDTH], highest = splat<Floats>(LOWEST);
+    Floats scores[STEP / WIDTH], highest = splat(LOWEST);
     for (int i = 0; i < STEP / WIDTH; i++) {
-      scores[i] = load_floats<Floats>(from + i * WIDTH) * args.scale;
+      scores[i] = load(from + i * WIDTH) * args.scale;
       if (args.softcap != 0) scores[i] = tanh(scores[i] / args.softcap) * args.softcap;
-      if (!sees_all) scores[i] = hidden(i) ? splat<Floats>(LOWEST) : scores[i];
+      if (!sees_all) scores[i] = hidden(i) ? splat(LOWEST) : scores[i];
       highest = max(scores[i], highest);
     }
     float& anchor = sums.anchor[row];

@@ -35,7 +35,7 @@ struct RowSums {
 
   void load_from(const float* rows, int row_size) {
     for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) sum[r][v] = load_floats<Floats>(rows + r * row_size + v * WIDTH);
+      for (int v = 0; v < VECTORS; v++) sum[r][v] = load(rows + r * row_size + v * WIDTH);
   }
   void store_to(float* rows, int row_size) const {
     for (int r = 0; r < ROWS; r++)
@@ -74,11 +74,11 @@ struct FloatMath {
         Floats key[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
           const int tile = (first + v * WIDTH) / LANES, lane = (first + v * WIDTH) % LANES;
-          key[v] = load_floats<Floats>(step.keys[tile] + d * LANES + lane);
+          key[v] = load(step.keys[tile] + d * LANES + lane);
           if (fetching && !lane) fetch(next.keys[tile] + d * LANES);
         }
         for (int r = 0; r < ROWS; r++) {
-          const Floats x = splat<Floats>(rows[r * head_dim + d]);
+          const Floats x = splat(rows[r * head_dim + d]);
           for (int v = 0; v < VECTORS; v++) scored.sum[r][v] = fma(x, key[v], scored.sum[r][v]);
         }
       }
@@ -94,7 +94,7 @@ struct FloatMath {
     for (int i = 0; i < STEP / WIDTH; i++) {
       store(to + i * WIDTH, weights[i]);
       float* total = totals + i * WIDTH % LANES;
-      store(total, load_floats<Floats>(total) + weights[i]);
+      store(total, load(total) + weights[i]);
     }
   }
 
@@ -109,12 +109,12 @@ struct FloatMath {
       for (int key = begin; key < end; key++) {
         const T* from = step.value(key, head_dim) + d;
         Floats x[vectors];
-        for (int v = 0; v < vectors; v++) x[v] = load_floats<Floats>(from + v * WIDTH);
+        for (int v = 0; v < vectors; v++) x[v] = load(from + v * WIDTH);
         if (fetching)
           for (int v = 0; v < vectors; v += 64 / int(WIDTH * sizeof(T)))
             fetch(next.value(key, head_dim) + d + v * WIDTH);
         for (int r = 0; r < ROWS; r++) {
-          const Floats weight = splat<Floats>(weights[r][key]);
+          const Floats weight = splat(weights[r][key]);
           for (int v = 0; v < vectors; v++) rows.sum[r][v] = fma(weight, x[v], rows.sum[r][v]);
         }
       }
@@ -153,11 +153,11 @@ struct PairMath {
   // 2^n times a polynomial for 2^f, |f| <= 1/2, which is off by 1e-4 where rounding to bf16 is off by 2e-3.
   static f32x16 weight(f32x16 score, float anchor) {
     constexpr float LOG2_E = 1.44269504f;
-    const f32x16 power = fma(score, broadcast(LOG2_E), broadcast(-anchor * LOG2_E));
+    const f32x16 power = fma(score, splat(LOG2_E), splat(-anchor * LOG2_E));
     const __m512 n = _mm512_roundscale_ps(__m512(power), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const f32x16 f = power - f32x16(n);
-    f32x16 e = broadcast(EXP2[3]);
-    for (int i = 2; i >= 0; i--) e = fma(e, f, broadcast(EXP2[i]));
+    f32x16 e = splat(EXP2[3]);
+    for (int i = 2; i >= 0; i--) e = fma(e, f, splat(EXP2[i]));
     return f32x16(_mm512_scalef_ps(__m512(e), n));
   }
 

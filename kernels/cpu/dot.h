@@ -31,7 +31,7 @@ struct Vectors<16> {
 template <>
 struct Vectors<8> {
   using Floats = f32x8;
-  using Ints = std::int32_t __attribute__((vector_size(32)));
+  using Ints = i32x8;
   using Shorts = std::int16_t __attribute__((vector_size(32)));
 };
 

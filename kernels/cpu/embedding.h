@@ -8,7 +8,7 @@ namespace pageturner {
 // Scales and offsets of one tile are read where they lie, one output's out of sixteen.
 inline float one_scale(const PackedWeight& weight, const std::uint8_t* scales, std::int64_t index) {
   if (weight.float32_scales) return reinterpret_cast<const float*>(scales)[index];
-  f16 half[LANES] = {reinterpret_cast<const f16*>(scales)[index]};
+  f16 half[WIDTH] = {reinterpret_cast<const f16*>(scales)[index]};
   return load(half)[0];
 }
 

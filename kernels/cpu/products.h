@@ -51,7 +51,7 @@ inline std::size_t tile_scratch(const PackedWeight& weight) { return 2 * LANES *
 
 inline const float* float_scales(const PackedWeight& weight, const std::uint8_t* from, float* scratch) {
   if (weight.float32_scales) return reinterpret_cast<const float*>(from);
-  for (int i = 0; i < LANES * weight.groups(); i += LANES)
+  for (int i = 0; i < LANES * weight.groups(); i += WIDTH)
     store(scratch + i, load(reinterpret_cast<const f16*>(from) + i));
   return scratch;
 }

@@ -27,27 +27,28 @@ inline std::int64_t code_row_bytes(std::int64_t in_features, int group) {
 }
 
 template <int GROUP>
-void quantise_group(const f32x16 (&x)[GROUP / LANES], CodeGroup<GROUP>& to) {
+void quantise_group(const Floats (&x)[GROUP / WIDTH], CodeGroup<GROUP>& to) {
   constexpr std::int32_t INFINITE = 0x7f800000;  // magnitudes from here on are infinities and NaN
-  i32x16 top = {};
-  for (const f32x16& part : x) {
-    const i32x16 magnitude = reinterpret_cast<i32x16>(part) & 0x7fffffff;  // ordered as the floats are
+  Ints top = {};
+  for (const Floats& part : x) {
+    const Ints magnitude = reinterpret_cast<Ints>(part) & 0x7fffffff;  // ordered as the floats are
     top = magnitude > top ? magnitude : top;
   }
-  const float largest = max_lanes(reinterpret_cast<f32x16>(top > INFINITE ? i32x16{} + INFINITE : top));
+  const float largest = max_lanes(reinterpret_cast<Floats>(top > INFINITE ? Ints{} + INFINITE : top));
   const float scale = largest / 127.0f;
   to = {};
   if (largest == INFINITY) {
     to.scale = to.shift = NAN;
   } else if (scale >= FLT_MIN) {
     const float inverse = 1.0f / scale;
-    i32x16 sum = {};
-    for (int part = 0; part < GROUP / LANES; part++) {
+    Ints sum = {};
+    for (int part = 0; part < GROUP / WIDTH; part++) {
       // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits. It is at most 127,
       // since neither the scale nor its inverse is subnormal.
-      const i32x16 rounded = reinterpret_cast<i32x16>(x[part] * inverse + 12582912.0f) - 0x4b400000;
-      const auto narrow = __builtin_convertvector(rounded, i8x16);
-      std::memcpy(to.codes + part * LANES, &narrow, sizeof narrow);
+      const Ints rounded = reinterpret_cast<Ints>(x[part] * inverse + 12582912.0f) - 0x4b400000;
+      // In two steps: GCC takes one of both apart for AVX2, byte by byte.
+      const Bytes narrow = __builtin_convertvector(__builtin_convertvector(rounded, Halves), Bytes);
+      std::memcpy(to.codes + part * WIDTH, &narrow, sizeof narrow);
       sum += rounded;
     }
     to.scale = scale;
@@ -60,8 +61,8 @@ void quantise_group(const f32x16 (&x)[GROUP / LANES], CodeGroup<GROUP>& to) {
 template <int GROUP>
 void quantise_row(const float* row, int in_features, CodeGroup<GROUP>* to) {
   for (int i = 0; i < in_features; i += GROUP) {
-    f32x16 x[GROUP / LANES];
-    for (int part = 0; part < GROUP / LANES; part++) x[part] = load(row + i + part * LANES);
+    Floats x[GROUP / WIDTH];
+    for (int part = 0; part < GROUP / WIDTH; part++) x[part] = load(row + i + part * WIDTH);
     quantise_group(x, *to++);
   }
 }

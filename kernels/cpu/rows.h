@@ -46,10 +46,10 @@ struct RmsNormArgs {
 
 constexpr int MAX_HEAD_DIM = 1024;
 
-// Calls f(start, count) for each stretch of at most sixteen of `size` elements.
+// Calls f(start, count) for each stretch of at most WIDTH of `size` elements.
 template <class F>
 void for_each_vector(int size, F f) {
-  for (int i = 0; i < size; i += LANES) f(i, size - i < LANES ? size - i : LANES);
+  for (int i = 0; i < size; i += WIDTH) f(i, size - i < WIDTH ? size - i : WIDTH);
 }
 
 // f(row) for every row of `elements` elements.
@@ -116,8 +116,8 @@ void rotate_head(Row* to, const Row* from, const C* cos, const C* sin, int head_
   using Wide = std::conditional_t<std::is_same_v<C, float>, float, Row>;
   const int half = head_dim / 2;
   for_each_vector(half, [&](int d, int n) {
-    const f32x16 low = load(from + d, n), high = load(from + half + d, n);
-    const auto times = [&](f32x16 x, const C* table) { return rounded<Wide>(x * load(table, n)); };
+    const Floats low = load(from + d, n), high = load(from + half + d, n);
+    const auto times = [&](Floats x, const C* table) { return rounded<Wide>(x * load(table, n)); };
     store(to + d, times(low, cos + d) - times(high, sin + d), n);
     store(to + half + d, times(high, cos + half + d) + times(low, sin + half + d), n);
   });
@@ -150,12 +150,13 @@ void add_row(const T* residual, const T* hidden, int size, T* summed) {
 
 template <class T>
 void norm_row(const T* hidden, const T* weight, float eps, int size, T* normed) {
-  f32x16 squares = {};
-  for_each_vector(size, [&](int i, int n) {
-    const f32x16 x = load(hidden + i, n);
-    squares = fma(x, x, squares);
-  });
-  const float scale = 1.0f / std::sqrt(sum_lanes(squares) / size + eps);
+  Sixteen squares;
+  for (int i = 0; i < size; i += LANES)
+    for (int part = 0; part < LANES / WIDTH && i + part * WIDTH < size; part++) {
+      const Floats x = load(hidden + i + part * WIDTH, std::min(WIDTH, size - i - part * WIDTH));
+      squares.part[part] = fma(x, x, squares.part[part]);
+    }
+  const float scale = 1.0f / std::sqrt(squares.sum() / size + eps);
   for_each_vector(size, [&](int i, int n) {
     store(normed + i, load(weight + i, n) * rounded<T>(load(hidden + i, n) * scale), n);
   });
@@ -180,7 +181,7 @@ void rms_norm(Team& team, const RmsNormArgs& args) {
 template <class T>
 void gate_row(const T* gate, const T* up, int size, T* to) {
   for_each_vector(size, [&](int i, int n) {
-    const f32x16 x = load(gate + i, n);
+    const Floats x = load(gate + i, n);
     store(to + i, rounded<T>(x / (1.0f + exp(-x))) * load(up + i, n), n);
   });
 }

@@ -94,15 +94,15 @@ CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
         (
             "a merge does not rescale",
             "attention.h",
-            "load_floats<Floats>(into) * mine",
-            "load_floats<Floats>(into)",
+            "load(into) * mine",
+            "load(into)",
             long_context,
         ),
         (
             "a new anchor does not shrink what came before",
             "attention.h",
-            "load_floats<Floats>(at) * factor",
-            "load_floats<Floats>(at)",
+            "load(at) * factor",
+            "load(at)",
             rising,
         ),
         (

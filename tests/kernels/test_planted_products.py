@@ -41,13 +41,13 @@ BUGS: dict[str, tuple[ExpressionBug, str, str | None]] = {
         ("a wrong nibble", "dot.h", "both >> 4 & 0x0f0f", "both & 0x0f0f", Q4_1, None),
         (
             "subnormal scales are taken for normal", "simd.h",
-            "reinterpret_cast<f32x16>((bits & 0x7fff) << 13) * 0x1p112f",
-            "reinterpret_cast<f32x16>(((bits & 0x7fff) << 13) + (112 << 23))", "extreme scales", None,
+            "reinterpret_cast<Floats>((bits & 0x7fff) << 13) * 0x1p112f",
+            "reinterpret_cast<Floats>(((bits & 0x7fff) << 13) + (112 << 23))", "extreme scales", None,
         ),
         (
             "codes are cut, not rounded", "quantise.h",
-            "reinterpret_cast<i32x16>(x[part] * inverse + 12582912.0f) - 0x4b400000",
-            "__builtin_convertvector(x[part] * inverse, i32x16)", Q4_1, None,
+            "reinterpret_cast<Ints>(x[part] * inverse + 12582912.0f) - 0x4b400000",
+            "__builtin_convertvector(x[part] * inverse, Ints)", Q4_1, None,
         ),
         ("a subnormal scale is used", "quantise.h", "scale >= FLT_MIN", "scale > 0", "extreme scales", None),
         (

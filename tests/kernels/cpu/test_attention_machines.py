@@ -1,4 +1,7 @@
-"""Attention by the code of each kind of machine: against the definition, in any company, and among NaN."""
+"""Attention by the code of each kind of machine: against the definition, in any company, and among NaN.
+
+So the operations on rows: the same bits by all that have FMA.
+"""
 
 from __future__ import annotations
 
@@ -134,3 +137,25 @@ def test_scores_that_rise_by_any_amount_keep_the_weights_right(
     library: ctypes.CDLL, dtype: torch.dtype
 ) -> None:
     check_rising_scores(CpuOps(library), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_have_the_same_bits_by_all_machines_with_fma(
+    library: ctypes.CDLL, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    """Of any size: whole vectors of sixteen and of eight, and parts of them."""
+    if request.node.callspec.params["library"] == "portable":
+        pytest.skip("portable code has no FMA")
+    generator = torch.Generator().manual_seed(3)
+    ops, native = CpuOps(library), CpuOps(cpu_library())
+    for size in (1, 7, 8, 9, 15, 16, 23, 24, 25, 576):
+        rows, residual = (torch.randn(5, size, generator=generator).to(dtype) for _ in range(2))
+        weight = torch.randn(size, generator=generator).to(dtype)
+        for found, wanted in zip(
+            ops.rms_norm(rows, weight, 1e-5, residual),
+            native.rms_norm(rows, weight, 1e-5, residual),
+            strict=True,
+        ):
+            assert_same(found, wanted)
+        gate_up = torch.randn(5, 2 * size, generator=generator).to(dtype) * 20
+        assert_same(ops.silu_and_mul(gate_up), native.silu_and_mul(gate_up))
