@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from pageturner.kernels.cpu.build import load_library
+from pageturner.kernels.cpu.build import NATIVE, load_library
 from pageturner.kernels.cpu.forward import CpuDecoder, DecoderWeights, LayerWeights
 from pageturner.kernels.grouped import GroupedWeight
 from pageturner.kernels.interface import AttentionSpec
@@ -87,13 +87,15 @@ def measure_steps(
     cache_dir: Path,
     on_case: Callable[[StepTiming], object] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
+    machine: Sequence[str] = NATIVE,
 ) -> list[StepTiming]:
     """Each case is run for so many seconds and at least once.
 
+    machine: the compiler's flags for the kind of machine whose code runs.
     Raises CompilerUnavailable where there is no compiler, MemoryError where the pool does not fit.
     """
     weights = _random_weights(shape, max(case.num_keys for case in cases))
-    decoder = CpuDecoder(load_library(cache_dir), weights, num_threads)
+    decoder = CpuDecoder(load_library(cache_dir, machine=machine), weights, num_threads)
     timings = []
     for case in cases:
         timings.append(_time_case(shape, decoder, case, seconds, clock))

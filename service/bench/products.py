@@ -19,6 +19,7 @@ from pageturner.kernels.cpu.build import NATIVE, load_library
 from pageturner.kernels.cpu.quantised_ops import CpuQuantisedOps
 from pageturner.kernels.grouped import GroupedWeight
 from pageturner.kernels.packed import PackedWeight, pack
+from pageturner.service.bench.machines import MACHINES, cpu_flags
 from pageturner.service.model.linear import product
 
 ROWS = (1, 4, 16, 64, 512)
@@ -26,11 +27,6 @@ LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """(out, in) of q|k|v, the attention's output, gate|up and down."""
 HEAD = (49152, 576)
 NUM_LAYERS = 30
-MACHINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "avx2": (("-march=x86-64-v3",), ("avx2", "fma", "f16c")),
-    "portable": (("-march=x86-64",), ()),
-}
-"""Beside this machine: what an older one's compiler would make, and the CPU flags that running it needs."""
 _GROUP = 32
 Step = Callable[[Mapping[int, torch.Tensor]], object]
 
@@ -63,14 +59,14 @@ def measure_products(
 
     cache_dir: of compiled operations. report: told of each contender and number of rows when it is done.
     """
-    cpu_flags = set(Path("/proc/cpuinfo").read_text().split())
+    flags_here = cpu_flags()
     contenders = [_quantised(cache_dir, NATIVE)]
     for flags, needed in MACHINES.values():
-        contender = _quantised(cache_dir, flags) if cpu_flags.issuperset(needed) else contenders[0]
+        contender = _quantised(cache_dir, flags) if flags_here.issuperset(needed) else contenders[0]
         if contender.name not in {other.name for other in contenders}:
             contenders.append(contender)
     contenders.append(_float(torch.float32))
-    if "avx512_bf16" in cpu_flags:
+    if "avx512_bf16" in flags_here:
         contenders.append(_float(torch.bfloat16))
 
     multiplications = sum(out * size for out, size in LAYER) * NUM_LAYERS + HEAD[0] * HEAD[1]

@@ -34,19 +34,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=kind, default=fallback, metavar="N", help=f"{doc} (default {fallback})"
         )
     parser.add_argument("--threads", type=int, metavar="N", help="of the team (default: as serving takes)")
+    parser.add_argument(
+        "--code",
+        default="native",
+        choices=("native", "avx2", "portable"),
+        help="the kind of machine that the code is compiled for, to run on this one (default native)",
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     parser.set_defaults(measure=measure)
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Print the figures. Raises ConfigError for a number below 1, CompilerUnavailable without a compiler."""
+    """Print the figures.
+
+    Raises ConfigError for a number below 1 or code that this machine cannot run, CompilerUnavailable
+    without a compiler.
+    """
     from pageturner.service.bench.decoder_steps import DecoderShape, StepCase, measure_steps
+    from pageturner.service.bench.machines import compiler_flags
     from pageturner.service.startup.container import own_processors, processor_limit, usable_processors
 
     for name in ("context", "chunk", "threads"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name}", f"{value} is below 1")
+    machine = compiler_flags(arguments.code)
     num_threads = arguments.threads or usable_processors(own_processors(), processor_limit())
     cases = []
     for batch in _parts(arguments.batches):
@@ -62,17 +74,23 @@ def measure(arguments: argparse.Namespace) -> int:
             arguments.seconds,
             cache_directory(),
             lambda timing: advance(f"{timing.num_sequences} x {timing.num_keys} keys", 1),
+            machine=machine,
         )
     if arguments.json:
-        write(json.dumps({"num_threads": num_threads, "timings": [asdict(t) for t in timings]}, indent=2))
+        write(
+            json.dumps(
+                {"code": arguments.code, "num_threads": num_threads, "timings": [asdict(t) for t in timings]},
+                indent=2,
+            )
+        )
         return 0
-    write("\n".join(_lines(timings, num_threads)))
+    write("\n".join(_lines(timings, num_threads, arguments.code)))
     return 0
 
 
-def _lines(timings: Sequence[StepTiming], num_threads: int) -> Iterator[str]:
+def _lines(timings: Sequence[StepTiming], num_threads: int, code: str) -> Iterator[str]:
     phases = tuple(timings[0].phases)
-    yield f"one step or prompt, 4-bit groups, SmolLM2-135M's shape, {num_threads} threads, ms"
+    yield f"one step or prompt, 4-bit groups, SmolLM2-135M's shape, {code} code, {num_threads} threads, ms"
     yield f"{'':20} {'all':>8} " + " ".join(f"{name:>9}" for name in phases)
     for t in timings:
         name = f"{t.num_sequences} x {t.num_keys} decode" if t.chunk is None else f"prompt of {t.num_keys}"

@@ -8,6 +8,7 @@ import math
 import pytest
 from support.ops import cpu_cache_dir
 
+from pageturner.service.bench import machines
 from pageturner.service.bench.decoder_steps import DecoderShape, StepCase, measure_steps
 from pageturner.service.cli import main
 
@@ -42,6 +43,16 @@ def test_numbers_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -
     ):
         assert main(["bench", "steps", *words]) == 2
         assert words[0].partition("=")[0] in capsys.readouterr().err
+
+
+def test_code_that_the_cpu_cannot_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machines, "cpu_flags", lambda: {"sse2", "avx2"})
+    assert main(["bench", "steps", "--code=avx2"]) == 2
+    assert "avx2 fma f16c" in capsys.readouterr().err
+    monkeypatch.setattr(machines, "cpu_flags", lambda: {"avx2", "fma", "f16c"})
+    assert machines.compiler_flags("avx2") != machines.compiler_flags("native")
 
 
 @pytest.mark.slow
