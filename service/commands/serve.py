@@ -133,13 +133,14 @@ async def _serve(
     # and health answers NOT_SERVING meanwhile.
     stages.end("imports of the server")
     port = await server.start()
-    monitoring = await _start_monitoring(
-        loaded.config.metrics, server, clock, metrics, logger, log, certificates
-    )
-    stages.end("bind")
+    monitoring: MonitoringPort | None = None
     engine: AsyncEngine | None = None
     watching: asyncio.Task[None] | None = None
     try:
+        monitoring = await _start_monitoring(
+            loaded.config.metrics, server, clock, metrics, logger, log, certificates
+        )
+        stages.end("bind")
         on_phases = None if tracing is None else tracing.note_request
         loading = asyncio.create_task(
             _load(loaded, clock, started_at, logger, metrics, recording, stages, on_phases)

@@ -80,6 +80,7 @@ def test_a_server_is_monitored_over_http_from_the_start(flags: list[str]) -> Non
         taken = run("serve", "--port=0", *flags, f"--metrics-port={port}")
         assert taken.returncode == 2
         assert f"metrics.port: 127.0.0.1:{port} is in use" in taken.stderr
+        assert "Traceback" not in taken.stderr  # the gRPC server that listened by then was stopped
 
 
 def test_generate_streams_text(server: RunningServer) -> None:
