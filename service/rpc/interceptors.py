@@ -49,8 +49,21 @@ _QUIET_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.S
 
 _BALANCED_SERVICES = frozenset({"pageturner.v1.GenerationService"})
 
-_QUIET_METHODS = frozenset({"Tokenize", "Detokenize"})
-"""Of which clients may make one for each request, as the load test does: logged at debug unless they fail."""
+_QUIET_METHODS = frozenset(
+    {
+        "Tokenize",
+        "Detokenize",
+        "GetLoad",
+        "GetServerInfo",
+        "GetPolicies",
+        "GetActivity",
+        "GetBlocks",
+        "ListRequests",
+        "ListTenants",
+    }
+)
+"""Of which clients make one for each request, as the load test does, or one a second, as `pageturner top` and
+balancers do, and which change nothing: logged at debug unless they fail."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):

@@ -202,12 +202,14 @@ async def test_the_access_log_tells_who_what_and_how_long_and_no_prompt() -> Non
 
 
 @pytest.mark.fault("K")
-async def test_token_counts_of_a_load_test_are_logged_at_debug() -> None:
+async def test_calls_that_programs_make_all_the_time_are_logged_at_debug() -> None:
+    """Token counts, of which a load test makes one a request, and what `pageturner top` asks each second."""
     async with serving(FakeEngine()) as served:
         await served.client.detokenize([1, 2])
+        await served.client.load()
         await served.client.models()
         levels = {entry["method"]: entry["log_level"] for entry in served.log.entries if "method" in entry}
-    assert levels == {"Detokenize": "debug", "ListModels": "info"}
+    assert levels == {"Detokenize": "debug", "GetLoad": "debug", "ListModels": "info"}
 
 
 async def test_prompts_are_logged_only_when_asked_for() -> None:
