@@ -75,13 +75,17 @@ class Credentials:
         return text
 
     def of_channel(self) -> grpc.ChannelCredentials | None:
-        """The files are read for each connection that is made anew. None for plain text."""
+        """The files are read for each connection that is made anew. None for plain text.
+
+        Raises InvalidArgument, naming the field, for a file that can't be read, or holds something else: gRPC
+        would say no more than that a handshake failed.
+        """
         if not self.is_encrypted:
             return None
         return grpc.ssl_channel_credentials(
-            _read("tls_ca", self.tls_ca),
-            _read("client_key", self.client_key),
-            _read("client_certificate", self.client_certificate),
+            _read_pem("tls_ca", self.tls_ca, b"CERTIFICATE"),
+            _read_pem("client_key", self.client_key, b"PRIVATE KEY"),
+            _read_pem("client_certificate", self.client_certificate, b"CERTIFICATE"),
         )
 
 
@@ -101,3 +105,11 @@ def _read(name: str, path: str | Path | None) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise InvalidArgument(name, f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read_pem(name: str, path: str | Path | None, kind: bytes) -> bytes | None:
+    """kind: what the PEM block's label ends with."""
+    content = _read(name, path)
+    if content is not None and not re.search(rb"-----BEGIN [A-Z0-9 ]*\b" + kind + rb"-----", content):
+        raise InvalidArgument(name, f"{path} holds no {kind.decode().lower()} in PEM form")
+    return content

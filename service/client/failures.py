@@ -27,6 +27,7 @@ RETRY_SECONDS = 0.2
 """Between two looks at the health of a server that is there and ended the first."""
 
 _ADMIN_METHODS = f"/{admin_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
+_NO_CONNECTION = "failed to connect to all addresses"
 _STATUS_KEY = "grpc-status-details-bin"
 
 
@@ -50,10 +51,17 @@ def _meant(error: grpc.RpcError, target: Target, path: str) -> PageturnerError:
         status.code(), status.details() or "", packed[0] if packed and isinstance(packed[0], bytes) else b""
     )
     if isinstance(found, UnknownStatus) and is_away(found):
-        return UnknownStatus(found.code, found.details + proxy_hint(target))
+        return UnknownStatus(found.code, found.details + proxy_hint(target) + _handshake_hint(found.details))
     if isinstance(found, UnknownStatus) and found.code == grpc.StatusCode.UNIMPLEMENTED.name:
         return UnknownStatus(found.code, found.details + _listener_hint(target, path))
     return found
+
+
+def _handshake_hint(details: str) -> str:
+    """What to say of a server that closed the connection before any call: gRPC has no more than that."""
+    if not details.startswith(_NO_CONNECTION) or "Socket closed" not in details:
+        return ""
+    return " (it may want an encrypted connection, or a client's certificate)"
 
 
 def _listener_hint(target: Target, path: str) -> str:

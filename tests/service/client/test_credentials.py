@@ -159,7 +159,7 @@ async def test_a_wait_for_a_server_that_ends_in_vain_says_why(tmp_path: Path) ->
     other.write_bytes(authority("another").pem)
     async with secured(tmp_path) as server:
         cases: tuple[tuple[CredentialOptions, str], ...] = (
-            ({}, "UNAVAILABLE: .*[Cc]losed"),
+            ({}, r"UNAVAILABLE: .*[Cc]losed \(it may want an encrypted connection"),
             ({"tls_ca": other}, "UNAVAILABLE: .*CERTIFICATE_VERIFY_FAILED"),
         )
         target = server.target.replace("localhost", "127.0.0.1")  # of two addresses, gRPC tells of the last
@@ -194,6 +194,19 @@ def test_credentials_that_make_no_sense_are_refused_by_their_name(
     assert "a b" not in str(caught.value)
     with pytest.raises(InvalidArgument, match="beside credentials"):
         client("localhost:1", credentials=Credentials(), token="x")
+
+
+async def test_a_file_of_another_kind_is_named_at_the_first_call(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("-----BEGIN PRIVATE KEY-----\n", encoding="ascii")
+    async with Client("localhost:1", tls_ca=key) as client:
+        with pytest.raises(InvalidArgument, match=r"tls_ca: .*key\.pem holds no certificate in PEM form"):
+            await client.generate("x")
+    with (
+        SyncClient("localhost:1", client_certificate=key, client_key=key) as blocking,
+        pytest.raises(InvalidArgument, match=r"client_certificate: .* holds no certificate"),
+    ):
+        blocking.generate("x")
 
 
 async def test_a_file_that_is_not_there_is_named_at_the_first_call(tmp_path: Path) -> None:
