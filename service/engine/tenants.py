@@ -30,6 +30,9 @@ IEEE/ACM Transactions on Networking, 1998."""
 SHORTEST_RETRY, USUAL_RETRY, LONGEST_RETRY = 0.1, 1.0, 60.0
 """Seconds; the usual one where nothing was measured yet."""
 
+NEWEST_WEIGHT = 0.2
+"""Of the latest end in the mean of how long a tenant's requests take."""
+
 MAX_IDLE_ACCOUNTS = 1024
 """Tenants that hold nothing and are remembered all the same, for what they were refused."""
 
@@ -73,28 +76,47 @@ class TenantsReport:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One tenant; only the ledger changes it."""
+    """One tenant; only the ledger changes it.
+
+    mean_seconds: from entering to the end, of late; None before the first end.
+    """
 
     limits: TenantLimits
     bucket: TokenBucket | None
     starts: RateMeter
     started_tokens: RateMeter
-    ends: RateMeter
+    mean_seconds: float | None = None
     num_requests: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
     refused: Counter[Cause] = field(default_factory=Counter)
+
+    def note_end(self, seconds: float) -> None:
+        """One of its requests ended so long after it had entered."""
+        mean = seconds if self.mean_seconds is None else self.mean_seconds
+        self.mean_seconds = mean + NEWEST_WEIGHT * (seconds - mean)
+
+    def seconds_for_ends(self, count: int) -> float | None:
+        """How long it takes until so many of those that it has end (Little's law); None where none ended yet.
+
+        By what they take, not by how often they ended: who asks once a minute would hear of minutes.
+        """
+        if self.mean_seconds is None or not self.num_requests:
+            return None
+        return count * self.mean_seconds / self.num_requests
 
 
 @dataclass(slots=True, eq=False)
 class Holding:
     """What one request holds; only the ledger changes it.
 
-    num_prompt_tokens: 0 once it waits no more. num_charged: taken from `bucket`, if there was one.
+    num_prompt_tokens: 0 once it waits no more. entered_at: seconds of our clock. num_charged: taken from
+    `bucket`, if there was one.
     """
 
     account: Account
     num_prompt_tokens: int
+    entered_at: float
     is_waiting: bool = True
     is_over: bool = False
     bucket: TokenBucket | None = None
@@ -149,7 +171,7 @@ class TenantLedger:
         most = limits.max_concurrent_requests
         if most is not None and account.num_requests >= most:
             reason = f"{account.num_requests} requests of the tenant wait or run; at most {most} may"
-            seconds = account.ends.seconds_for(account.num_requests - most + 1, self._now())
+            seconds = account.seconds_for_ends(account.num_requests - most + 1)
             raise self._limit_reached(identity, Cause.CONCURRENT_REQUESTS, reason, _bounded(seconds))
         self._check_queued_tokens(identity, account, num_tokens)
         self._check_rate(identity, account, num_tokens + 1, num_tokens + num_likely)
@@ -158,7 +180,7 @@ class TenantLedger:
         account.num_requests += 1
         account.num_waiting += 1
         account.num_queued_tokens += num_tokens
-        return Holding(account, num_tokens)
+        return Holding(account, num_tokens, self._now())
 
     def charge(
         self, identity: Identity, holding: Holding, num_prompt_tokens: int, num_output_tokens: int
@@ -199,11 +221,13 @@ class TenantLedger:
         self._leave_queue(holding)
         holding.is_over = True
         holding.account.num_requests -= 1
-        holding.account.ends.add(1, self._now())
+        holding.account.note_end(self._now() - holding.entered_at)
 
     def cancel(self, holding: Holding) -> None:
-        """It was not accepted after all: all of its charge goes back."""
+        """It was not accepted after all: all of its charge goes back, and how short it was tells nothing."""
+        mean_seconds = holding.account.mean_seconds
         self.end(holding, 0)
+        holding.account.mean_seconds = mean_seconds
 
     # --- what is known ---------------------------------------------------------------------
 
@@ -271,7 +295,7 @@ class TenantLedger:
         account = self._accounts.get(tenant)
         if account is None:
             bucket = _bucket(limits, now)
-            account = Account(limits, bucket, RateMeter(now), RateMeter(now), RateMeter(now))
+            account = Account(limits, bucket, RateMeter(now), RateMeter(now))
             self._accounts[tenant] = account
             self._forget_idle(now)
         elif account.limits != limits:

@@ -69,8 +69,23 @@ def test_concurrent_requests_are_bounded_and_free_again_at_their_end() -> None:
     bench.accept(caller)
     with pytest.raises(TenantLimitReached) as caught:
         bench.accept(caller)
-    assert caught.value.retry_after_seconds == pytest.approx(4.0, rel=0.1)  # one end in four seconds
+    assert caught.value.retry_after_seconds == pytest.approx(2.0)  # of two that take four seconds each
     assert bench.report("alice").refused == {Cause.CONCURRENT_REQUESTS: 2}
+
+
+def test_a_tenant_that_seldom_calls_is_not_told_to_wait_for_as_long_as_it_was_away() -> None:
+    bench = Bench()
+    caller = alice(max_concurrent_requests=1)
+    for _ in range(3):
+        request = bench.accept(caller)
+        bench.clock.advance(0.5)
+        bench.ledger.end(request, 10)
+        bench.clock.advance(300.0)
+        bench.ledger.cancel(bench.ledger.enter(caller, 10))  # of no length, and no sign of any
+    bench.accept(caller)
+    with pytest.raises(TenantLimitReached) as caught:
+        bench.accept(caller)
+    assert caught.value.retry_after_seconds == pytest.approx(0.5)
 
 
 def test_queued_tokens_are_bounded_until_the_first_token_and_a_lone_request_is_let_in() -> None:
