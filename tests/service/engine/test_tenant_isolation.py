@@ -227,14 +227,15 @@ async def test_tokens_a_minute_are_charged_by_what_was_used() -> None:
 
 async def test_every_end_frees_what_was_held() -> None:
     caller = limited(max_concurrent_requests=1)
-    async with serving() as (engine, _):
+    async with serving() as (engine, model):
         await read_all(await engine.submit(request(caller)))
-        stream = await engine.submit(request(caller, "again"))
-        with pytest.raises(TenantLimitReached):
-            await engine.submit(request(caller))
-        with pytest.raises(DuplicateRequest):
-            await engine.submit(request(caller, "again"))
-        assert await engine.abort("again", tenant="alice") is AbortOutcome.ABORTED
+        with few_steps(model):
+            stream = await engine.submit(request(caller, "again", 40))
+            with pytest.raises(TenantLimitReached):
+                await engine.submit(request(caller))
+            with pytest.raises(DuplicateRequest):
+                await engine.submit(request(caller, "again"))
+            assert await engine.abort("again", tenant="alice") is AbortOutcome.ABORTED
         with pytest.raises(RequestAborted):
             await read_all(stream)
         with pytest.raises(InvalidArgument):
