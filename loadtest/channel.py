@@ -33,20 +33,21 @@ class Access:
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
         """A channel for the running loop."""
-        credentials, options = self._credentials(), channel_options(address)
+        credentials, options = self._credentials(address), channel_options(address)
         if credentials is None:
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, credentials, options=options)
 
     def open_blocking_channel(self, address: str) -> grpc.Channel:
         """A channel for threads."""
-        credentials, options = self._credentials(), channel_options(address)
+        credentials, options = self._credentials(address), channel_options(address)
         if credentials is None:
             return grpc.insecure_channel(address, options=options)
         return grpc.secure_channel(address, credentials, options=options)
 
-    def _credentials(self) -> grpc.ChannelCredentials | None:
-        if not (self.tls or self.ca or self.certificate):
+    def _credentials(self, address: str) -> grpc.ChannelCredentials | None:
+        """None for plain text, as on every socket file: admin-target may be one beside an encrypted port."""
+        if _is_socket_file(address) or not (self.tls or self.ca or self.certificate):
             return None
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
@@ -69,8 +70,12 @@ def proxy_hint(address: str, environ: Mapping[str, str] | None = None) -> str:
     return f" ({variable} is set: gRPC goes through that proxy unless no_proxy names the host)"
 
 
+def _is_socket_file(address: str) -> bool:
+    return address.startswith(("unix:", "unix-abstract:"))
+
+
 def _is_local(address: str) -> bool:
-    if address.startswith(("unix:", "unix-abstract:")):
+    if _is_socket_file(address):
         return True
     host = match[1] if (match := _HOST.fullmatch(address)) else address
     try:

@@ -25,7 +25,8 @@ def render(finished: FinishedRun) -> Group:
 
 def _counts(finished: FinishedRun) -> Table:
     run, model, summary = finished.run, finished.model, finished.summary
-    title = f"{model.name} ({model.dtype}, {model.kernels}) at {run.target.address}"
+    computes = ", ".join(filter(None, (model.dtype, model.kernels)))  # kernels: where AdminService tells
+    title = f"{model.name} ({computes}) at {run.target.address}"
     if not summary.is_complete:
         title += (
             f"\nINCOMPLETE: ended early, after {summary.num_requests:,} of {summary.num_planned:,} requests"

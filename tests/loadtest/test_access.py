@@ -73,6 +73,16 @@ async def test_what_admins_are_told_is_left_out_for_others_and_found_on_its_own_
         assert monitor.samples
 
 
+async def test_a_socket_file_of_admins_is_read_in_plain_text_beside_an_encrypted_port(tmp_path: Path) -> None:
+    admin = f"unix:{tmp_path}/admin"
+    async with serving(
+        FakeEngine(), certificates=certificates(tmp_path), authenticator=authenticator(), admin_host=admin
+    ) as served:
+        tenant = Access(SEARCH.text, ca=CA.pem)
+        target = Target(f"localhost:{served.port}", access=tenant, admin_address=admin)
+        assert (await discover(target, 0)).version == "0.1.0"
+
+
 def arguments_of(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
