@@ -50,6 +50,7 @@ def test_the_server_has_few_rights_and_time_to_drain(services: dict[str, Any]) -
     assert admin is not None
     folder = admin.host.removeprefix("unix:").rpartition("/")[0]
     assert any(mount.startswith(f"{folder}:") for mount in server["tmpfs"])
+    assert server["healthcheck"]["test"][-2:] == ["--target", admin.host]
 
 
 def test_nothing_is_published_beyond_this_machine(services: dict[str, Any]) -> None:
