@@ -38,5 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write(json.dumps(asdict(outcome)))
     else:
-        write(f"drained: {outcome.num_finished} requests finished, {outcome.num_aborted} were ended")
+        write(
+            f"drained: requests that finished: {outcome.num_finished}, that were ended: {outcome.num_aborted}"
+        )
     return 0
