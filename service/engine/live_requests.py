@@ -26,6 +26,7 @@ from pageturner.service.errors import (
     Draining,
     DuplicateRequest,
     EngineDead,
+    InvalidArgument,
     PageturnerError,
     RequestAborted,
 )
@@ -189,7 +190,10 @@ class LiveRequests:
         if isinstance(output, SubmitRefused | AcceptedEvent):
             self._door.answered(live.work)
         if isinstance(output, SubmitRefused):
-            self._tenants.cancel(live.holding)
+            if isinstance(output.error, InvalidArgument):
+                self._tenants.refuse(live.holding)
+            else:
+                self._tenants.cancel(live.holding)
             self._forget(output.request_id)
             live.logger.info("refused", reason=str(output.error))
             live.refuse(output.error)

@@ -101,11 +101,11 @@ class Reception:
 
         Raises InvalidArgument as the scheduler would, or TenantLimitReached.
         """
-        limits, num_prompt = identity.limits, len(new.prompt_token_ids)
+        limits, num_prompt, num_resumed = identity.limits, len(new.prompt_token_ids), new.num_resumed_tokens
         if limits.max_tokens is None and limits.tokens_per_minute is None:
-            self._tenants.charge(identity, holding, num_prompt, 0)
+            self._tenants.charge(identity, holding, num_prompt, num_resumed, num_resumed)
             return new
         fitting = self._limits.max_tokens(new)
         max_tokens = fitting if limits.max_tokens is None else min(fitting, limits.max_tokens)
-        self._tenants.charge(identity, holding, num_prompt, new.params.n * max_tokens)
+        self._tenants.charge(identity, holding, num_prompt, new.params.n * max_tokens, num_resumed)
         return replace(new, params=replace(new.params, max_tokens=max_tokens))

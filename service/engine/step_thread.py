@@ -9,10 +9,14 @@ from collections.abc import Callable
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.engine import Engine
-from pageturner.service.engine.thread_messages import Command, EngineOutput, Inspect, Shutdown
+from pageturner.service.engine.thread_messages import Command, EngineOutput, Inspect, Shutdown, Submit
 
 LONGEST_WAIT = 3600.0
 """Seconds; a deadline may lie further off than a lock can wait."""
+
+MAX_RESUMED_TOKENS = 1 << 14
+"""Of the requests that are taken in between two steps: the text of tokens that are known takes some
+microseconds each."""
 
 
 class StepThread:
@@ -104,12 +108,21 @@ class StepThread:
             self._on_outputs(tuple(outputs), self._stats)
 
     def _receive(self, wait: float | None) -> list[Command]:
-        """All commands that wait; if there are none, the first to come within `wait` seconds."""
+        """The commands that wait; if there are none, the first to come within `wait` seconds. Those behind
+        MAX_RESUMED_TOKENS are left for the next time, so that what runs takes a step in between."""
         commands: list[Command] = []
+        num_resumed = 0
         try:
             if wait is None or wait > 0:
                 commands.append(self._commands.get(timeout=min(wait or LONGEST_WAIT, LONGEST_WAIT)))
-            while True:
+                num_resumed += _num_resumed_tokens(commands[0])
+            while num_resumed < MAX_RESUMED_TOKENS:
                 commands.append(self._commands.get_nowait())
+                num_resumed += _num_resumed_tokens(commands[-1])
         except queue.Empty:
-            return commands
+            pass
+        return commands
+
+
+def _num_resumed_tokens(command: Command) -> int:
+    return command.request.num_resumed_tokens if isinstance(command, Submit) else 0

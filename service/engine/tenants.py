@@ -110,8 +110,8 @@ class Account:
 class Holding:
     """What one request holds; only the ledger changes it.
 
-    num_prompt_tokens: 0 once it waits no more. entered_at: seconds of our clock. num_charged: taken from
-    `bucket`, if there was one.
+    num_prompt_tokens: with those that were resumed; 0 once it waits no more. entered_at: by our clock.
+    num_charged: taken from `bucket`, if there was one.
     """
 
     account: Account
@@ -121,6 +121,7 @@ class Holding:
     is_over: bool = False
     bucket: TokenBucket | None = None
     num_charged: int = 0
+    num_resumed_tokens: int = 0
 
 
 class TenantLedger:
@@ -183,20 +184,28 @@ class TenantLedger:
         return Holding(account, num_tokens, self._now())
 
     def charge(
-        self, identity: Identity, holding: Holding, num_prompt_tokens: int, num_output_tokens: int
+        self,
+        identity: Identity,
+        holding: Holding,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        num_resumed_tokens: int = 0,
     ) -> None:
         """The prompt is read: count its tokens, and take from the bucket all that the request may yet use.
 
+        num_resumed_tokens: of the output, those that came with it. They wait to be computed like a prompt's.
         Raises TenantLimitReached; the caller then cancels.
         """
         account = holding.account
         account.num_queued_tokens -= holding.num_prompt_tokens
         holding.num_prompt_tokens = 0
-        self._check_queued_tokens(identity, account, num_prompt_tokens)
+        num_known_tokens = num_prompt_tokens + num_resumed_tokens
+        self._check_queued_tokens(identity, account, num_known_tokens)
         most = num_prompt_tokens + num_output_tokens
         self._check_rate(identity, account, most, most)
-        account.num_queued_tokens += num_prompt_tokens
-        holding.num_prompt_tokens = num_prompt_tokens
+        account.num_queued_tokens += num_known_tokens
+        holding.num_prompt_tokens = num_known_tokens
+        holding.num_resumed_tokens = num_resumed_tokens
         if account.bucket is not None:
             account.bucket.take(most, self._now())
             holding.bucket, holding.num_charged = account.bucket, most
@@ -225,8 +234,16 @@ class TenantLedger:
 
     def cancel(self, holding: Holding) -> None:
         """It was not accepted after all: all of its charge goes back, and how short it was tells nothing."""
+        self._give_up(holding, 0)
+
+    def refuse(self, holding: Holding) -> None:
+        """The scheduler found fault with it, after it had read the tokens that were resumed: those are used,
+        else a tenant could have the engine read for ever for nothing."""
+        self._give_up(holding, holding.num_resumed_tokens)
+
+    def _give_up(self, holding: Holding, num_used_tokens: int) -> None:
         mean_seconds = holding.account.mean_seconds
-        self.end(holding, 0)
+        self.end(holding, num_used_tokens)
         holding.account.mean_seconds = mean_seconds
 
     # --- what is known ---------------------------------------------------------------------

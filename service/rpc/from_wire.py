@@ -36,8 +36,9 @@ MAX_TEMPLATE_CHARACTERS = 1 << 16
 """Of a chat's template variables, names and values together."""
 
 MAX_RESUMED_CHOICES = 1024
-MAX_RESUMED_TOKENS = 1 << 18
-"""Of all choices of an answer that is resumed."""
+MAX_RESUMED_TOKENS = 1 << 16
+"""Of all choices of an answer that is resumed. Their text is found out between two steps, some microseconds
+each, which all streams wait for."""
 
 MAX_POLICY_AXES = 16
 MAX_POLICY_OPTIONS = 64

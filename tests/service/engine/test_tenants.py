@@ -88,6 +88,20 @@ def test_a_tenant_that_seldom_calls_is_not_told_to_wait_for_as_long_as_it_was_aw
     assert caught.value.retry_after_seconds == pytest.approx(0.5)
 
 
+def test_resumed_tokens_wait_like_a_prompts_and_are_used_where_the_scheduler_refuses_them() -> None:
+    bench = Bench()
+    caller = alice(max_queued_tokens=100, tokens_per_minute=1000)
+    holding = bench.ledger.enter(caller, 90)
+    bench.ledger.charge(caller, holding, 10, 200, 80)
+    assert bench.report("alice").num_queued_tokens == 90
+    with pytest.raises(TenantLimitReached, match="101 prompt tokens") as caught:
+        bench.accept(caller, 11)
+    assert caught.value.limit == "max_queued_tokens"
+    bench.ledger.refuse(holding)
+    report = bench.report("alice")
+    assert (report.num_requests, report.num_queued_tokens, report.tokens_left) == (0, 0, 920.0)
+
+
 def test_queued_tokens_are_bounded_until_the_first_token_and_a_lone_request_is_let_in() -> None:
     bench = Bench()
     caller = alice(max_queued_tokens=100)

@@ -13,6 +13,10 @@ from google.rpc.status_pb2 import Status
 from support.real_service import TOKENIZER, RealService, real_service
 
 from pageturner.service.client.partial_answer import PartialAnswer
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.api import GenerationRequest, ResumedChoice, Resumption
+from pageturner.service.errors import InvalidArgument
+from pageturner.service.identity import Identity, TenantLimits
 from pageturner.service.rpc.from_wire import MAX_RESUMED_CHOICES
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
@@ -249,3 +253,23 @@ async def test_another_prompt_is_told_from_the_one_that_was_answered() -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="other tokens here") as caught:
             await sent(service, again)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_resumed_answer_that_is_refused_is_on_its_tenants_account() -> None:
+    """Its tokens were read by the engine, which all wait for."""
+    caller = Identity("alice", limits=TenantLimits(tokens_per_minute=600, max_queued_tokens=500))
+    async with talking() as service:
+        accepted = (await sent(service, request_of(max_tokens=1)))[0].accepted
+        known = service.model.script[:20]
+        request = GenerationRequest(
+            (5,),
+            SamplingParams(max_tokens=40),
+            identity=caller,
+            resume=Resumption(accepted.seed, accepted.fingerprint, (ResumedChoice(known, 1000),)),
+        )
+        with pytest.raises(InvalidArgument, match="text_characters"):
+            await service.engine.submit(request)
+        (report,) = (each for each in service.engine.tenants(9).tenants if each.tenant == "alice")
+        assert (report.num_requests, report.num_queued_tokens) == (0, 0)
+        assert report.tokens_left is not None
+        assert 570 < report.tokens_left < 600
