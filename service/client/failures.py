@@ -58,10 +58,14 @@ def _meant(error: grpc.RpcError, target: Target, path: str) -> PageturnerError:
 
 
 def _handshake_hint(details: str) -> str:
-    """What to say of a server that closed the connection before any call: gRPC has no more than that."""
-    if not details.startswith(_NO_CONNECTION) or "Socket closed" not in details:
+    """What to say of a connection that ended before any call, of which gRPC tells no more than how."""
+    if not details.startswith(_NO_CONNECTION):
         return ""
-    return " (it may want an encrypted connection, or a client's certificate)"
+    if "Socket closed" in details:
+        return " (it may want an encrypted connection, or a client's certificate)"
+    if "WRONG_VERSION_NUMBER" in details:
+        return " (it is not encrypted, as no socket file is: leave out what has to do with TLS)"
+    return ""
 
 
 def _listener_hint(target: Target, path: str) -> str:

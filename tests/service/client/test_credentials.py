@@ -196,6 +196,16 @@ def test_credentials_that_make_no_sense_are_refused_by_their_name(
         client("localhost:1", credentials=Credentials(), token="x")
 
 
+async def test_an_encrypted_call_to_a_server_in_plain_text_says_so(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(authority().pem)
+    async with (
+        serving(FakeEngine()) as served,
+        Client(f"127.0.0.1:{served.port}", tls_ca=tmp_path / "ca.pem", retry=NEVER) as client,
+    ):
+        with pytest.raises(UnknownStatus, match="it is not encrypted"):
+            await client.generate("x")
+
+
 async def test_a_file_of_another_kind_is_named_at_the_first_call(tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.write_text("-----BEGIN PRIVATE KEY-----\n", encoding="ascii")
