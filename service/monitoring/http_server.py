@@ -21,7 +21,8 @@ from pageturner.service.monitoring.routes import HttpResponse, Router
 MAX_REQUEST_BYTES = 16 << 10
 """Request line and headers together."""
 MAX_CONNECTIONS = 64
-"""Those that come while so many are open are closed at once."""
+"""One too many takes the place of the one that has waited longest between two requests; where all are at
+work, it is closed at once. Else whoever holds connections open would keep probes out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class HttpServer:
         self._times = times
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._idle: dict[asyncio.Task[None], None] = {}  # in the order in which they began to wait
         self._is_local = False
 
     @property
@@ -92,18 +94,38 @@ class HttpServer:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= self._max_connections:
+        if len(self._connections) >= self._max_connections and not self._close_idle():
             writer.transport.abort()
             return
         self._connections.add(task)
         try:
             writer.transport.set_write_buffer_limits(0)  # so that `drain` waits until the client has it
-            await _Connection(reader, writer, self._times, self._answer).serve()
+            await _Connection(reader, writer, self._times, self._answer, self._note_idle).serve()
         except (TimeoutError, OSError, asyncio.CancelledError):
             writer.transport.abort()  # a client that lags or has left, or the end of the server
         finally:
             self._connections.discard(task)
+            self._idle.pop(task, None)
             writer.close()
+
+    def _note_idle(self, is_idle: bool) -> None:
+        """Of the connection that this task serves: whether it waits for its next request."""
+        task = asyncio.current_task()
+        assert task is not None
+        if is_idle:
+            self._idle[task] = None
+        else:
+            self._idle.pop(task, None)
+
+    def _close_idle(self) -> bool:
+        """Whether one could be closed that has been answered, and asks nothing now."""
+        task = next(iter(self._idle), None)
+        if task is None:
+            return False
+        del self._idle[task]
+        self._connections.discard(task)
+        task.cancel()
+        return True
 
     async def _answer(self, request: h11.Request) -> HttpResponse:
         headers = {name.decode(): value.decode("latin-1") for name, value in request.headers}
@@ -126,10 +148,12 @@ class _Connection:
         writer: asyncio.StreamWriter,
         times: HttpTimes,
         answer: Callable[[h11.Request], Awaitable[HttpResponse]],
+        note_idle: Callable[[bool], None],
     ) -> None:
         self._reader, self._writer = reader, writer
         self._times = times
         self._answer = answer
+        self._note_idle = note_idle
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
 
     async def serve(self) -> None:
@@ -156,7 +180,12 @@ class _Connection:
                     return event
                 if event is not h11.NEED_DATA:
                     return None
-                self._protocol.receive_data(await self._reader.read(MAX_REQUEST_BYTES))
+                self._note_idle(True)
+                try:
+                    data = await self._reader.read(MAX_REQUEST_BYTES)
+                finally:
+                    self._note_idle(False)
+                self._protocol.receive_data(data)
 
     async def _write(self, request: h11.Request | None, response: HttpResponse) -> None:
         length = ("content-length", str(len(response.body)))
