@@ -57,10 +57,9 @@ async def test_streams_of_a_server_that_drains_go_on_elsewhere() -> None:
             ]
             await first.until(lambda: first.num_live == 8)
             await first.run_steps(6)
-            draining = asyncio.create_task(first.engine.drain(0.0))
+            await first.engine.drain(0.0)  # told to end before another step
             first.release_steps()
             answers = await asyncio.gather(*reading)
-            await draining
         await second.until_idle()
     for seed, answer in enumerate(answers):
         check(answer, seed)
@@ -75,10 +74,12 @@ async def test_a_stream_outlasts_its_only_server_that_comes_back() -> None:
         first = await stack.enter_async_context(real_service(num_blocks=96))
         port = int(first.target.rpartition(":")[2])
         waits: list[float] = []
+        stopped = asyncio.Event()
 
         async def start_another(seconds: float) -> None:
             waits.append(seconds)
             if len(waits) == 3:
+                await stopped.wait()
                 await stack.enter_async_context(real_service(num_blocks=96, server_options={"port": port}))
             await asyncio.sleep(0.02)  # gRPC itself waits between two tries to connect
 
@@ -87,10 +88,11 @@ async def test_a_stream_outlasts_its_only_server_that_comes_back() -> None:
             reading = asyncio.create_task(read(client, seed=7))
             await first.until(lambda: first.num_live == 1)
             await first.run_steps(5)
-            stopping = asyncio.create_task(first.server.stop())
+            await first.engine.drain(0.0)  # told to end before another step
             first.release_steps()
+            await first.server.stop()
+            stopped.set()
             answer = await reading
-            await stopping
     check(answer, 7)
     assert answer.usage.num_resumed_tokens
     assert len(waits) >= 3
@@ -111,9 +113,8 @@ async def test_the_sync_client_moves_over_alike() -> None:
         reading = asyncio.create_task(asyncio.to_thread(read_all))
         await first.until(lambda: first.num_live == 1)
         await first.run_steps(9)
-        draining = asyncio.create_task(first.engine.drain(0.0))
+        await first.engine.drain(0.0)
         first.release_steps()
         tokens, num_resumes, num_output_tokens = await reading
-        await draining
     assert tokens == expected_tokens(PROMPT, 3, 0, Stop(MAX_TOKENS))
     assert (num_resumes, num_output_tokens) == (1, MAX_TOKENS)
