@@ -13,7 +13,7 @@ from support.flight import record_of, recorded
 
 from pageturner.policies import registry
 from pageturner.service.cli import main
-from pageturner.service.client import DEFAULT_TARGET
+from pageturner.service.client import DEFAULT_TARGET, Credentials
 from pageturner.service.commands import explain, flight
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.records import FlightRecord, Scheduled
@@ -102,7 +102,7 @@ def test_without_a_target_this_machine_is_asked(
 ) -> None:
     targets: list[str] = []
 
-    def fetch(target: str) -> bytes:
+    def fetch(target: str, _: Credentials) -> bytes:
         targets.append(target)
         return flight_file.dump(some_record())
 

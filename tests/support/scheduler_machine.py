@@ -269,7 +269,8 @@ class ConversingMachine(SchedulerMachine):
         outputs = record.outputs[min(record.outputs)]
         turn = (*record.new.prompt_token_ids, *outputs)
         prompt = (*turn[: max(1, len(turn) - num_dropped)], *extra)
-        self._submit(wanted | {"prompt": prompt, "salt": record.new.cache_salt, "bypass": False, "copies": 2})
+        found = {"salt": record.new.cache_salt, "tenant": record.new.tenant, "bypass": False}
+        self._submit(wanted | {"prompt": prompt, "copies": 2} | found)
 
 
 class ResumingMachine(SchedulerMachine):
