@@ -12,7 +12,14 @@ from google.protobuf.message import Message
 from pageturner.service.client import calls
 from pageturner.service.client.async_connection import AsyncConnection
 from pageturner.service.client.calls import AnswerCall, Call, StreamCall
-from pageturner.service.client.failures import REASON_SECONDS, RETRY_SECONDS, is_away, never_ready
+from pageturner.service.client.failures import (
+    ABORT_SECONDS,
+    CHECK_SECONDS,
+    REASON_SECONDS,
+    RETRY_SECONDS,
+    is_away,
+    never_ready,
+)
 from pageturner.service.client.partial_answer import PartialAnswer
 from pageturner.service.client.retry import Routing
 from pageturner.service.client.wire import to_timeout
@@ -21,12 +28,6 @@ from pageturner.service.errors import DeadlineExceeded, DuplicateRequest, Pagetu
 
 _R = TypeVar("_R", bound=Message)
 _T = TypeVar("_T")
-
-ABORT_SECONDS = 5.0
-"""How long the end of a request is waited for on a server that still has it."""
-
-CHECK_SECONDS = 2.0
-"""How long one of several servers may take to say whether it is ready."""
 
 
 class AsyncServers:

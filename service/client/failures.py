@@ -26,6 +26,12 @@ REASON_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 """Between two looks at the health of a server that is there and ended the first."""
 
+CHECK_SECONDS = 2.0
+"""How long one of several servers may take to say whether it is ready."""
+
+ABORT_SECONDS = 5.0
+"""How long the end of a request is waited for on a server that still has it."""
+
 _ADMIN_METHODS = f"/{admin_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 _NO_CONNECTION = "failed to connect to all addresses"
 _STATUS_KEY = "grpc-status-details-bin"
