@@ -14,7 +14,7 @@ from pageturner.service import model as model_package
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.conversion_cache import content_key
-from pageturner.service.model.cpu_features import cpu_identity, read_cpuinfo
+from pageturner.service.model.cpu_features import cpu_identity, has_bfloat16, read_cpuinfo
 from pageturner.service.startup.loading import LoadedModel
 
 _SOURCE_SUFFIXES = frozenset({".py", ".h", ".cpp", ".cu", ".cuh"})
@@ -34,7 +34,7 @@ def describe_fingerprint(model: LoadedModel) -> Fingerprint:
             "kv": str(model.model.kv_dtype).removeprefix("torch."),
             "kernels": model.ops.name,
             "deterministic": "yes" if model.deterministic else "no",
-            "machine": _machine(model),
+            "machine": machine_key(model, read_cpuinfo()),
             "code": code_key(),
         },
         is_exact=model.deterministic,
@@ -64,18 +64,21 @@ def tokenizer_key(artifacts: ModelArtifacts) -> str:
     return _short(*texts, str(artifacts.eos_token_ids))
 
 
-def _machine(model: LoadedModel) -> str:
+def machine_key(model: LoadedModel, cpuinfo: str) -> str:
     """What of the machine the bits may depend on: the instructions that kernels and torch were chosen for.
 
     Libraries for products of plain numbers choose by the processor's model and share work by the threads.
+    Quantised products have the same bits on all machines, but attention multiplies pairs of bfloat16 where
+    the processor has instructions for them. cpuinfo: of Linux.
     """
     torch_name = f"torch-{torch.__version__}"
     if model.backend.device.type != "cpu":
         return _short(torch_name, torch.cuda.get_device_name(model.backend.device))
     quantised = model.backend.quantised
     if model.artifacts.packed is not None and quantised is not None:
-        return _short(torch_name, torch.backends.cpu.get_cpu_capability(), quantised.ops.name)
-    return _short(torch_name, cpu_identity(read_cpuinfo()), str(torch.get_num_threads()))
+        pairs = "bfloat16" if has_bfloat16(cpuinfo) else ""
+        return _short(torch_name, torch.backends.cpu.get_cpu_capability(), quantised.ops.name, pairs)
+    return _short(torch_name, cpu_identity(cpuinfo), str(torch.get_num_threads()))
 
 
 def code_key() -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 from support.model_folders import save_chat_model
 
 from pageturner.service.engine.fingerprint import Fingerprint
@@ -16,7 +19,8 @@ from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.startup import fingerprint
-from pageturner.service.startup.fingerprint import code_key, tokenizer_key, weights_key
+from pageturner.service.startup.fingerprint import code_key, machine_key, tokenizer_key, weights_key
+from pageturner.service.startup.loading import LoadedModel
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,17 @@ def test_a_copy_of_a_model_has_its_keys_and_another_has_others(folder: Path, tmp
     assert tokenizer_key(artifacts_of(copy, tmp_path)) != tokenizer_key(one)
     assert tokenizer_key(replace(one, eos_token_ids=(7,))) != tokenizer_key(one)
     assert tokenizer_key(replace(one, tokenizer=None)) != tokenizer_key(one)
+
+
+def test_a_processor_that_multiplies_pairs_is_another_machine_for_quantised_answers_too() -> None:
+    """Ice Lake and Zen 4 run the same quantised products; attention adds in another order on the second."""
+    quantised = SimpleNamespace(ops=SimpleNamespace(name="avx512_vnni"))
+    backend = SimpleNamespace(device=torch.device("cpu"), quantised=quantised)
+    artifacts = SimpleNamespace(packed=object())
+    model = cast(LoadedModel, SimpleNamespace(backend=backend, artifacts=artifacts))
+    without, with_pairs = ("flags : avx2 avx512f avx512_vnni" + more for more in ("", " avx512_bf16"))
+    assert machine_key(model, without) == machine_key(model, without + " later_flag")
+    assert machine_key(model, without) != machine_key(model, with_pairs)
 
 
 def test_the_code_that_computes_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
