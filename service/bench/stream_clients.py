@@ -44,10 +44,16 @@ class StreamTask:
 
 @dataclass(slots=True)
 class StreamCounts:
-    """whole: streams that ended once, with all their tokens. faults: others, by what was wrong."""
+    """whole: streams that ended once, with all their tokens. faults: how many others, by what was wrong.
+
+    A plain dict: before Python 3.12 `asdict` makes of a Counter one whose keys are pairs."""
 
     whole: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, int] = field(default_factory=dict)
+
+    def fail(self, fault: str) -> None:
+        """Count a stream with this fault."""
+        self.faults[fault] = self.faults.get(fault, 0) + 1
 
 
 async def run(
@@ -113,7 +119,7 @@ async def _read(call: Call, task: StreamTask, counts: StreamCounts, to_open: asy
     if ends == (1, 1, task.output_tokens):
         counts.whole += 1
     else:
-        counts.faults[str(dict(seen) | {"tokens": num_tokens})] += 1
+        counts.fail(str(dict(seen) | {"tokens": num_tokens}))
 
 
 async def _hang(call: Call, to_open: asyncio.Semaphore) -> None:

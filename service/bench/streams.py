@@ -74,7 +74,9 @@ class StreamsResult:
 
 def measure_streams(plan: StreamsPlan, cache_dir: Path, say: Callable[[str], None]) -> StreamsResult:
     """Raises ModelError where a process fails."""
-    load = NullLoad(plan.streams + plan.unread, PROMPT_TOKENS, plan.output_tokens, plan.step_seconds)
+    count = plan.streams + plan.unread
+    # All of them may come within one step, before any of them runs.
+    load = NullLoad(count, PROMPT_TOKENS, plan.output_tokens, plan.step_seconds, max_waiting=count)
     with ExitStack() as stack:
         server = stack.enter_context(child_process(*server_words(load, cache_dir)))
         target = server.read()["target"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,7 @@ async def test_a_stream_that_ends_otherwise_is_counted_as_a_fault() -> None:
         assert counts.whole >= 1
         assert sum(counts.faults.values()) == 12 - counts.whole
         assert all("queue_full" in fault for fault in counts.faults)
+        assert json.loads(json.dumps(asdict(counts))) == {"whole": counts.whole, "faults": counts.faults}
 
 
 async def test_clients_that_never_read_hold_little_and_are_given_up() -> None:
