@@ -44,6 +44,18 @@ class ModelNotFound(PageturnerError):
         self.model = model
 
 
+class AdapterNotFound(PageturnerError):
+    """The request names an adapter that is not loaded here, or that its caller may not use."""
+
+    def __init__(self, adapter: str) -> None:
+        super().__init__(f"adapter {adapter!r} is not loaded here")
+        self.adapter = adapter
+
+
+class AdapterError(PageturnerError):
+    """An adapter cannot be loaded; says which setting or tensor is wrong, or is not served here."""
+
+
 class DuplicateRequest(PageturnerError):
     """A live request already has this id."""
 
@@ -64,6 +76,10 @@ class QueueFull(PageturnerError):
 
 class DeadlineTooClose(QueueFull):
     """Before the request so much work waits that it would likely end after its deadline: it was not begun."""
+
+
+class AdaptersFull(QueueFull):
+    """The request's adapter is not in memory, and those that are there all have live requests."""
 
 
 class TenantLimitReached(QueueFull):

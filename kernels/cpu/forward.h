@@ -15,6 +15,7 @@
 #include "attention.h"
 #include "embedding.h"
 #include "fused.h"
+#include "low_rank.h"
 #include "thread_team.h"
 
 namespace pageturner {
@@ -52,8 +53,11 @@ struct DecoderStep {
   const std::int64_t* logit_rows;       // [R]
   void* pool;                           // strides in elements
   float* logits;                        // [R, vocab_size]
+  const AdapterLayer* const* adapters;  // [num_adapters], each with its layers
+  const std::int32_t* adapter_of_row;   // [T], -1 for none; null where there are no adapters
   std::int64_t table_stride, layer_stride, block_stride, value_stride, head_stride;
   std::int32_t num_rows, num_sequences, num_logit_rows, block_size;
+  std::int32_t num_adapters, adapter_rank;  // rank: the most of one adapter in one product, all parts together
 };
 
 // What a profile tells apart. Mirrored by forward.py.
@@ -87,6 +91,7 @@ class DecoderForward {
   void forward(const DecoderStep& step) {
     int rows = step.num_rows;
     make_room(std::max(rows, step.num_logit_rows));
+    adapters.begin(step.adapters, step.num_adapters, step.adapter_of_row, rows, step.adapter_rank);
     lap(Phase::host);
     embed(team, model.embedding, step.token_ids, rows, residual.data());
     gather(model.cos, model.head_dim, model.head_dim, step.positions, rows, cos.data());
@@ -98,7 +103,7 @@ class DecoderForward {
       const DecoderLayer& layer = layers[index];
       T* kv_layer = static_cast<T*>(step.pool) + index * step.layer_stride;
       norm(hidden, layer.attention_norm, rows, layer.qkv);
-      multiply(layer.qkv, codes.data(), rows, qkv.data(), Phase::qkv);
+      multiply(index, layer.qkv, &AdapterLayer::qkv, codes.data(), rows, qkv.data(), Phase::qkv);
       queries.heads = write_kv<T>(layer, step, kv_layer);
       if (index + 1 == model.num_layers) {
         if (!step.num_logit_rows) return;
@@ -107,15 +112,15 @@ class DecoderForward {
       }
       attend(layer, step, queries, kv_layer);
       quantise(attended.data(), rows, layer.out);
-      multiply(layer.out, codes.data(), rows, added.data(), Phase::out);
+      multiply(index, layer.out, &AdapterLayer::out, codes.data(), rows, added.data(), Phase::out);
       norm(added.data(), layer.mlp_norm, rows, layer.gate_up);
-      gated_product(team, layer.gate_up, codes.data(), rows, layer.down.group, gated.data());
-      lap(Phase::gate_up);
-      multiply(layer.down, gated.data(), rows, added.data(), Phase::down);
+      gate(index, layer, rows);
+      multiply(index, layer.down, &AdapterLayer::down, gated.data(), rows, added.data(), Phase::down);
       hidden = added.data();
     }
     norm(hidden, model.norm, rows, model.head);
-    multiply(model.head, codes.data(), rows, step.logits, Phase::head);
+    product(team, model.head, codes.data(), rows, step.logits, model.head.out_features);
+    lap(Phase::head);
   }
 
   // Seconds in each phase since the last call; the first turns the clock on.
@@ -130,6 +135,7 @@ class DecoderForward {
   const DecoderModel model;
   const std::vector<DecoderLayer> layers;
   ThreadTeam team;
+  StepAdapters adapters;
 
   // [rows, ...] of the step. codes: what the next product reads; gated: what down reads.
   Buffer<float> residual, added, picked, qkv, normed_query, normed_key, query, picked_query, attended, cos, sin;
@@ -194,9 +200,32 @@ class DecoderForward {
     lap(Phase::quantise);
   }
 
-  void multiply(const PackedWeight& weight, const void* rows_of_codes, int rows, float* output, Phase phase) {
-    product(team, weight, rows_of_codes, rows, output, weight.out_features);
+  // A layer's product, with what adapters add to it.
+  void multiply(int layer, const PackedWeight& weight, LowRank AdapterLayer::*low_rank, const void* rows_of_codes,
+                int rows, float* output, Phase phase) {
+    if (adapters)
+      product(team, weight, rows_of_codes, rows, output, weight.out_features,
+              addend(layer, weight, low_rank, rows_of_codes));
+    else
+      product(team, weight, rows_of_codes, rows, output, weight.out_features);
     lap(phase);
+  }
+
+  void gate(int index, const DecoderLayer& layer, int rows) {
+    if (adapters)
+      gated_product(team, layer.gate_up, codes.data(), rows, layer.down.group, gated.data(),
+                    addend(index, layer.gate_up, &AdapterLayer::gate_up, codes.data()));
+    else
+      gated_product(team, layer.gate_up, codes.data(), rows, layer.down.group, gated.data());
+    lap(Phase::gate_up);
+  }
+
+  StepAdapters::Addend addend(int layer, const PackedWeight& weight, LowRank AdapterLayer::*low_rank,
+                              const void* rows_of_codes) {
+    std::array<int, PARTS> parts = {weight.out_features, 0, 0};
+    if (low_rank == &AdapterLayer::qkv) parts = {query_size(), key_size(), key_size()};
+    if (low_rank == &AdapterLayer::gate_up) parts[0] = parts[1] = weight.out_features / 2;
+    return adapters.addend(team, layer, low_rank, weight, rows_of_codes, parts);
   }
 
   // qkv -> the keys and values of every row that has a slot, in a layer's part of the pool; returns the queries.
@@ -228,6 +257,7 @@ class DecoderForward {
   // The rows that want logits go on alone, in that order: residuals and queries, each a sequence of one row.
   Queries pick(const DecoderStep& step, Heads heads) {
     const int rows = step.num_logit_rows;
+    adapters.pick(step.logit_rows, rows);
     gather(residual.data(), hidden_size(), hidden_size(), step.logit_rows, rows, picked.data());
     std::swap(residual, picked);
     gather(heads.rows, heads.stride, query_size(), step.logit_rows, rows, picked_query.data());

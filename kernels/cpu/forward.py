@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import byref, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from weakref import finalize
@@ -11,11 +12,13 @@ import torch
 
 from pageturner.kernels import checks
 from pageturner.kernels.cpu.entry import entry
+from pageturner.kernels.cpu.low_rank import CpuAdapter
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM
 from pageturner.kernels.cpu.quantised_ops import PackedWeightStruct, packed_weight_struct
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder
+from pageturner.kernels.low_rank import AdapterRows, LayerLowRank, LayerSizes
 from pageturner.kernels.packed import PackedWeight
 
 PHASES = (
@@ -88,6 +91,20 @@ class DecoderWeights:
             }
         return found
 
+    def low_rank_sizes(self) -> tuple[LayerSizes, ...]:
+        """Of each layer, what `LayerLowRank.sizes` must be."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden = self.embedding.layout.in_features
+        return tuple(
+            (
+                ((query, key, key), hidden),
+                ((hidden,), query),
+                ((inner, inner), hidden),
+                ((hidden,), inner),
+            )
+            for inner in (layer.down.layout.in_features for layer in self.layers)
+        )
+
     def products(self) -> dict[str, tuple[PackedWeight, tuple[int, int]]]:
         """Every weight of a product by name, with the (out, in) that it must have."""
         hidden, query = self.embedding.layout.in_features, self.num_heads * self.head_dim
@@ -132,10 +149,11 @@ class _StepArgs(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping")),
         *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "block_tables", "logit_rows")),
-        *((name, c_void_p) for name in ("pool", "logits")),
+        *((name, c_void_p) for name in ("pool", "logits", "adapters", "adapter_of_row")),
         *((name, c_int64) for name in ("table_stride", "layer_stride", "block_stride")),
         *((name, c_int64) for name in ("value_stride", "head_stride")),
         *((name, c_int32) for name in ("num_rows", "num_sequences", "num_logit_rows", "block_size")),
+        *((name, c_int32) for name in ("num_adapters", "adapter_rank")),
     )
 
 
@@ -155,6 +173,7 @@ class CpuDecoder:
     def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, num_threads: int) -> None:
         _check(weights)
         self._weights = weights  # C++ holds pointers into them
+        self._low_rank_sizes = weights.low_rank_sizes()
         self._checked_batch = checks.CheckedBatch()
         self._forward = {
             dtype: entry(library, f"decoder_forward_{checks.dtype_name(dtype)}", c_void_p, c_void_p)
@@ -169,13 +188,18 @@ class CpuDecoder:
         finalize(self, destroy, self._handle).atexit = False
 
     def forward(
-        self, token_ids: torch.Tensor, batch: AttentionBatch, logit_rows: torch.Tensor, pool: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        logit_rows: torch.Tensor,
+        pool: torch.Tensor,
+        adapters: tuple[AdapterRows, Sequence[CpuAdapter]] | None = None,
     ) -> torch.Tensor:
         """token_ids int64 [T], logit_rows int64 [R] of rows -> logits float32 [R, vocab_size].
 
         Writes the KV of every row that has a slot into pool [num_blocks, num_layers, 2, num_kv_heads,
-        block_size, head_dim], float32 or bfloat16. Not for two threads at once. Raises MemoryError for a step
-        that the system has no memory for.
+        block_size, head_dim], float32 or bfloat16. adapters: which row has which of them. Not for two threads
+        at once. Raises MemoryError for a step that the system has no memory for.
         """
         num_rows = batch.slot_mapping.shape[0]
         self._check_step(token_ids, batch, logit_rows, pool)
@@ -207,14 +231,33 @@ class CpuDecoder:
             num_logit_rows=len(logit_rows),
             block_size=pool.shape[4],
         )
+        if adapters is not None:
+            rows, used = adapters
+            self._check_adapters(num_rows, rows, used)
+            pointers = (c_void_p * len(used))(*(ctypes.addressof(adapter.structs) for adapter in used))
+            args.adapters, args.num_adapters = ctypes.addressof(pointers), len(used)
+            args.adapter_of_row = rows.of_row.ctypes.data
+            args.adapter_rank = max(adapter.rank for adapter in used)
         self._forward[pool.dtype](self._handle, byref(args))
         return logits
+
+    def prepare(self, layers: Sequence[LayerLowRank]) -> CpuAdapter:
+        """An adapter for `forward`; layers: as `CpuLowRankOps.prepare` made them. Raises KernelArgumentError
+        for one of another model."""
+        return CpuAdapter(layers, self._low_rank_sizes)
 
     def profile(self) -> dict[str, float]:
         """Seconds in each of PHASES since the last call. The first call turns the clock on."""
         seconds = (c_double * len(PHASES))()
         self._profile(self._handle, byref(seconds))
         return dict(zip(PHASES, seconds, strict=True))
+
+    def _check_adapters(self, num_rows: int, rows: AdapterRows, used: Sequence[CpuAdapter]) -> None:
+        if not used or len(used) != rows.num_adapters or len(rows.of_row) != num_rows:
+            found = f"{len(used)} for {rows.num_adapters} of {len(rows.of_row)} rows"
+            raise KernelArgumentError("adapters", found, f"as many as those of {num_rows} rows")
+        if any(adapter.sizes is not self._low_rank_sizes for adapter in used):
+            raise KernelArgumentError("adapters", "with one of another decoder", "those that `prepare` made")
 
     def _check_step(
         self, token_ids: torch.Tensor, batch: AttentionBatch, logit_rows: torch.Tensor, pool: torch.Tensor

@@ -38,8 +38,9 @@ inline void norm_and_quantise(Team& team, const NormRows& args, int group, void*
 
 // gated = silu(gate) * up, quantised in groups, of the product with gate_up: gate's outputs, then up's. `group`
 // divides the number of either. A piece of work computes whole groups, so that nothing waits for the rows.
-inline void gated_product(Team& team, const PackedWeight& gate_up, const void* codes, int rows, int group,
-                          void* gated) {
+template <class Addend = NoAddend>
+void gated_product(Team& team, const PackedWeight& gate_up, const void* codes, int rows, int group, void* gated,
+                   const Addend& addend = {}) {
   const std::int64_t inner = gate_up.out_features / 2, up_tiles = inner / LANES;
   const std::int64_t gated_bytes = code_row_bytes(inner, group);
   const int tiles = group / LANES;
@@ -53,6 +54,8 @@ inline void gated_product(Team& team, const PackedWeight& gate_up, const void* c
         const std::int64_t tile = slice * tiles + i;
         multiply_tile(gate_up, open_tile(gate_up, tile, memory), first, count, gate + i * LANES, group);
         multiply_tile(gate_up, open_tile(gate_up, up_tiles + tile, memory), first, count, up + i * LANES, group);
+        addend(begin, count, tile, gate + i * LANES, group);
+        addend(begin, count, up_tiles + tile, up + i * LANES, group);
       }
       for (int row = 0; row < count; row++) {
         float* values = gate + row * group;

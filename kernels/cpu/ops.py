@@ -101,6 +101,7 @@ class CpuOps:
                 for key in keys
             }
 
+        self.library = library
         self._checked_batch = checks.CheckedBatch()
         alone, pooled, turned = [(dtype,) for dtype in checks.DTYPES], list(_POOLED), list(_TURNED)
         self._write_kv = by_dtypes("write_kv", pooled, c_void_p)

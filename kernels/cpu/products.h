@@ -197,15 +197,24 @@ void for_each_piece(Team& team, const PackedWeight& weight, int rows, int width,
                         });
 }
 
+// What is added to a tile of outputs while it lies in cache: nothing, or see low_rank.h. Called with the rows, the
+// tile, and where its outputs of the first of them are.
+struct NoAddend {
+  void operator()(std::int64_t, int, std::int64_t, float*, std::int64_t) const {}
+};
+
 // codes: rows quantised in the weight's groups. output [rows, out_features], rows output_stride apart.
-inline void product(Team& team, const PackedWeight& weight, const void* codes, int rows, float* output,
-                    std::int64_t output_stride) {
+template <class Addend = NoAddend>
+void product(Team& team, const PackedWeight& weight, const void* codes, int rows, float* output,
+             std::int64_t output_stride, const Addend& addend = {}) {
   for_each_piece(team, weight, rows, LANES, [&](std::int64_t begin, int count, std::int64_t tile, std::int64_t end) {
     float* memory = scratch(tile_scratch(weight));
     const char* first = static_cast<const char*>(codes) + begin * weight.code_row_bytes();
-    for (; tile < end; tile++)
-      multiply_tile(weight, open_tile(weight, tile, memory), first, count,
-                    output + begin * output_stride + tile * LANES, output_stride);
+    for (; tile < end; tile++) {
+      float* to = output + begin * output_stride + tile * LANES;
+      multiply_tile(weight, open_tile(weight, tile, memory), first, count, to, output_stride);
+      addend(begin, count, tile, to, output_stride);
+    }
   });
 }
 

@@ -57,7 +57,7 @@ class ScheduledSequence:
     token_ids are computed at positions start, start + 1, ...; the KV of positions below write_start
     is in the cache already and must not be written again (slot -1). block_table covers
     start + len(token_ids) tokens. samples: empty for an unfinished chunk, n rows at a fork; each draws the
-    token of position `end`, the counter of its random stream.
+    token of position `end`, the counter of its random stream. adapter: as `NewRequest` has it.
     """
 
     seq_id: int
@@ -68,6 +68,7 @@ class ScheduledSequence:
     write_start: int
     block_table: tuple[int, ...]
     samples: tuple[SampleRow, ...]
+    adapter: str = ""
 
     @property
     def end(self) -> int:

@@ -35,10 +35,11 @@ class NewRequest:
 
     priority: larger is more urgent. tenant: whose quota it is charged to. cache_salt, adapter, cache_tenant:
     part of the prefix cache's key; the last is the tenant within which alone blocks are shared, if within
-    one. bypass_prefix_cache: neither reads the cache nor waits for a producer.
-    trace_parent: W3C trace context of the call that brought it, for those who listen; decides nothing.
-    eos_token_ids: tokens that end a sequence unless params.ignore_eos. resumed: by choice, what is known of
-    an answer that goes on here; empty for one that begins. fingerprint, is_exact: for its AcceptedEvent.
+    one. adapter: digest of the adapter's content, empty for none. bypass_prefix_cache: neither reads the
+    cache nor waits for a producer. trace_parent: W3C trace context of the call that brought it, for those who
+    listen; decides nothing. eos_token_ids: tokens that end a sequence unless params.ignore_eos. resumed: by
+    choice, what is known of an answer that goes on here; empty for one that begins. fingerprint, is_exact:
+    for its AcceptedEvent.
     """
 
     request_id: str

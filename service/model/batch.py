@@ -11,6 +11,7 @@ import torch
 
 from pageturner.kernels.layout import AttentionBatch, HostBatch
 from pageturner.service.core.outputs import UNKNOWN_TOKEN, ScheduledSequence, SchedulerOutput
+from pageturner.service.model.adapter_store import BatchAdapters
 from pageturner.service.model.upload import upload
 
 
@@ -19,12 +20,13 @@ class ForwardBatch:
     """T rows of S sequences, flat, in the order in which they were scheduled.
 
     token_ids: int64 [T]. attention: which rows attend to what; holds the positions.
-    logit_rows: int64 [R], the last row of each sequence that samples.
+    logit_rows: int64 [R], the last row of each sequence that samples. adapters: None where no row has one.
     """
 
     token_ids: torch.Tensor
     attention: AttentionBatch
     logit_rows: torch.Tensor
+    adapters: BatchAdapters | None = None
 
     @property
     def positions(self) -> torch.Tensor:

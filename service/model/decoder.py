@@ -6,17 +6,25 @@ Residual additions are fused into the norm that follows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 
 from pageturner.kernels.cpu.forward import CpuDecoder, DecoderWeights
+from pageturner.kernels.cpu.low_rank import CpuAdapter, CpuLowRankOps
+from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.interface import AttentionSpec, PagedOps
+from pageturner.kernels.low_rank import AdapterRows, LowRankOps
+from pageturner.kernels.torch_low_rank import TorchLowRankOps
+from pageturner.service.model.adapted_layer import AdaptedLayer
+from pageturner.service.model.adapter_store import BatchAdapters
+from pageturner.service.model.adapters import AdapterWeights
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.dense_products import load_dense_products
 from pageturner.service.model.kv_cache import KvCache
-from pageturner.service.model.products import Layer, LayerProducts, Products
+from pageturner.service.model.products import Layer, LayerProducts, OpenLayer, Products
 from pageturner.service.model.quantised_products import QuantisedProducts
 from pageturner.service.model.weight_source import WeightSource
 
@@ -25,6 +33,7 @@ class Decoder:
     """A `CausalModel` of the family that `DecoderConfig` describes.
 
     products: its weights, and what multiplies them. ops decides where attention, norms and activations run.
+    low_rank: what adapters are prepared for, and added by.
     max_position: the longest sequence, at most and by default the model's.
     """
 
@@ -50,25 +59,34 @@ class Decoder:
             AttentionSpec(config.attention_scale, window) for window in config.sliding_windows
         )
         self._ops = ops
+        self.low_rank: LowRankOps = (
+            CpuLowRankOps(ops.library) if isinstance(ops, CpuOps) else TorchLowRankOps(products.dtype)
+        )
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; logits [len(batch.logit_rows), vocab_size]."""
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         hidden, residual = self.products.embed(batch.token_ids), None
         for index, layer in enumerate(self.products.layers):
-            qkv, residual = layer.products.qkv(hidden, residual)
+            products: LayerProducts = layer.products
+            if batch.adapters is not None:
+                products = self._adapted(index, layer, batch.adapters)
+            qkv, residual = products.qkv(hidden, residual)
             attended = self._attend(index, layer, qkv, cos, sin, batch, kv_cache.layer(index))
-            hidden, residual = layer.products.mlp(layer.products.out(attended), residual)
+            hidden, residual = products.mlp(products.out(attended), residual)
         rows = batch.logit_rows
         if not len(rows):
             return hidden.new_empty(0, self.vocab_size)
         assert residual is not None, "a model has at least one layer"
         return self.products.head(hidden[rows], residual[rows])
 
+    def _adapted(self, index: int, layer: Layer[OpenLayer], adapters: BatchAdapters) -> LayerProducts:
+        return AdaptedLayer(layer.products, index, self._ops, self.low_rank, adapters)
+
     def _attend(
         self,
         index: int,
-        layer: Layer[LayerProducts],
+        layer: Layer[OpenLayer],
         qkv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -102,13 +120,24 @@ class QuantisedDecoder(Decoder):
     ) -> None:
         super().__init__(config, products, ops, max_position)
         self._whole = None
+        self._adapters: WeakKeyDictionary[AdapterWeights, CpuAdapter] = WeakKeyDictionary()
         if make_whole is not None:
             self._whole = make_whole(products.whole_weights(config, self._attention, self._cos, self._sin))
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         if self._whole is None:
             return super().forward(batch, kv_cache)
-        return self._whole.forward(batch.token_ids, batch.attention, batch.logit_rows, kv_cache.pool)
+        adapters = None if batch.adapters is None else self._known(self._whole, batch.adapters)
+        return self._whole.forward(
+            batch.token_ids, batch.attention, batch.logit_rows, kv_cache.pool, adapters
+        )
+
+    def _known(self, whole: CpuDecoder, adapters: BatchAdapters) -> tuple[AdapterRows, Sequence[CpuAdapter]]:
+        """Those of a step as the one call reads them, which are prepared when they come first."""
+        for weights in adapters.weights:
+            if weights not in self._adapters:
+                self._adapters[weights] = whole.prepare(weights.layers)
+        return adapters.rows, [self._adapters[weights] for weights in adapters.weights]
 
 
 def load_decoder(

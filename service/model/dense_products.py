@@ -12,7 +12,7 @@ from pageturner.kernels.interface import PagedOps
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.linear import HEAD_ROW_TILES, Linear, LinearFactory
 from pageturner.service.model.packing import check_left
-from pageturner.service.model.products import Layer, LayerProducts
+from pageturner.service.model.products import Layer, OpenLayer, Projection
 from pageturner.service.model.weight_source import WeightSource
 
 Take = Callable[..., torch.Tensor]
@@ -42,6 +42,10 @@ class _DenseLayer:
         normed, residual = self.ops.rms_norm(hidden, self.mlp_norm, self.eps, residual)
         return self.down(self.ops.silu_and_mul(self.gate_up(normed))), residual
 
+    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        products = {"qkv": self.merged, "out": self.output, "gate_up": self.gate_up, "down": self.down}
+        return products[name](rows), rows
+
 
 class DenseProducts:
     """`Products` in one float dtype, that of the activations too.
@@ -54,7 +58,7 @@ class DenseProducts:
         config: DecoderConfig,
         ops: PagedOps,
         embedding: torch.Tensor,
-        layers: Sequence[Layer[LayerProducts]] | StreamedLayers,
+        layers: Sequence[Layer[OpenLayer]] | StreamedLayers,
         norm: torch.Tensor,
         head: Linear,
         num_parameters: int,
@@ -84,10 +88,10 @@ class StreamedLayers:
     """Layers that are read when their turn comes and forgotten after it: for one pass over a model that
     doesn't fit in memory in this dtype."""
 
-    def __init__(self, read: Callable[[int], Layer[LayerProducts]], num_layers: int) -> None:
+    def __init__(self, read: Callable[[int], Layer[OpenLayer]], num_layers: int) -> None:
         self._read, self._num_layers = read, num_layers
 
-    def __iter__(self) -> Iterator[Layer[LayerProducts]]:
+    def __iter__(self) -> Iterator[Layer[OpenLayer]]:
         return map(self._read, range(self._num_layers))
 
 
@@ -119,7 +123,7 @@ def load_dense_products(
     embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     make = LinearFactory(deterministic=deterministic)
 
-    def read(index: int) -> Layer[LayerProducts]:
+    def read(index: int) -> Layer[OpenLayer]:
         return _load_layer(config, index, take, make, ops)
 
     layers = StreamedLayers(read, config.num_layers) if streamed else [*map(read, range(config.num_layers))]
@@ -135,7 +139,7 @@ def load_dense_products(
 
 def _load_layer(
     config: DecoderConfig, index: int, take: Take, make: LinearFactory, ops: PagedOps
-) -> Layer[LayerProducts]:
+) -> Layer[OpenLayer]:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, k_size, v_size = config.qkv_sizes

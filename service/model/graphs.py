@@ -140,7 +140,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """As the model's own. The logits of a replayed step are valid until the next forward."""
-        graph = self._graph_for(batch.attention)
+        graph = None if batch.adapters is not None else self._graph_for(batch.attention)
         if graph is None or kv_cache is not self._kv_cache:
             return self._model.forward(batch, kv_cache)
         host, num_sequences = batch.attention.host, batch.attention.num_sequences

@@ -14,7 +14,7 @@ from itertools import cycle
 import torch
 
 from pageturner.service.model.decoder_config import DecoderConfig
-from pageturner.service.model.products import Layer, LayerProducts, Products
+from pageturner.service.model.products import Layer, OpenLayer, Products
 
 ROWS = (1, 16, 64)
 """Of a step: one request alone, some, many."""
@@ -70,7 +70,7 @@ def score(seconds: Sequence[float]) -> float:
 
 def _time_step(
     products: Products,
-    layers: Iterator[Layer[LayerProducts]],
+    layers: Iterator[Layer[OpenLayer]],
     config: DecoderConfig,
     rows: int,
     timer: Callable[[], float],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 
@@ -31,7 +31,32 @@ class LayerProducts(Protocol):
         ...
 
 
-_Products = TypeVar("_Products", bound=LayerProducts, covariant=True)
+Projection = Literal["qkv", "out", "gate_up", "down"]
+"""The four products of a layer."""
+
+
+class OpenLayer(LayerProducts, Protocol):
+    """A layer of which each product can be had by itself, for what comes between them (`adapted_layer`)."""
+
+    @property
+    def eps(self) -> float:
+        """Of both norms."""
+        ...
+
+    @property
+    def attention_norm(self) -> torch.Tensor:
+        """[hidden_size], as mlp_norm."""
+        ...
+
+    @property
+    def mlp_norm(self) -> torch.Tensor: ...
+
+    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(one product [T, out], the rows [T, in] as it reads them: what adapters multiply)."""
+        ...
+
+
+_Products = TypeVar("_Products", bound=OpenLayer, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +102,7 @@ class Products(Protocol):
         ...
 
     @property
-    def layers(self) -> Iterable[Layer[LayerProducts]]:
+    def layers(self) -> Iterable[Layer[OpenLayer]]:
         """First to last; may be walked many times."""
         ...
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from pageturner.service.core.outputs import SampledSequence, ScheduledSequence, SchedulerOutput
+from pageturner.service.model.adapter_store import AdapterStore
 from pageturner.service.model.batch import build_batch
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
@@ -17,14 +19,21 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """A model over its KV cache. graphs: replay its forward where they can.
+    """A model over its KV cache. graphs: replay its forward where they can. adapters: that steps may have.
 
     A step scheduled before its predecessor was sampled holds UNKNOWN_TOKEN where the sampled token
     goes; `note_sampled`, called between the two forwards, says what that is.
     """
 
-    def __init__(self, model: CausalModel, kv_cache: KvCache, graphs: DecodeGraphs | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        kv_cache: KvCache,
+        graphs: DecodeGraphs | None = None,
+        adapters: AdapterStore | None = None,
+    ) -> None:
         self.model = model
+        self._adapters = adapters
         self._forward = model.forward if graphs is None else graphs.forward
         self._kv_cache = kv_cache
         self._sampled: Iterable[SampledSequence] = ()
@@ -36,6 +45,8 @@ class Runner:
         if not output.scheduled:
             return torch.empty(0, self.model.vocab_size, dtype=self.model.dtype, device=self._kv_cache.device)
         batch = build_batch(output, self._kv_cache.layout.block_size, self._kv_cache.device, self._resolve)
+        if self._adapters and (adapters := self._adapters.bind(output)) is not None:
+            batch = replace(batch, adapters=adapters)
         self._kv_cache.await_copies(batch.attention)
         return self._forward(batch, self._kv_cache)
 

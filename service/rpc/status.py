@@ -39,9 +39,12 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
         errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
         errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+        errors.AdapterNotFound: grpc.StatusCode.NOT_FOUND,
+        errors.AdapterError: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DuplicateRequest: grpc.StatusCode.ALREADY_EXISTS,
         errors.TenantLimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,  # before the kind that it is one of
         errors.DeadlineTooClose: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.AdaptersFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.NotResumable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.Loading: grpc.StatusCode.UNAVAILABLE,
@@ -76,6 +79,7 @@ _ATTRIBUTES: Mapping[type[PageturnerError], tuple[str, ...]] = MappingProxyType(
     {
         errors.InvalidArgument: ("field", "reason"),
         errors.ModelNotFound: ("model",),
+        errors.AdapterNotFound: ("adapter",),
         errors.DuplicateRequest: ("request_id",),
         errors.NotResumable: ("differing",),
         errors.ConfigError: ("key", "reason"),

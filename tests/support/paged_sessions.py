@@ -22,6 +22,7 @@ from pageturner.service.core.outputs import (
     SchedulerOutput,
 )
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.model.adapter_store import AdapterStore
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.runner import Runner
@@ -38,6 +39,7 @@ class PagedSequence:
     shared: int = 0
     blocks: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)
+    adapter: str = ""
 
 
 class PagedSession:
@@ -52,6 +54,7 @@ class PagedSession:
         num_blocks: int = 96,
         seed: int = 0,
         streams: Streams | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         layout = KvLayout(
             model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.kv_dtype, ops.key_order
@@ -59,7 +62,7 @@ class PagedSession:
         self.kv_cache = KvCache(layout, num_blocks, num_blocks, ops, model.device, streams)
         self.kv_cache.pool.fill_(math.nan)
         self.kv_cache.host_pool.fill_(math.nan)
-        self.runner = Runner(model, self.kv_cache)
+        self.runner = Runner(model, self.kv_cache, adapters=adapters)
         self._block_size = block_size
         self._free = random.Random(seed).sample(range(num_blocks), num_blocks)
         self._free_host = random.Random(seed + 1).sample(range(num_blocks), num_blocks)
@@ -69,9 +72,9 @@ class PagedSession:
         """Take a free block away from these sequences, as another request would."""
         self._free.remove(block)
 
-    def add(self, tokens: Sequence[int]) -> PagedSequence:
+    def add(self, tokens: Sequence[int], adapter: str = "") -> PagedSequence:
         self._num_sequences += 1
-        return PagedSequence(self._num_sequences, list(tokens))
+        return PagedSequence(self._num_sequences, list(tokens), adapter=adapter)
 
     def share(self, source: PagedSequence, num_tokens: int, tokens: Sequence[int]) -> PagedSequence:
         """A sequence that begins with the source's first blocks: a prefix hit of num_tokens (whole blocks).
@@ -104,6 +107,7 @@ class PagedSession:
                     write_start=max(sequence.num_computed, sequence.shared),
                     block_table=tuple(sequence.blocks),
                     samples=(SampleRow(sequence.seq_id, 0, 0, 0, SamplingParams()),),
+                    adapter=sequence.adapter,
                 )
             )
             sequence.num_computed = end

@@ -79,9 +79,10 @@ class Committer:
             else:
                 sequence.num_in_flight += 1
             token_ids = (tokens[start],) if start < len(tokens) else _UNKNOWN
-            request_id, epoch, table = sequence.request.new.request_id, sequence.epoch, tables[seq_id]
+            new, epoch, table = sequence.request.new, sequence.epoch, tables[seq_id]
+            name, adapter = new.request_id, new.adapter
             scheduled.append(
-                ScheduledSequence(seq_id, request_id, epoch, token_ids, start, start, table, samples)
+                ScheduledSequence(seq_id, name, epoch, token_ids, start, start, table, samples, adapter)
             )
         return scheduled
 
@@ -119,6 +120,7 @@ class Committer:
             write_start,
             self._manager.tables[sequence.seq_id],
             samples,
+            request.new.adapter,
         )
 
     def _fork(self, lead: Sequence, step_id: int) -> tuple[SampleRow, ...]:
