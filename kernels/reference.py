@@ -296,8 +296,8 @@ class ReferenceLowRankOps:
             low_rank = None if adapter < 0 else low_ranks[adapter]
             if low_rank is None:
                 continue
-            hidden = torch.split(low_rank.a.double() @ rows[row].double(), low_rank.ranks)
-            for part, outputs in enumerate(torch.split(output[row], low_rank.sizes)):
+            hidden = torch.split(low_rank.a.double() @ rows[row].double(), list(low_rank.ranks))
+            for part, outputs in enumerate(torch.split(output[row], list(low_rank.sizes))):
                 b = low_rank.b[part]
                 if b is not None:
                     outputs.copy_(outputs.double() + b.double() @ hidden[part])
