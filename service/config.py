@@ -23,7 +23,7 @@ from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.auth.options import AuthOptions
-from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.options import SchedulerOptions, SpeculationOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.logs.structured import LogOptions
@@ -121,6 +121,7 @@ class ServiceConfig:
     model: ModelOptions
     cache: CacheConfig
     scheduler: SchedulerOptions
+    speculation: SpeculationOptions
     policies: PoliciesConfig
     engine: EngineOptions
     server: ServerOptions
@@ -264,6 +265,9 @@ def load_config(
     config = ServiceConfig(**{name: _build(name, options) for name, options in sections.items()})
     config.policies.create()
     config.policies.create_shadows()
+    if config.speculation.method != "none" and config.engine.steps_ahead == 1:
+        reason = "drafts follow a token that a step ahead does not know; engine.steps_ahead is 1"
+        raise ConfigError("speculation.method", reason)
     left_alone = (name for name, text in _own_variables(environ) if _is_service_variable(name, text))
     return LoadedConfig(config, origins, path, tuple(left_alone))
 

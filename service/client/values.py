@@ -51,6 +51,7 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
     include_stop: bool
     logprobs: int
+    max_draft_tokens: int
 
 
 class Options(Sampling, total=False):

@@ -32,6 +32,7 @@ from pageturner.service.engine.api import (
     ModelInfo,
     ProductsInfo,
     ServerInfo,
+    SpeculationOptions,
     StreamEvent,
 )
 from pageturner.service.engine.tenants import Cause, TenantReport, TenantsReport
@@ -191,7 +192,14 @@ def from_matched(message: generation_pb2.ChoiceFinished | generation_pb2.Choice)
 
 
 def from_usage(usage: generation_pb2.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens, usage.resumed_tokens)
+    return Usage(
+        usage.prompt_tokens,
+        usage.cached_prompt_tokens,
+        usage.output_tokens,
+        usage.resumed_tokens,
+        usage.drafted_tokens,
+        usage.accepted_draft_tokens,
+    )
 
 
 def from_timings(timings: generation_pb2.Timings) -> RequestTimings:
@@ -220,8 +228,15 @@ def from_server_info(info: admin_pb2.GetServerInfoResponse) -> ServerInfo:
         "rates": Rates(**field_values(Rates, info.rates)),
         "config": dict(info.config),
         "products": _products(info.products),
+        "speculation": _speculation(info),
     }
     return ServerInfo(**values)
+
+
+def _speculation(info: admin_pb2.GetServerInfoResponse) -> SpeculationOptions:
+    if not info.HasField("speculation"):  # a server that knows of none
+        return SpeculationOptions()
+    return SpeculationOptions(**field_values(SpeculationOptions, info.speculation))
 
 
 def _products(products: admin_pb2.Products) -> ProductsInfo:

@@ -64,10 +64,12 @@ class Answer:
     def figures(self) -> str:
         """Tokens, pace and cache hits, in words."""
         usage = self.usage
+        drafted, accepted = usage.num_drafted_tokens, usage.num_accepted_drafts
         return (
             f"{usage.num_output_tokens} tokens, the first after {self.ttft_seconds:.3f} s, "
             f"then {self.tokens_per_second:.1f} tokens/s; prompt of {usage.num_prompt_tokens} tokens, "
             f"{usage.num_cached_prompt_tokens} of them cached"
+            + (f"; {accepted} of {drafted} guesses came true" if drafted else "")
         )
 
 
@@ -147,6 +149,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None
         ("min-p", float, "only tokens this likely, relative to the most likely one"),
         ("repetition-penalty", float, "above 1 discourages tokens seen before"),
         ("seed", int, "the same seed gives the same answer"),
+        ("max-draft-tokens", int, "guesses that a step verifies at most, 0 for none; no token changes"),
     ):
         default = defaults.get(name.replace("-", "_"))
         shown = f"{doc} (default {default})" if default is not None else doc

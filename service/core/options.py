@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from pageturner.service.core.drafting.draft_counts import MAX_DRAFT_TOKENS
+from pageturner.service.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +66,30 @@ class SchedulerOptions:
     """Likewise once so large a share of a policy's last 32 answers were bad, 8 of them at 0.25."""
     policy_budget_ms: float = 50.0
     """Likewise once it takes longer a step, in milliseconds on average over 64 steps; 0 for no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Guesses at what an answer says next, verified by the step that computes its last token. The tokens are
+    those of an answer without them, only sooner where guesses come true."""
+
+    method: Literal["none", "ngram"] = "none"
+    """Where drafts come from: none makes none, ngram looks up what followed the last tokens where they stood
+    before, in prompt or answer. Worth it where answers repeat their prompts: edits, quotes, code. A step
+    verifies no more of them than its measured cost makes worth while. Not with engine.steps_ahead = 1."""
+    num_tokens: int = 8
+    """Drafts of one sequence that a step verifies at most."""
+    max_ngram: int = 4
+    """Equal tokens beyond which a match is no better."""
+    min_ngram: int = 2
+    """Equal tokens that are a match at least."""
+
+    def __post_init__(self) -> None:
+        bounds = (("num_tokens", MAX_DRAFT_TOKENS), ("max_ngram", 64), ("min_ngram", self.max_ngram))
+        for name, most in bounds:
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise ConfigError(f"speculation.{name}", f"{value} is not in [1, {most}]")
+
+
+NO_SPECULATION = SpeculationOptions()

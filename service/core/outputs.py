@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from pageturner.service.core.sample_row import SampleRow as SampleRow
 from pageturner.service.core.sample_row import record as record
 from pageturner.service.core.stats import SchedulerStats as SchedulerStats
+from pageturner.service.core.usage import RequestTimings as RequestTimings
+from pageturner.service.core.usage import Usage as Usage
 from pageturner.service.errors import PageturnerError
 
 if TYPE_CHECKING:
@@ -57,7 +59,9 @@ class ScheduledSequence:
     token_ids are computed at positions start, start + 1, ...; the KV of positions below write_start
     is in the cache already and must not be written again (slot -1). block_table covers
     start + len(token_ids) tokens. samples: empty for an unfinished chunk, n rows at a fork; each draws the
-    token of position `end`, the counter of its random stream. adapter: as `NewRequest` has it.
+    token of position `end`, the counter of its random stream. adapter: as `NewRequest` has it. num_drafts: so
+    many of the tokens, the last ones, are guesses; the one sample row draws a token behind the token before
+    them, and behind each.
     """
 
     seq_id: int
@@ -69,6 +73,7 @@ class ScheduledSequence:
     block_table: tuple[int, ...]
     samples: tuple[SampleRow, ...]
     adapter: str = ""
+    num_drafts: int = 0
 
     @property
     def end(self) -> int:
@@ -112,7 +117,7 @@ class SampledToken:
 
 @record
 class SampledSequence:
-    """What one SampleRow yielded: one token (more under speculation), or the reason there is none."""
+    """What one SampleRow yielded: a token, behind drafts that came true, or the reason there is none."""
 
     seq_id: int
     epoch: int
@@ -147,31 +152,6 @@ class ChoiceFinishedEvent:
     index: int
     reason: FinishReason
     matched: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one request. Outputs are summed over its choices; the prompt is counted once.
-
-    num_resumed_tokens: those of the outputs that came with the request, and were not sampled for it.
-    """
-
-    num_prompt_tokens: int
-    num_cached_prompt_tokens: int
-    num_output_tokens: int
-    num_resumed_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimings:
-    """Seconds spent queued, prefilling and decoding, and how often the request yielded, by kind."""
-
-    queue_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-    num_swaps: int
-    num_recomputes: int
-    num_tail_reclaims: int
 
 
 @dataclass(frozen=True, slots=True)

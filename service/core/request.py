@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.drafting.draft_counts import FIRST_ODDS
+from pageturner.service.core.drafting.ngram_index import NgramIndex
 from pageturner.service.core.outlook import Work
 from pageturner.service.core.sample_row import SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
@@ -91,7 +93,10 @@ class Sequence:
     tokens: prompt and accepted outputs; only ever appended to. token_log: of them, once a sampler asks.
     sample_rows: what its steps ask the sampler for, where that is the same until the epoch is raised.
     num_given_tokens: leading tokens that came with the request: its prompt, and outputs that it resumes.
+    ngrams: of its tokens, once drafts are looked for. draft_odds: that a draft of it comes true.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
+    num_drafts: guesses behind the last token that an unfinished step verifies. Their KV counts for nothing
+        until then.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
     num_ever_computed: leading positions whose KV was made at some time and given up since.
     num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
@@ -108,11 +113,14 @@ class Sequence:
     num_given_tokens: int = field(init=False)
     token_log: TokenLog | None = None
     sample_rows: tuple[SampleRow, ...] | None = None
+    ngrams: NgramIndex | None = None
+    draft_odds: float = FIRST_ODDS
     block_hashes: list[bytes] = field(default_factory=list)
     epoch: int = 0
     is_finished: bool = False
     last_step: int = 0
     num_in_flight: int = 0
+    num_drafts: int = 0
     num_computed_tokens: int = 0
     num_ever_computed: int = 0
     num_kv_tokens: int = 0
@@ -161,7 +169,7 @@ class Sequence:
         """Void work in flight; KV of the first `num_kv_tokens` positions stays."""
         self.epoch += 1
         self.sample_rows = None
-        self.num_in_flight = 0
+        self.num_in_flight = self.num_drafts = 0
         self.num_ever_computed = max(self.num_ever_computed, self.num_accepted_tokens)
         self.set_kv(num_kv_tokens)
         self.num_cached_blocks = min(self.num_cached_blocks, num_kv_tokens // block_size)
@@ -204,6 +212,8 @@ class Request:
     num_step_failures: int = 0
     num_cached_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_drafts: int = 0
     num_preemptions_by_kind: dict[Reclaim, int] = field(default_factory=lambda: dict.fromkeys(Reclaim, 0))
     queued_since: float = field(init=False)
     queue_seconds: float = 0.0

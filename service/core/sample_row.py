@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar, dataclass_transform
 
 from pageturner.service.core.sampling_params import SamplingParams
-from pageturner.service.core.token_log import TokenView
+from pageturner.service.core.token_log import DraftedTokens, TokenView
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class SampleRow:
     params: SamplingParams
     prompt_token_ids: tuple[int, ...] = ()
     """Filled only when params.needs_history."""
-    output_token_ids: tuple[int, ...] | TokenView = ()
-    """Likewise: a view of the sequence's log, which grows."""
+    output_token_ids: tuple[int, ...] | TokenView | DraftedTokens = ()
+    """Likewise: a view of the sequence's log, which grows; behind drafts, those too."""
     banned_token_ids: tuple[int, ...] = ()
     """Ids that must not be sampled (stops below min_tokens)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pageturner.service.core.drafting.draft_counts import MAX_DRAFT_TOKENS
 from pageturner.service.errors import InvalidArgument
 
 MAX_LOGPROBS = 20
@@ -54,6 +55,9 @@ class SamplingParams:
     """Whether text keeps the stop string that ended it."""
     logprobs: int | None = None
     """None for none, else how many alternatives beside the chosen token's own."""
+    max_draft_tokens: int | None = None
+    """Drafts that a step verifies for a sequence at most, of a server that makes any; None for its own bound.
+    They change no token."""
 
     @property
     def is_greedy(self) -> bool:
@@ -82,6 +86,8 @@ class SamplingParams:
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.max_draft_tokens is not None:
+            _check_int("max_draft_tokens", self.max_draft_tokens, 0, MAX_DRAFT_TOKENS)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidArgument("stop", f"{len(self.stop)} strings; at most {MAX_STOP_STRINGS}")
         for position, text in enumerate(self.stop):

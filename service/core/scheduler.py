@@ -39,7 +39,7 @@ from pageturner.service.core.listener import (
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.options import NO_SPECULATION, CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.core.outputs import (
     Acceptance,
     Event,
@@ -60,6 +60,7 @@ from pageturner.service.core.scheduling.planner import Planner
 from pageturner.service.core.scheduling.policy_events import StepTally, live_history
 from pageturner.service.core.scheduling.process_outputs import OutputProcessor
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot, restore_snapshot, take_snapshot
+from pageturner.service.core.scheduling.speculation import Drafter, make_speculation
 from pageturner.service.core.scheduling.starvation_guard import choose_guarded, guard_note
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import StepPlan
@@ -106,6 +107,7 @@ class Scheduler:
     depth: how many steps may be scheduled before the first of them is updated, less one (0 or 1).
     hash_key: secret of the prefix cache's hashes. hasher: in place of one under that key.
     shadows: by axis, policies to ask and not to obey. watch: times the policies' calls.
+    drafter: guesses in place of what the speculation's method would, at depth 0.
     """
 
     def __init__(
@@ -121,6 +123,8 @@ class Scheduler:
         hasher: PrefixHasher | None = None,
         shadows: Mapping[str, object] = MappingProxyType({}),
         watch: CallWatch | None = None,
+        speculation: SpeculationOptions = NO_SPECULATION,
+        drafter: Drafter | None = None,
     ) -> None:
         self.options = options
         self._depth = depth
@@ -161,6 +165,7 @@ class Scheduler:
         self._failures = StepFailures(self.state, transitions, self._finisher)
         self._deadlines = Deadlines(self.state)
         self._intake = Intake(self.state, self._deadlines, self._finisher, stop_condition)
+        self._speculation = make_speculation(self.state, speculation, drafter, depth)
         self.listeners: tuple[SchedulerListener, ...] = ()
 
     # --- requests in and out ---------------------------------------------------------------
@@ -240,6 +245,8 @@ class Scheduler:
                 self.state.decisions.append(guard_note(self.state, plan.guarded))
             self.state.decisions += plan.notes
         output = self._committer.commit(plan, self.state.next_step_id)
+        if self._speculation is not None:
+            output = self._speculation.add_drafts(output)
         if output:
             if not self.state.unfinished_steps:
                 pace = self.state.pace  # the host's work between two steps counts up to a step's length

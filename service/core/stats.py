@@ -38,6 +38,8 @@ class SchedulerStats:
     num_swapped_out_blocks_total: int = 0
     num_swapped_in_blocks_total: int = 0
     num_copied_blocks_total: int = 0
+    num_drafted_tokens_total: int = 0
+    num_accepted_drafts_total: int = 0
     queue_seconds: float = 0.0
     drain_tokens_per_second: float = 0.0
     outlook: Outlook = field(default=Outlook(), compare=False)

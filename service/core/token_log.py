@@ -66,3 +66,39 @@ class TokenView(Sequence[int]):
 
     def __repr__(self) -> str:
         return repr(tuple(self))
+
+
+class DraftedTokens(Sequence[int]):
+    """What a view shows, and drafts behind it. Equal to a tuple of the same tokens, and pickled as one."""
+
+    __slots__ = ("drafts", "view")
+
+    def __init__(self, view: TokenView, drafts: tuple[int, ...]) -> None:
+        self.view = view
+        self.drafts = drafts
+
+    def __len__(self) -> int:
+        return len(self.view) + len(self.drafts)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.view
+        yield from self.drafts
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (DraftedTokens, TokenView, tuple)) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return tuple, (tuple(self),)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))

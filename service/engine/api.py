@@ -16,6 +16,7 @@ from pageturner.service.core.inspection import BlockUse as BlockUse
 from pageturner.service.core.inspection import RequestInfo as RequestInfo
 from pageturner.service.core.inspection import RequestState as RequestState
 from pageturner.service.core.inspection import SchedulerInspection as SchedulerInspection
+from pageturner.service.core.options import SpeculationOptions as SpeculationOptions
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
@@ -291,6 +292,7 @@ class ServerInfo:
     """See `engine.fingerprint`; empty where no answer is resumed."""
     exact_resume: bool = False
     model_name: str = ""
+    speculation: SpeculationOptions = SpeculationOptions()
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,8 @@ class Metrics:
                 + stats.num_tail_preemptions_total,
                 "prefix_cache_queries_total": stats.num_prefix_query_tokens_total,
                 "prefix_cache_hits_total": stats.num_prefix_hit_tokens_total,
+                "spec_decode_num_draft_tokens_total": stats.num_drafted_tokens_total,
+                "spec_decode_num_accepted_tokens_total": stats.num_accepted_drafts_total,
             },
             gauges={
                 "num_requests_running": stats.num_running,

@@ -29,6 +29,7 @@ _SEQUENCE_FIELDS = tuple(
     not in (
         "block_hashes",
         "index",
+        "ngrams",
         "num_given_tokens",
         "request",
         "sample_rows",
@@ -128,7 +129,8 @@ def _restored_request(scheduler: Scheduler, recorded: RequestState) -> Request:
     assert isinstance(order, int)
     assert isinstance(max_tokens, int)
     request = Request(new, order, max_tokens, manager.root_hash(adapter="", salt=""))
-    for name in _REQUEST_FIELDS:
+    # A field that is younger than the record has its default.
+    for name in recorded.fields.keys() & _REQUEST_FIELDS:
         setattr(request, name, recorded.fields[name])
     request.status = recorded.status
     request.queue_entry = recorded.queue_entry
@@ -138,7 +140,7 @@ def _restored_request(scheduler: Scheduler, recorded: RequestState) -> Request:
     for part in recorded.sequences:
         sequence = Sequence(part.seq_id, request, part.index)
         sequence.tokens = list(stand_ins(part.num_tokens, part.block_names, manager.block_size))
-        for name in _SEQUENCE_FIELDS:
+        for name in part.fields.keys() & _SEQUENCE_FIELDS:
             setattr(sequence, name, part.fields[name])
         request.sequences.append(sequence)
         manager.restore_tables(sequence, part.table, part.host_table)

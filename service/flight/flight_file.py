@@ -17,7 +17,7 @@ from pageturner.policies.frozen_map import FrozenMap
 from pageturner.policies.views import Rates
 from pageturner.service.codec import strict_converter
 from pageturner.service.core.decisions import Decision
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.options import CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.former_versions import from_version_1, with_bounds
 from pageturner.service.flight.records import Entry, FlightRecord, FlightStart, Setting
@@ -70,7 +70,7 @@ def _make_converter() -> cattrs.Converter:
 
     # The hooks of classes last: they hold those of their fields.
     # Defaults that may change one day must be written down.
-    for kind in (SchedulerOptions, CacheOptions, Rates, Setting):
+    for kind in (SchedulerOptions, CacheOptions, SpeculationOptions, Rates, Setting):
         whole = make_dict_unstructure_fn(kind, converter, _cattrs_omit_if_default=False)
         converter.register_unstructure_hook(kind, whole)
     for union in (Decision, Entry):

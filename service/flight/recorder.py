@@ -55,6 +55,7 @@ from pageturner.service.flight.records import (
     Setting,
     Updated,
     error_name,
+    pack_found_drafts,
     pack_rows,
 )
 from pageturner.service.flight.ring import EntryRing
@@ -172,7 +173,11 @@ class FlightRecorder:
                 output = cast(SchedulerOutput, outcome.answer)
                 step_id = output.step_id if output else 0
                 rows, copies = pack_rows(output), output.block_copies
-                return Scheduled(now, step_id, rows, copies, decisions, partial_names=names)
+                found = self._state.found_drafts
+                drafts = pack_found_drafts(found) if found else b""
+                return Scheduled(
+                    now, step_id, rows, copies, decisions, partial_names=names, found_drafts=drafts
+                )
             case Update(output, _, now):
                 results, names = self._results(call, events), self._partial_names()
                 return Updated(now, output.step_id, results, decisions, raised, names)
@@ -279,13 +284,15 @@ class FlightRecorder:
         return tuple(PartialName(*place, name_of(block_hash)) for place, block_hash in noted.items())
 
     def _name(self, sequence: Sequence | None, num_tokens: int) -> int:
-        """The name of the block that its num_tokens-th token completes, or 0. An ended choice needs none."""
+        """The name of the block that its num_tokens-th token completes, or 0. An ended choice needs none, but
+        of a block that drafts filled in the step that ended it."""
         size = self._manager.block_size
-        if sequence is None or sequence.is_finished or num_tokens % size:
+        if sequence is None or num_tokens % size or not self._manager.caches_prefixes:
             return 0
-        if not self._manager.caches_prefixes:
+        index = num_tokens // size - 1
+        if sequence.is_finished and index >= len(sequence.block_hashes):
             return 0
-        return name_of(self._manager.block_hash(sequence, num_tokens // size - 1))
+        return name_of(self._manager.block_hash(sequence, index))
 
 
 def _ends(events: tuple[Event, ...]) -> list[Decision]:

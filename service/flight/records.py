@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.core.decisions import Decision
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.options import CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
 from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus, ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
@@ -24,7 +24,8 @@ from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.block_names import stand_ins
 
 ROW_FIELDS = ("seq_id", "start", "num_tokens", "num_blocks", "last_block")
-_LOW = 0xFFFFFFFF
+DRAFT_FIELDS = ("seq_id", "num_found")
+LOW = 0xFFFFFFFF
 """Enough of a sequence's number to tell it from any other in the record."""
 
 _HISTORY = 1.0
@@ -38,13 +39,15 @@ PolicySpecs: TypeAlias = Mapping[str, PolicySpec]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a scheduler is made of, save for its policies and secrets. version: of the program."""
+    """What a scheduler is made of, save for its policies and secrets. version: of the program. speculation:
+    none in records that were written before there was any."""
 
     version: str
     options: SchedulerOptions
     cache: CacheOptions
     rates: Rates
     depth: int
+    speculation: SpeculationOptions = SpeculationOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class RecordedRequest:
     bypass_prefix_cache: bool = False
     deadline: float | None = None
     resumed: tuple[RecordedChoice, ...] = ()
+    max_draft_tokens: int | None = None
 
     @classmethod
     def of(
@@ -108,6 +112,7 @@ class RecordedRequest:
             new.bypass_prefix_cache,
             new.deadline,
             resumed,
+            params.max_draft_tokens,
         )
 
     def stand_in(self, block_size: int) -> NewRequest:
@@ -120,6 +125,7 @@ class RecordedRequest:
                 max_tokens=self.max_tokens,
                 min_tokens=self.min_tokens,
                 presence_penalty=_HISTORY if self.needs_history else 0.0,
+                max_draft_tokens=self.max_draft_tokens,
             ),
             seed=0,
             arrival_time=self.arrival_time,
@@ -265,7 +271,8 @@ class Scheduled:
     """A step was decided. step_id: 0 if there was nothing to do.
 
     rows: for each sequence ROW_FIELDS as 32-bit numbers. raised: what came instead, or empty. partial_names:
-    of the partial blocks that were looked for.
+    of the partial blocks that were looked for. found_drafts: for each sequence that drafts were found for
+    DRAFT_FIELDS, likewise; as many of them as its row says are verified.
     """
 
     now: float
@@ -275,6 +282,7 @@ class Scheduled:
     decisions: tuple[Decision, ...] = ()
     raised: str = ""
     partial_names: tuple[PartialName, ...] = ()
+    found_drafts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +363,7 @@ def pack_rows(output: SchedulerOutput) -> bytes:
         number
         for part in output.scheduled
         for number in (
-            part.seq_id & _LOW,
+            part.seq_id & LOW,
             part.start,
             len(part.token_ids),
             len(part.block_table),
@@ -368,3 +376,14 @@ def pack_rows(output: SchedulerOutput) -> bytes:
 def unpack_rows(rows: bytes) -> list[tuple[int, ...]]:
     """One tuple of ROW_FIELDS for each sequence."""
     return list(struct.iter_unpack(f"<{len(ROW_FIELDS)}I", rows))
+
+
+def pack_found_drafts(found: Mapping[int, int]) -> bytes:
+    """`Scheduled.found_drafts` of a step."""
+    flat = [number for seq_id, count in found.items() for number in (seq_id & LOW, count)]
+    return struct.pack(f"<{len(flat)}I", *flat)
+
+
+def unpack_found_drafts(packed: bytes) -> dict[int, int]:
+    """How many drafts were found, by the sequence's number of 32 bits."""
+    return dict(struct.iter_unpack(f"<{len(DRAFT_FIELDS)}I", packed))

@@ -16,7 +16,7 @@ from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TextDelta
-from pageturner.service.core.request import NewRequest
+from pageturner.service.core.request import NewRequest, Sequence
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import InvalidArgument, PageturnerError, TextFailed
 from pageturner.service.flight.block_names import NameHasher
@@ -24,6 +24,7 @@ from pageturner.service.flight.checkpoint import restore_checkpoint
 from pageturner.service.flight.former_versions import as_it_was
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.records import (
+    LOW,
     Aborted,
     Added,
     Entry,
@@ -39,6 +40,7 @@ from pageturner.service.flight.records import (
     RecordedError,
     Scheduled,
     Updated,
+    unpack_found_drafts,
 )
 
 
@@ -96,8 +98,8 @@ _START_ERRORS: Mapping[str, Exception] = MappingProxyType(
 class _Stops:
     """A stop condition that stops, and fails, where that of the recorded choice did.
 
-    num_left: tokens of the step until a choice stops, by sequence. without_text: sequences whose text fails
-    in this step. start_error: of the request that is being added.
+    num_left: tokens of the step until a choice stops, or its text fails, by sequence. without_text: sequences
+    of which it is the text that fails. start_error: of the request that is being added.
     """
 
     def __init__(self) -> None:
@@ -110,12 +112,14 @@ class _Stops:
             raise self.start_error
 
     def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
-        if seq_id in self.without_text:
-            raise RecordedError("text")
         if seq_id not in self.num_left:
             return TextDelta("")
         self.num_left[seq_id] -= 1
-        return TextDelta("", matched_stop=None if self.num_left[seq_id] else "recorded")
+        if self.num_left[seq_id]:
+            return TextDelta("")
+        if seq_id in self.without_text:
+            raise RecordedError("text")
+        return TextDelta("", matched_stop="recorded")
 
     def finish(self, seq_id: int) -> str:
         return ""
@@ -128,6 +132,7 @@ class _Player:
         setting = record.setting
         self._block_size = setting.cache.block_size
         self._stops = _Stops()
+        self._drafter = _FoundDrafts()
         scheduler = Scheduler(
             setting.options,
             setting.cache,
@@ -136,6 +141,8 @@ class _Player:
             setting.rates,
             depth=setting.depth,
             hasher=NameHasher(),
+            speculation=setting.speculation,
+            drafter=self._drafter,
         )
         if start.checkpoint is not None:
             restore_checkpoint(scheduler, start.checkpoint)
@@ -189,6 +196,7 @@ class _Player:
             case Quarantined():
                 scheduler.quarantine(entry.axis, entry.reason, entry.now)
             case Scheduled():
+                self._drafter.by_sequence = unpack_found_drafts(entry.found_drafts)
                 output = scheduler.schedule(entry.now)
                 self._in_flight[output.step_id] = output
             case Updated():
@@ -229,9 +237,31 @@ class _Player:
             sampled[result.row] = SampledSequence(row.seq_id, row.epoch, tokens, error)
             if result.has_no_text:
                 self._stops.without_text.add(row.seq_id)
-            if result.is_stopped:
+            if result.is_stopped or result.has_no_text:
                 self._stops.num_left[row.seq_id] = len(tokens)
-        return tuple(sampled)
+        return tuple(self._with_partial_name(result, entry) for result in sampled)
+
+    def _with_partial_name(self, result: SampledSequence, entry: Updated) -> SampledSequence:
+        """As `_name_partial_block`, for a token that came with this step: it was a draft that came true."""
+        sequence = self._scheduler.state.sequences.get(result.seq_id)
+        if sequence is None or not entry.partial_names:
+            return result
+        tokens = list(result.tokens)
+        for named in entry.partial_names:
+            place = named.num_tokens - 1 - len(sequence.tokens)
+            if named.seq_id == result.seq_id and 0 <= place < len(tokens):
+                tokens[place] = SampledToken(named.name)
+        return SampledSequence(result.seq_id, result.epoch, tuple(tokens), result.error)
+
+
+class _FoundDrafts:
+    """A drafter that finds, in a step, as many drafts as were found then. by_sequence: of that step."""
+
+    def __init__(self) -> None:
+        self.by_sequence: dict[int, int] = {}
+
+    def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+        return (0,) * min(limit, self.by_sequence.get(sequence.seq_id & LOW, 0))
 
 
 def _created(policies: PolicySpecs) -> PolicySet:

@@ -20,7 +20,8 @@ class ForwardBatch:
     """T rows of S sequences, flat, in the order in which they were scheduled.
 
     token_ids: int64 [T]. attention: which rows attend to what; holds the positions.
-    logit_rows: int64 [R], the last row of each sequence that samples. adapters: None where no row has one.
+    logit_rows: int64 [R], the last row of each sequence that samples, and with drafts the one before each of
+    them. adapters: None where no row has one.
     """
 
     token_ids: torch.Tensor
@@ -69,7 +70,8 @@ def build_batch(
     slots = blocks * block_size + positions % block_size
     slots[positions < write_starts[sequence_of_row]] = -1
 
-    samples = np.array([bool(sequence.samples) for sequence in scheduled])
+    num_sampled = np.array([sequence.num_drafts + 1 if sequence.samples else 0 for sequence in scheduled])
+    last_sampled = np.cumsum(num_sampled)
     host = HostBatch(
         query_start_loc=query_start_loc.astype(np.int32),
         seq_lens=seq_lens.astype(np.int32),
@@ -80,7 +82,7 @@ def build_batch(
         (
             token_ids,
             positions,
-            query_start_loc[1:][samples] - 1,
+            np.arange(last_sampled[-1]) + np.repeat(query_start_loc[1:] - last_sampled, num_sampled),
             host.query_start_loc,
             host.seq_lens,
             host.block_tables,

@@ -34,6 +34,7 @@ from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.token_counts import CountsOfSequences, TokenCounts
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
 from pageturner.service.model.upload import Array, upload
+from pageturner.service.model.verification import drafted_rows, plain_rows, verified
 
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 _CPU_CHUNK_ROWS = 16
@@ -58,17 +59,17 @@ class Sampler:
     def sample(self, logits: torch.Tensor, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         """One SampledSequence for each SampleRow, in order.
 
-        logits: [R, vocab_size], any float dtype, on any device; row r belongs to the r-th scheduled
-        sequence whose `samples` is not empty. They are not written to. A row that holds NaN or +inf,
-        or nothing but -inf, yields NonFiniteLogits in its own results only.
+        logits: [R, vocab_size], any float dtype, on any device; a row for each scheduled sequence whose
+        `samples` is not empty, and one more for each of its drafts. They are not written to. A row that holds
+        NaN or +inf, or nothing but -inf, yields NonFiniteLogits in its own results only.
         """
-        wanted = [sequence.samples for sequence in output.scheduled if sequence.samples]
-        assert logits.shape == (len(wanted), self._vocab_size), f"{logits.shape} for {len(wanted)} rows"
+        wanted = [part for part in output.scheduled if part.samples]
+        num_drafts = sum(part.num_drafts for part in wanted)
+        num_rows = len(wanted) + num_drafts
+        assert logits.shape == (num_rows, self._vocab_size), f"{logits.shape} for {num_rows} rows"
         if not wanted:
             return ()
-        rows = [row for row, samples in enumerate(wanted) for _ in samples]
-        samples = [sample for samples in wanted for sample in samples]
-        positions = [part.end for part in output.scheduled for _ in part.samples]
+        rows, samples, positions = drafted_rows(wanted) if num_drafts else plain_rows(wanted)
         outcomes: list[_Outcome] = []
         slow: list[int] = []
         best, best_ids = row_maxima(logits)
@@ -97,12 +98,13 @@ class Sampler:
                 [samples[i].params.logprobs or 0 for i in places],
             )
             tokens.update(zip(places, with_logprobs, strict=True))
-        return tuple(
+        sampled = tuple(
             SampledSequence(sample.seq_id, sample.epoch, (), outcome)
             if isinstance(outcome, PageturnerError)
             else SampledSequence(sample.seq_id, sample.epoch, (tokens[i],))
             for i, (sample, outcome) in enumerate(zip(samples, outcomes, strict=True))
         )
+        return verified(sampled, wanted) if num_drafts else sampled
 
 
 def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pageturner.service.core.outputs import SampleRow
-from pageturner.service.core.token_log import TokenLog, TokenView
+from pageturner.service.core.token_log import DraftedTokens, TokenLog, TokenView
 from pageturner.service.model.upload import Array
 
 
@@ -35,6 +35,14 @@ class TokenCounts:
     def output_counts(self) -> Array:
         """0 for tokens that only the prompt holds."""
         return self._counts[: len(self._place)]
+
+    def followed_by(self, token_ids: tuple[int, ...]) -> TokenCounts:
+        """A copy that has these outputs too."""
+        copy = TokenCounts(())
+        copy._place, copy._ids, copy._counts = self._place.copy(), self._ids.copy(), self._counts.copy()
+        copy.num_outputs = self.num_outputs
+        copy.add_outputs(token_ids)
+        return copy
 
     def add_outputs(self, token_ids: tuple[int, ...]) -> None:
         for token_id in token_ids:
@@ -66,10 +74,15 @@ class CountsOfSequences:
     def of(self, row: SampleRow) -> TokenCounts:
         """Counts of the prompt and outputs of the row, which says `needs_history`."""
         outputs = row.output_token_ids
+        if isinstance(outputs, DraftedTokens):
+            return self._up_to(row, outputs.view).followed_by(outputs.drafts)
         if not isinstance(outputs, TokenView):
             counts = TokenCounts(row.prompt_token_ids)
             counts.add_outputs(outputs)
             return counts
+        return self._up_to(row, outputs)
+
+    def _up_to(self, row: SampleRow, outputs: TokenView) -> TokenCounts:
         kept = self._counts.get(outputs.log)
         if kept is None or kept.num_outputs > len(outputs):
             kept = self._counts[outputs.log] = TokenCounts(row.prompt_token_ids)

@@ -53,6 +53,8 @@ _DOCS: Mapping[str, str] = {
     "num_preemptions_total": "Preemptions of any kind.",
     "prefix_cache_queries_total": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits_total": "Prompt tokens that the prefix cache held.",
+    "spec_decode_num_draft_tokens_total": "Guesses of what comes next that steps verified.",
+    "spec_decode_num_accepted_tokens_total": "Guesses that became tokens of answers.",
     "num_requests_running": "Requests that run.",
     "num_requests_waiting": "Requests that wait.",
     "num_requests_swapped": "Requests whose KV is in host memory.",

@@ -95,6 +95,8 @@ def from_usage(usage: Usage) -> generation_pb2.Usage:
         cached_prompt_tokens=usage.num_cached_prompt_tokens,
         output_tokens=usage.num_output_tokens,
         resumed_tokens=usage.num_resumed_tokens,
+        drafted_tokens=usage.num_drafted_tokens,
+        accepted_draft_tokens=usage.num_accepted_drafts,
     )
 
 

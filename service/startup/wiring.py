@@ -140,6 +140,7 @@ def build_scheduler(
         hash_key=secrets.token_bytes(16),
         shadows=config.policies.create_shadows(),
         watch=CallWatch(time.perf_counter, escapes=()),
+        speculation=config.speculation,
     )
     if recording is not None:
         engine = RecordedEngine(
@@ -150,7 +151,7 @@ def build_scheduler(
         return scheduler, None
     recorder = FlightRecorder(
         scheduler,
-        Setting(__version__, model.limits, model.cache, model.rates, depth),
+        Setting(__version__, model.limits, model.cache, model.rates, depth, config.speculation),
         config.engine.flight_recorder_steps,
     )
     prefix = f"flight-{os.getpid()}-{secrets.token_hex(4)}"
@@ -170,10 +171,15 @@ def _steps(model: LoadedModel, depth: int, logger: FilteringBoundLogger) -> Step
 
 
 def _depth(config: ServiceConfig, model: LoadedModel) -> int:
-    """Steps in flight while one is planned: as configured, else one on a GPU and none on a CPU."""
+    """Steps in flight while one is planned: as configured, else one on a GPU and none on a CPU.
+
+    None with speculation: drafts follow a token that a step ahead does not know.
+    """
     configured = config.engine.steps_ahead
     if configured is not None:
         return configured
+    if config.speculation.method != "none":
+        return 0
     return 0 if model.backend.device.type == "cpu" else 1
 
 
@@ -197,6 +203,7 @@ def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: f
         model_name=model.artifacts.name,
         fingerprint=fingerprint.text,
         exact_resume=fingerprint.is_exact,
+        speculation=config.speculation,
     )
 
 

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.policies.views import Rates
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.options import NO_SPECULATION, CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     Event,
@@ -23,6 +23,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import NewRequest, ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.core.scheduling.speculation import Drafter
 from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
 from pageturner.service.policy_host.calls import CallWatch
 from support.fake_model import FakeModel, Stop, expected_tokens
@@ -100,7 +101,10 @@ class CoreHarness:
         reuse_partial_blocks: bool = False,
         rates: Rates | None = None,
         scheduler_class: type[Scheduler] = Scheduler,
+        speculation: SpeculationOptions = NO_SPECULATION,
+        drafter: Callable[[CoreHarness], Drafter] | None = None,
     ) -> None:
+        self.speculation = speculation
         self.options = options or SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
         self.text = NoText()
         self.cache = CacheOptions(
@@ -115,6 +119,8 @@ class CoreHarness:
             depth=depth,
             hash_key=b"test",
             watch=CallWatch(escapes=()),
+            speculation=speculation,
+            drafter=None if drafter is None else drafter(self),
         )
         self.model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
         self.depth = depth
@@ -146,6 +152,7 @@ class CoreHarness:
         request_id: str = "",
         known: tuple[int, ...] | None = None,
         tenant: str = "",
+        max_draft_tokens: int | None = None,
     ) -> str:
         """Add a request; raises what the scheduler raises.
 
@@ -159,6 +166,7 @@ class CoreHarness:
             min_tokens=min_tokens,
             stop_token_ids=stop_ids,
             presence_penalty=penalty,
+            max_draft_tokens=max_draft_tokens,
         )
         new = NewRequest(
             request_id,
@@ -200,6 +208,8 @@ class CoreHarness:
         self.check()
         check_inspection(self.scheduler, self.now)
         self._check_progress(output)
+        num_tokens = sum(len(part.token_ids) for part in output.scheduled)
+        assert num_tokens <= self.options.max_num_batched_tokens, f"budget: a step of {num_tokens} tokens"
         if output:
             self._check_writes(output)
             self.in_flight.append((output, self.model.run(output)))

@@ -113,7 +113,7 @@ class FakeModel:
             first = last
         for sequence in output.scheduled:
             results += [self._sample(sequence, row) for row in sequence.samples]
-        self._sampled = {(r.seq_id, r.epoch): r.tokens[0].token_id for r in results if r.tokens}
+        self._sampled = {(r.seq_id, r.epoch): r.tokens[-1].token_id for r in results if r.tokens}
         return tuple(results)
 
     def poison(self, device_blocks: set[int], host_blocks: set[int]) -> None:
@@ -146,6 +146,12 @@ class FakeModel:
     def _sample(self, sequence: ScheduledSequence, row: SampleRow) -> SampledSequence:
         if sequence.request_id in self.poisoned_requests:
             return SampledSequence(row.seq_id, row.epoch, (), NonFiniteLogits("poisoned"))
-        content = np.ascontiguousarray(self._read(sequence, 0, sequence.end))
-        token = next_token(content, row.seed, row.index, sequence.end, row.banned_token_ids)
-        return SampledSequence(row.seq_id, row.epoch, (SampledToken(token),))
+        tokens: tuple[SampledToken, ...] = ()
+        for position in range(sequence.end - sequence.num_drafts, sequence.end + 1):
+            content = np.ascontiguousarray(self._read(sequence, 0, position))
+            token = next_token(content, row.seed, row.index, position, row.banned_token_ids)
+            tokens += (SampledToken(token),)
+            place = position - sequence.start
+            if place >= len(sequence.token_ids) or sequence.token_ids[place] != token:
+                break
+        return SampledSequence(row.seq_id, row.epoch, tokens)

@@ -23,7 +23,9 @@ def recorded(harness: CoreHarness, num_steps: int = 1 << 16) -> FlightRecorder:
     """Record a harness from now on."""
     scheduler = harness.scheduler
     device, host = scheduler.manager.device, scheduler.manager.host
-    setting = Setting("test", harness.options, harness.cache, scheduler.state.rates, harness.depth)
+    setting = Setting(
+        "test", harness.options, harness.cache, scheduler.state.rates, harness.depth, harness.speculation
+    )
     assert (device.num_blocks, host.num_blocks) == (harness.cache.num_blocks, harness.cache.num_host_blocks)
     return FlightRecorder(scheduler, setting, num_steps)
 

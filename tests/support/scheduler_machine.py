@@ -6,6 +6,7 @@ real code and not by a test written for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.views import Rates
-from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.options import NO_SPECULATION, SchedulerOptions
 from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.core.scheduling.speculation import Drafter
 from pageturner.service.errors import InvalidArgument, QueueFull
 from support.core_harness import CoreHarness
 from support.junk_policies import junk_policies
@@ -87,10 +89,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     """scheduler_class: the one under test; planted bugs replace it or patch the core below it.
 
     favoured: arguments of every request that replace what was drawn, and policies by axis; a rare kind
-    of load is met often that way, everything else stays as general as it is.
+    of load is met often that way, everything else stays as general as it is. speculation, drafter: as
+    CoreHarness's, at depth 0.
     """
 
     scheduler_class: type[Scheduler] = Scheduler
+    speculation = NO_SPECULATION
+    drafter: Callable[[CoreHarness], Drafter] | None = None
     favoured_request: tuple[tuple[str, Any], ...] = ()
     favoured_policies: tuple[tuple[str, str], ...] = ()
 
@@ -136,12 +141,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             block_size=block_size,
             num_host_blocks=num_host_blocks,
-            depth=depth,
+            depth=depth if self.speculation.method == "none" else 0,
             options=options,
             enable_prefix_caching=enable_prefix_caching,
             reuse_partial_blocks=reuse_partial_blocks,
             rates=Rates(swap_out_bytes_per_second=speed, swap_in_bytes_per_second=speed),
             scheduler_class=self.scheduler_class,
+            speculation=self.speculation,
+            drafter=type(self).drafter,
         )
         for wanted in load:
             self._submit(wanted)

@@ -78,6 +78,8 @@ class Finisher:
                 request.num_cached_prompt_tokens,
                 sum(sequence.num_output_tokens for sequence in request.sequences),
                 request.new.num_resumed_tokens,
+                request.num_drafted_tokens,
+                request.num_accepted_drafts,
             ),
             RequestTimings(
                 queue_seconds=request.queue_seconds,

@@ -14,6 +14,7 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import Sequence
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
+from pageturner.service.core.scheduling.speculation import settle_drafts
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
@@ -43,14 +44,14 @@ class OutputProcessor:
         return events
 
     def _publish(self, output: SchedulerOutput) -> None:
-        """The KV of the step is made; blocks that are full with it are cached."""
+        """The KV of the step is made; blocks that are full with it are cached. Drafts are settled later."""
         sequences, manager = self._state.sequences, self._state.manager
         block_size = manager.block_size
         for part in output.scheduled:
             sequence = sequences.get(part.seq_id)
             if sequence is None or sequence.epoch != part.epoch:
                 continue
-            end = part.start + len(part.token_ids)
+            end = part.start + len(part.token_ids) - part.num_drafts
             if end > sequence.num_accepted_tokens:
                 sequence.num_accepted_tokens = end
             else:
@@ -93,6 +94,8 @@ class OutputProcessor:
         except Exception as error:  # a tokenizer's fault is of this request alone
             events.append(self._finisher.abort(request, text_failed(error)))
             return
+        if sequence.num_drafts:
+            settle_drafts(self._state, sequence, len(sampled) - 1, num_accepted)
         events.append(TokenEvent(request.new.request_id, sequence.index, sampled[:num_accepted], text))
         if reason is not FinishReason.UNSPECIFIED:
             events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))

@@ -35,7 +35,8 @@ class SchedulerState:
     is_sweep_due: the queue is to be searched for requests that come too late.
     guarded: the request that no policy could hold back in the last step. unfinished_steps: ids of steps
     scheduled and not updated. next_...: numbers to be given next.
-    decisions: where to note them; None without a listener.
+    decisions: where to note them; None without a listener. found_drafts: drafts that were found for sequences
+    of the step that was planned last, by their ids.
     """
 
     options: SchedulerOptions
@@ -64,6 +65,7 @@ class SchedulerState:
     next_seq_id: int = 0
     next_step_id: int = 1
     decisions: list[Decision] | None = None
+    found_drafts: dict[int, int] = field(default_factory=dict)
 
     def enlist(self, request: Request) -> None:
         """It lives from now on."""
@@ -150,6 +152,8 @@ class SchedulerState:
             num_swapped_out_blocks_total=counters["swapped_out_blocks"],
             num_swapped_in_blocks_total=counters["swapped_in_blocks"],
             num_copied_blocks_total=counters["copied_blocks"],
+            num_drafted_tokens_total=counters["drafted_tokens"],
+            num_accepted_drafts_total=counters["accepted_drafts"],
             queue_seconds=outlook.queue_seconds,
             drain_tokens_per_second=outlook.drain_rate,
             outlook=outlook,
@@ -173,6 +177,11 @@ class SchedulerState:
             num_cached = sequence.num_cached_blocks * self.manager.block_size
             assert num_cached <= sequence.num_kv_tokens, (
                 f"cached: sequence {sequence.seq_id} counts {num_cached} tokens of {sequence.num_kv_tokens}"
+            )
+            num_slots = self.manager.num_blocks(sequence) * self.manager.block_size
+            num_used = sequence.num_kv_tokens + sequence.num_drafts
+            assert num_slots < num_used + self.manager.block_size, (
+                f"lookahead: sequence {sequence.seq_id} holds {num_slots} slots for {num_used} tokens"
             )
         slots = sum(request.num_slots for request in self.running.values())
         assert slots <= self.options.max_num_seqs, f"slots: {slots} sequences run"

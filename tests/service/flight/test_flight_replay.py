@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.core_harness import CoreHarness, NoText
+from support.drafting_machine import SPECULATION, PlannedDrafter
 from support.flight import record_of, recorded
 from support.scheduler_machine import KNOWN, requests, scheduler_options
 
@@ -23,7 +24,7 @@ from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.service.cli import main
 from pageturner.service.core.decisions import Admitted, Ended, PolicyFault, PolicyReplaced, Preempted, Refused
-from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.options import NO_SPECULATION, SchedulerOptions
 from pageturner.service.core.outputs import SampledSequence, SampledToken
 from pageturner.service.errors import InvalidArgument, QueueFull, RequestAborted, TextFailed
 from pageturner.service.flight import flight_file
@@ -83,6 +84,7 @@ def submit(harness: CoreHarness, wanted: dict[str, Any]) -> None:
     wanted=st.lists(requests_some_of_them_resumed(), min_size=2, max_size=10),
     num_steps=st.sampled_from((AMPLE, AMPLE, 3, 8)),
     seed=st.integers(0, 1 << 16),
+    drafts=st.booleans(),
 )
 def test_every_decision_of_a_random_run_comes_out_again(
     policies: PolicySet,
@@ -96,7 +98,9 @@ def test_every_decision_of_a_random_run_comes_out_again(
     wanted: list[dict[str, Any]],
     num_steps: int,
     seed: int,
+    drafts: bool,
 ) -> None:
+    depth = 0 if drafts else depth
     harness = CoreHarness(
         policies,
         num_blocks=num_blocks,
@@ -106,6 +110,8 @@ def test_every_decision_of_a_random_run_comes_out_again(
         options=options,
         enable_prefix_caching=enable_prefix_caching,
         reuse_partial_blocks=reuse_partial_blocks,
+        speculation=SPECULATION if drafts else NO_SPECULATION,
+        drafter=PlannedDrafter,
     )
     recorder = recorded(harness, num_steps)
     choice = random.Random(seed)
