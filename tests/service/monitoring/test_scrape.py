@@ -89,6 +89,8 @@ async def test_every_figure_of_the_scheduler_is_shown() -> None:
         "num_swapped": "num_requests_swapped",
         "num_prefix_query_tokens_total": "prefix_cache_queries_total",
         "num_prefix_hit_tokens_total": "prefix_cache_hits_total",
+        "num_drafted_tokens_total": "spec_decode_num_draft_tokens_total",
+        "num_accepted_drafts_total": "spec_decode_num_accepted_tokens_total",
         **{f"num_{kind}_preemptions_total": "preemptions_total" for kind in ("swap", "recompute", "tail")},
     }
     async with serving(FakeEngine()) as served, monitoring(served.server, served.metrics) as monitored:
