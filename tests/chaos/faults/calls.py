@@ -101,9 +101,12 @@ async def flood(site: Site, random: Random) -> None:
             refused.append(asked)
 
     site.tolerate(REFUSED)
-    await asyncio.gather(*(one() for _ in range(200)), _refusal_tells_when(site))
-    if not refused:
-        site.ledger.problem("flood: 200 calls at once, and none was refused")
+    # Where other programs slow this process down, its calls come no faster than the server answers them.
+    for _ in range(5):
+        await asyncio.gather(*(one() for _ in range(200)), _refusal_tells_when(site))
+        if refused:
+            return
+    site.ledger.problem("flood: five times 200 calls at once, and none was refused")
 
 
 async def _refusal_tells_when(site: Site) -> None:
