@@ -55,6 +55,8 @@ class Rates:
     """Cost of one more token in a step."""
     prefill_seconds_per_token_context: float = 1e-8
     """Cost of one token attending to one token of context."""
+    disk_read_bytes_per_second: float = 0.0
+    """Of blocks read from the disk tier of the prefix cache; 0 where there is none."""
 
     def prefill_seconds(self, num_tokens: int, num_context: int = 0) -> float:
         """Seconds to compute `num_tokens` on top of `num_context` tokens whose KV is held."""

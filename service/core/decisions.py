@@ -81,6 +81,14 @@ class AwaitsProducer:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetches:
+    """A waiting request waits for blocks of its prefix that are read from disk."""
+
+    request_id: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Overtaken:
     """A waiting request was looked past: a later one was admitted in this step."""
 
@@ -184,6 +192,7 @@ Decision = (
     Admitted
     | Refused
     | AwaitsProducer
+    | Fetches
     | Overtaken
     | AdmissionsHeld
     | Preempted

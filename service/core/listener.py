@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.decisions import Decision
+from pageturner.service.core.memory.transfers import TransferEnd
 from pageturner.service.core.outputs import Acceptance, Event, SampledSequence, SchedulerOutput
 from pageturner.service.core.request import NewRequest
 from pageturner.service.errors import PageturnerError
@@ -96,6 +97,14 @@ class FailStep:
     now: float
 
 
+@dataclass(frozen=True, slots=True)
+class EndTransfers:
+    """`Scheduler.end_transfers`."""
+
+    ended: tuple[TransferEnd, ...]
+    now: float
+
+
 Call: TypeAlias = (
     AddRequest
     | AbortRequest
@@ -107,6 +116,7 @@ Call: TypeAlias = (
     | Schedule
     | Update
     | FailStep
+    | EndTransfers
 )
 Answer: TypeAlias = Acceptance | SchedulerOutput | tuple[Event, ...] | None
 

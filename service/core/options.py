@@ -20,6 +20,11 @@ class CacheOptions:
     reuse_partial_blocks: bool = False
     """Whether the last block of an ended answer is cached though it is not full. False, as in flight records
     and machine files that were written before there was the choice."""
+    num_host_cache_blocks: int = 0
+    """Of the host blocks, those that the host tier of the prefix cache adds to the swap space; 0 for no tier:
+    a block that the device evicts is lost, as in records that were written before there was one."""
+    num_disk_cache_blocks: int = 0
+    """Blocks that the disk tier behind it may hold; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

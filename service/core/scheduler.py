@@ -26,6 +26,7 @@ from pageturner.service.core.listener import (
     Answer,
     Call,
     CallOutcome,
+    EndTransfers,
     Expire,
     FailStep,
     PauseRequest,
@@ -36,9 +37,9 @@ from pageturner.service.core.listener import (
     SetPolicies,
     Update,
 )
-from pageturner.service.core.memory.block_manager import BlockManager
-from pageturner.service.core.memory.block_pool import BlockPool
+from pageturner.service.core.memory.build import build_manager
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
+from pageturner.service.core.memory.transfers import BlockDisk, Transfer, TransferEnd
 from pageturner.service.core.options import NO_SPECULATION, CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.core.outputs import (
     Acceptance,
@@ -52,6 +53,7 @@ from pageturner.service.core.request import NewRequest, Request, RequestStatus
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.deadlines import Deadlines
 from pageturner.service.core.scheduling.decode import plan_decodes
+from pageturner.service.core.scheduling.fetching import Fetching
 from pageturner.service.core.scheduling.finish import Finisher
 from pageturner.service.core.scheduling.inspect import inspect
 from pageturner.service.core.scheduling.intake import Intake
@@ -65,6 +67,7 @@ from pageturner.service.core.scheduling.starvation_guard import choose_guarded, 
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import StepPlan
 from pageturner.service.core.scheduling.suspects import StepFailures
+from pageturner.service.core.scheduling.tiered_committer import TieredCommitter
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.core.scheduling.waiting_queue import QueueOrder, WaitingQueue
 from pageturner.service.errors import PageturnerError
@@ -108,6 +111,7 @@ class Scheduler:
     hash_key: secret of the prefix cache's hashes. hasher: in place of one under that key.
     shadows: by axis, policies to ask and not to obey. watch: times the policies' calls.
     drafter: guesses in place of what the speculation's method would, at depth 0.
+    disk: of the prefix cache, behind its host tier; of no use where that is off.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class Scheduler:
         watch: CallWatch | None = None,
         speculation: SpeculationOptions = NO_SPECULATION,
         drafter: Drafter | None = None,
+        disk: BlockDisk | None = None,
     ) -> None:
         self.options = options
         self._depth = depth
@@ -137,15 +142,10 @@ class Scheduler:
             watch=watch,
             budget_seconds=options.policy_budget_ms / 1000,
         )
-        device = BlockPool(cache.num_blocks, cache.block_size, self.policy_host.eviction_score)
-        host = BlockPool(cache.num_host_blocks, cache.block_size)
-        hasher = hasher or PrefixHasher(hash_key)
-        self.manager = BlockManager(
-            device,
-            host,
-            hasher if cache.enable_prefix_caching else None,
-            reuse_partial_blocks=cache.reuse_partial_blocks,
+        self.manager = build_manager(
+            cache, hasher or PrefixHasher(hash_key), self.policy_host.eviction_score, disk
         )
+        tiers = self.manager.tiers
         order = QueueOrder(self.policy_host, self.manager, options.resort_interval_seconds)
         self._queue_order = order
         self.state = SchedulerState(
@@ -160,6 +160,9 @@ class Scheduler:
         self._planner = Planner(self.state)
         transitions = Transitions(self.state)
         self._committer = Committer(self.state, transitions)
+        if tiers is not None:
+            self._committer = TieredCommitter(self.state, transitions, tiers)
+        self._fetching = None if tiers is None or disk is None else Fetching(self.state, tiers)
         self._finisher = Finisher(self.state, transitions, stop_condition)
         self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)
         self._failures = StepFailures(self.state, transitions, self._finisher)
@@ -238,6 +241,8 @@ class Scheduler:
         assert len(self.state.unfinished_steps) <= self._depth, "schedule ran too far ahead of update"
         self.state.now = now
         self._renew_orders()
+        if self._fetching is not None:
+            self._fetching.begin(now)
         plan = plan_decodes(self.state, self.state.guarded) or self._plan_any(now)
         is_new, self.state.guarded = plan.guarded is not self.state.guarded, plan.guarded
         if self.state.decisions is not None:
@@ -261,7 +266,7 @@ class Scheduler:
         self._queue_order.refresh(self.state.waiting, now)
         self.state.is_sweep_due = False
         plan = self._planner.plan(choose_guarded(self.state, self.state.guarded))
-        num_left = len(self.state.waiting) - len(plan.admissions)
+        num_left = len(self.state.waiting) - len(plan.admissions) - len(self.state.fetching)
         self.state.is_full = num_left > 0 and (self.state.is_full or not plan.admissions)
         return plan
 
@@ -307,6 +312,21 @@ class Scheduler:
             pace.fold()
             self.state.is_sweep_due = True
 
+    # --- blocks on disk --------------------------------------------------------------------
+
+    def take_transfers(self) -> tuple[Transfer, ...]:
+        """After a step is scheduled: what is to move between host and disk, each once, in this order.
+
+        Every Save and Load must be answered by `end_transfers`, in any order.
+        """
+        return () if self.manager.tiers is None else self.manager.tiers.take_transfers()
+
+    @told(EndTransfers)
+    def end_transfers(self, ended: tuple[TransferEnd, ...], now: float) -> None:
+        """Between two steps: transfers that were taken are over, for good or not."""
+        assert self._fetching is not None, "there is no disk to move blocks to"
+        self._fetching.end(ended, now)
+
     # --- figures and proof -----------------------------------------------------------------
 
     def num_requests(self) -> tuple[int, int]:
@@ -324,6 +344,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the invariant, unless the whole state is consistent."""
         self.state.check_integrity()
+        if self._fetching is not None:
+            self._fetching.check_integrity()
 
     @property
     def guarded_id(self) -> str | None:
@@ -335,7 +357,7 @@ class Scheduler:
 
     def snapshot(self) -> SchedulerSnapshot | None:
         """All but the requests; None while a step is in flight."""
-        return take_snapshot(self.state, self._failures.suspects, self._queue_order)
+        return take_snapshot(self.state, self._failures.suspects, self._queue_order, self._fetching)
 
     def restore(self, snapshot: SchedulerSnapshot, requests: Iterable[Request]) -> None:
         """Bring a scheduler just made to a state that one with equal options, policies and hasher was in.
@@ -344,7 +366,8 @@ class Scheduler:
         (`BlockManager.restore_tables`).
         """
         live = list(requests)
-        restore_snapshot(snapshot, live, self.state, self._failures.suspects, self._queue_order)
+        parts = self._failures.suspects, self._queue_order, self._fetching
+        restore_snapshot(snapshot, live, self.state, *parts)
         for request in live:
             self._intake.restore(request)
 

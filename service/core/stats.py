@@ -40,6 +40,14 @@ class SchedulerStats:
     num_copied_blocks_total: int = 0
     num_drafted_tokens_total: int = 0
     num_accepted_drafts_total: int = 0
+    num_host_blocks_cached: int = 0
+    num_disk_blocks_cached: int = 0
+    num_requests_fetching: int = 0
+    num_host_hit_tokens_total: int = 0
+    num_disk_hit_tokens_total: int = 0
+    num_spilled_blocks_total: int = 0
+    num_disk_writes_dropped_total: int = 0
+    num_disk_reads_failed_total: int = 0
     queue_seconds: float = 0.0
     drain_tokens_per_second: float = 0.0
     outlook: Outlook = field(default=Outlook(), compare=False)

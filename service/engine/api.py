@@ -293,6 +293,8 @@ class ServerInfo:
     exact_resume: bool = False
     model_name: str = ""
     speculation: SpeculationOptions = SpeculationOptions()
+    num_host_cache_blocks: int = 0
+    num_disk_cache_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

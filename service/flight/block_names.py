@@ -5,7 +5,8 @@ tokens. So a record keeps that alone: the name of a full block is 63 bits of the
 has of it and of all blocks before it. The first tokens of a block get a name where the scheduler looked for
 them, or cached them at an answer's end, and no name else. The key of that hash
 is drawn by the process and never written: without it no name can be found by trying texts, not even that of
-a single token.
+a single token. (Where blocks are kept on disk, the key is kept beside them, and who may read that folder
+may read KV anyway.)
 
 On replay a name stands in the place of the last token that it is for, all others are 0, and `NameHasher`
 takes it for the block's hash: equal chains stay equal, others differ.
@@ -21,6 +22,7 @@ from pageturner.service.core import request as core
 from pageturner.service.core.memory.block import PoolState
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
+from pageturner.service.core.memory.tiers import TierState
 from pageturner.service.core.request import NewRequest
 
 
@@ -66,6 +68,19 @@ def renamed(pool: PoolState) -> PoolState:
         for block in pool.blocks
     )
     return replace(pool, blocks=tuple(blocks))
+
+
+def renamed_tiers(tiers: TierState) -> TierState:
+    """The tiers as a replay knows them."""
+
+    def known(block_hash: bytes) -> bytes:
+        return hash_of(name_of(block_hash))
+
+    in_flight = (
+        (host_block, is_load, known(block_hash), is_wanted)
+        for host_block, is_load, block_hash, is_wanted in tiers.in_flight
+    )
+    return TierState(tuple(in_flight), tuple(map(known, tiers.unsaved)))
 
 
 def stand_ins(num_tokens: int, names: Sequence[int], block_size: int) -> tuple[int, ...]:

@@ -12,7 +12,14 @@ from dataclasses import replace
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.request import Request, Sequence
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.flight.block_names import hash_of, name_of, names_of, renamed, stand_ins
+from pageturner.service.flight.block_names import (
+    hash_of,
+    name_of,
+    names_of,
+    renamed,
+    renamed_tiers,
+    stand_ins,
+)
 from pageturner.service.flight.flight_file import Malformed, from_plain, to_plain
 from pageturner.service.flight.records import (
     Checkpoint,
@@ -74,6 +81,7 @@ def take_checkpoint(scheduler: Scheduler) -> Checkpoint | None:
             producing=tuple((hash_of(name_of(made)), maker) for made, maker in snapshot.producing),
             device=renamed(snapshot.device),
             host=renamed(snapshot.host),
+            tiers=None if snapshot.tiers is None else renamed_tiers(snapshot.tiers),
         ),
     )
 

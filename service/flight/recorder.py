@@ -12,6 +12,7 @@ from pageturner.service.core.listener import (
     AddRequest,
     Call,
     CallOutcome,
+    EndTransfers,
     Expire,
     FailStep,
     PauseRequest,
@@ -53,6 +54,7 @@ from pageturner.service.flight.records import (
     RowResult,
     Scheduled,
     Setting,
+    Transferred,
     Updated,
     error_name,
     pack_found_drafts,
@@ -88,6 +90,8 @@ class FlightRecorder:
         # For each sample of the step that is being taken: its sequence if it lives, and its tokens before.
         self._samples: list[tuple[Sequence | None, int]] = []
         self._manager.noted_hashes = {}
+        if self._manager.tiers is not None:
+            self._manager.tiers.found = {}
         scheduler.add_listener(self)
 
     def __len__(self) -> int:
@@ -124,7 +128,7 @@ class FlightRecorder:
                     for row in part.samples
                     for sequence in (sequences.get(row.seq_id),)
                 ]
-        if isinstance(call, (Schedule, Update, FailStep, SetPolicies, Quarantine)):
+        if isinstance(call, (Schedule, Update, FailStep, SetPolicies, Quarantine, EndTransfers)):
             self._unnoted_now = None
         self._standing = _PolicyStanding(self._policy_host)
 
@@ -167,22 +171,32 @@ class FlightRecorder:
             case Quarantine(axis, reason, now):
                 return Quarantined(now, axis, reason, decisions, raised)
             case Schedule(now):
-                names = self._partial_names()
+                names, found = self._partial_names(), self._found_on_disk()
                 if raised:
-                    return Scheduled(now, 0, decisions=decisions, raised=raised, partial_names=names)
+                    return Scheduled(
+                        now, 0, decisions=decisions, raised=raised, partial_names=names, on_disk=found
+                    )
                 output = cast(SchedulerOutput, outcome.answer)
                 step_id = output.step_id if output else 0
                 rows, copies = pack_rows(output), output.block_copies
-                found = self._state.found_drafts
-                drafts = pack_found_drafts(found) if found else b""
+                drafts = pack_found_drafts(self._state.found_drafts) if self._state.found_drafts else b""
                 return Scheduled(
-                    now, step_id, rows, copies, decisions, partial_names=names, found_drafts=drafts
+                    now,
+                    step_id,
+                    rows,
+                    copies,
+                    decisions,
+                    partial_names=names,
+                    found_drafts=drafts,
+                    on_disk=found,
                 )
             case Update(output, _, now):
                 results, names = self._results(call, events), self._partial_names()
                 return Updated(now, output.step_id, results, decisions, raised, names)
             case FailStep(output, error, now):
                 return Failed(now, output.step_id, error_name(error), decisions, raised)
+            case EndTransfers(ended, now):
+                return Transferred(now, ended, decisions, raised)
         return None
 
     # --- what is noted ---------------------------------------------------------------------
@@ -282,6 +296,14 @@ class FlightRecorder:
             return ()
         self._manager.noted_hashes = {}
         return tuple(PartialName(*place, name_of(block_hash)) for place, block_hash in noted.items())
+
+    def _found_on_disk(self) -> tuple[int, ...]:
+        """Names of the blocks that the disk was found to hold since the last call."""
+        tiers = self._manager.tiers
+        if tiers is None or not tiers.found:
+            return ()
+        found, tiers.found = tiers.found, {}
+        return tuple(map(name_of, found))
 
     def _name(self, sequence: Sequence | None, num_tokens: int) -> int:
         """The name of the block that its num_tokens-th token completes, or 0. An ended choice needs none, but

@@ -15,6 +15,7 @@ from typing import Self, TypeAlias
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.core.decisions import Decision
+from pageturner.service.core.memory.transfers import TransferEnd
 from pageturner.service.core.options import CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
 from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus, ResumedChoice
@@ -272,7 +273,8 @@ class Scheduled:
 
     rows: for each sequence ROW_FIELDS as 32-bit numbers. raised: what came instead, or empty. partial_names:
     of the partial blocks that were looked for. found_drafts: for each sequence that drafts were found for
-    DRAFT_FIELDS, likewise; as many of them as its row says are verified.
+    DRAFT_FIELDS, likewise; as many of them as its row says are verified. on_disk: names of the blocks that
+    the disk was found to hold.
     """
 
     now: float
@@ -283,6 +285,7 @@ class Scheduled:
     raised: str = ""
     partial_names: tuple[PartialName, ...] = ()
     found_drafts: bytes = b""
+    on_disk: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +328,28 @@ class Failed:
     raised: str = ""
 
 
-Entry = Added | Aborted | Expired | Paused | PoliciesSet | Quarantined | Scheduled | Updated | Failed
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """Blocks were moved between the host and the disk, or could not be."""
+
+    now: float
+    ended: tuple[TransferEnd, ...]
+    decisions: tuple[Decision, ...] = ()
+    raised: str = ""
+
+
+Entry = (
+    Added
+    | Aborted
+    | Expired
+    | Paused
+    | PoliciesSet
+    | Quarantined
+    | Scheduled
+    | Updated
+    | Failed
+    | Transferred
+)
 
 
 @dataclass(frozen=True, slots=True)

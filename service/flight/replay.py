@@ -19,7 +19,7 @@ from pageturner.service.core.outputs import SampledSequence, SampledToken, Sched
 from pageturner.service.core.request import NewRequest, Sequence
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import InvalidArgument, PageturnerError, TextFailed
-from pageturner.service.flight.block_names import NameHasher
+from pageturner.service.flight.block_names import NameHasher, name_of
 from pageturner.service.flight.checkpoint import restore_checkpoint
 from pageturner.service.flight.former_versions import as_it_was
 from pageturner.service.flight.recorder import FlightRecorder
@@ -39,6 +39,7 @@ from pageturner.service.flight.records import (
     Quarantined,
     RecordedError,
     Scheduled,
+    Transferred,
     Updated,
     unpack_found_drafts,
 )
@@ -125,6 +126,18 @@ class _Stops:
         return ""
 
 
+class _Disk:
+    """Holds what the recorded disk was found to hold. names: in the step that is being decided."""
+
+    num_blocks = 0
+
+    def __init__(self) -> None:
+        self.names: frozenset[int] = frozenset()
+
+    def holds(self, block_hash: bytes) -> bool:
+        return name_of(block_hash) in self.names
+
+
 class _Player:
     """The scheduler of one replay, itself recorded."""
 
@@ -133,6 +146,7 @@ class _Player:
         self._block_size = setting.cache.block_size
         self._stops = _Stops()
         self._drafter = _FoundDrafts()
+        self._disk = _Disk()
         scheduler = Scheduler(
             setting.options,
             setting.cache,
@@ -143,6 +157,7 @@ class _Player:
             hasher=NameHasher(),
             speculation=setting.speculation,
             drafter=self._drafter,
+            disk=self._disk if setting.cache.num_disk_cache_blocks else None,
         )
         if start.checkpoint is not None:
             restore_checkpoint(scheduler, start.checkpoint)
@@ -170,7 +185,7 @@ class _Player:
         if isinstance(entry, Updated) and isinstance(again, Updated):
             again = replace(again, results=entry.results, partial_names=entry.partial_names)
         if isinstance(entry, Scheduled) and isinstance(again, Scheduled):
-            again = replace(again, partial_names=entry.partial_names)
+            again = replace(again, partial_names=entry.partial_names, on_disk=entry.on_disk)
         return again
 
     def _call(self, entry: Entry) -> None:
@@ -197,14 +212,18 @@ class _Player:
                 scheduler.quarantine(entry.axis, entry.reason, entry.now)
             case Scheduled():
                 self._drafter.by_sequence = unpack_found_drafts(entry.found_drafts)
+                self._disk.names = frozenset(entry.on_disk)
                 output = scheduler.schedule(entry.now)
                 self._in_flight[output.step_id] = output
+                scheduler.take_transfers()
             case Updated():
                 output = self._in_flight.pop(entry.step_id)
                 scheduler.update(output, self._sampled(entry, output), entry.now)
             case Failed():
                 output = self._in_flight.pop(entry.step_id)
                 scheduler.fail_step(output, RuntimeError(entry.error), entry.now)
+            case Transferred():
+                scheduler.end_transfers(entry.ended, entry.now)
 
     def _start_texts(self, entry: Added) -> None:
         """Have a request's texts begin, or fail to, as they did: what its tokens said is not recorded."""

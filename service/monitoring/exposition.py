@@ -78,6 +78,9 @@ _STATE_GAUGES = {
     "num_blocks_used": "Blocks that requests hold.",
     "num_host_blocks": "Blocks of the host pool.",
     "num_host_blocks_used": "Blocks of the host pool that requests hold.",
+    "num_host_blocks_cached": "Blocks of the host pool that the prefix cache lost on the device and keeps there.",
+    "num_disk_blocks_cached": "Blocks of the prefix cache on disk.",
+    "num_requests_fetching": "Requests that wait for blocks from disk.",
     "num_wasted_slots": "Token slots of held blocks that hold no token.",
     "queue_seconds": "How long a request that comes now would wait for its turn, as estimated.",
     "drain_tokens_per_second": "Prompt tokens that leave the queue, as measured.",
@@ -93,6 +96,11 @@ _STATE_COUNTERS = {
     "num_swapped_out_blocks_total": "Blocks copied from device to host.",
     "num_swapped_in_blocks_total": "Blocks copied from host to device.",
     "num_copied_blocks_total": "Blocks copied on write.",
+    "num_host_hit_tokens_total": "Tokens whose KV was copied back from the host in place of being computed.",
+    "num_disk_hit_tokens_total": "Tokens whose KV was read from disk into the host.",
+    "num_spilled_blocks_total": "Blocks that the device evicted and the host took.",
+    "num_disk_writes_dropped_total": "Blocks that the disk was to take and did not.",
+    "num_disk_reads_failed_total": "Blocks that could not be read from disk, or were damaged there.",
 }
 
 

@@ -26,6 +26,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.core.scheduling.speculation import Drafter
 from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
 from pageturner.service.policy_host.calls import CallWatch
+from support.fake_disk import FakeDisk
 from support.fake_model import FakeModel, Stop, expected_tokens
 from support.inspection_checks import check_inspection
 
@@ -103,12 +104,20 @@ class CoreHarness:
         scheduler_class: type[Scheduler] = Scheduler,
         speculation: SpeculationOptions = NO_SPECULATION,
         drafter: Callable[[CoreHarness], Drafter] | None = None,
+        num_host_cache_blocks: int = 0,
+        disk: FakeDisk | None = None,
     ) -> None:
         self.speculation = speculation
         self.options = options or SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
         self.text = NoText()
         self.cache = CacheOptions(
-            num_blocks, block_size, num_host_blocks, enable_prefix_caching, reuse_partial_blocks
+            num_blocks,
+            block_size,
+            num_host_blocks,
+            enable_prefix_caching,
+            reuse_partial_blocks,
+            num_host_cache_blocks,
+            num_disk_cache_blocks=0 if disk is None else 1,
         )
         self.scheduler = scheduler_class(
             self.options,
@@ -121,8 +130,12 @@ class CoreHarness:
             watch=CallWatch(escapes=()),
             speculation=speculation,
             drafter=None if drafter is None else drafter(self),
+            disk=disk,
         )
         self.model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
+        self.disk = disk
+        if disk is not None:
+            disk.host_pool = self.model.kv_cache.host_pool.numpy()
         self.depth = depth
         self.now = 0.0
         self.records: dict[str, Record] = {}
@@ -198,12 +211,28 @@ class CoreHarness:
         self.check()
         return request_id
 
+    def _schedule(self) -> SchedulerOutput:
+        output = self.scheduler.schedule(self.now)
+        if self.disk is not None:
+            self.disk.start(self.scheduler.take_transfers())
+        return output
+
+    @_move
+    def end_transfers(self, count: int = 1 << 30, pick: int = 0, *, well: bool = True) -> None:
+        """Let transfers between host and disk end, at most so many."""
+        assert self.disk is not None
+        ended = tuple(self.disk.end(pick, well=well) for _ in range(min(count, len(self.disk.under_way))))
+        if ended:
+            self.scheduler.end_transfers(ended, self.now)
+            self.check()
+            self.poison_free_blocks()
+
     @_move
     def step(self) -> SchedulerOutput:
         """Expire, schedule, run; update the oldest step once more than `depth` are in flight."""
         self.now += 1.0
         self.take(self.scheduler.expire(self.now))
-        output = self.scheduler.schedule(self.now)
+        output = self._schedule()
         self.num_steps += 1
         self.check()
         check_inspection(self.scheduler, self.now)
@@ -232,7 +261,7 @@ class CoreHarness:
         self.now += 1.0
         while self.in_flight:
             self.update()
-        output = self.scheduler.schedule(self.now)
+        output = self._schedule()
         if output:
             self.model.kv_cache.apply(output.block_copies)
             self.take(self.scheduler.fail_step(output, RuntimeError("planted"), self.now))
@@ -246,7 +275,7 @@ class CoreHarness:
         if not self.in_flight:
             return
         failed, _ = self.in_flight.popleft()
-        later = self.scheduler.schedule(self.now)
+        later = self._schedule()
         self.take(self.scheduler.fail_step(failed, RuntimeError("planted"), self.now))
         self.check()
         if later:
@@ -350,12 +379,16 @@ class CoreHarness:
         assert stats.num_blocks_used == 0, f"leak: {stats.num_blocks_used} device blocks"
         assert stats.num_host_blocks_used == 0, f"leak: {stats.num_host_blocks_used} host blocks"
         assert not self.text.live, f"leak: text of sequences {self.text.live}"
+        if self.disk is not None:
+            self.end_transfers()
+            assert not self.scheduler.state.fetching, "leak: fetches"
+        assert not self.scheduler.manager.host.num_live, "leak: host blocks of transfers"
 
     def poison_free_blocks(self) -> None:
         device, host = self.scheduler.manager.device, self.scheduler.manager.host
         self.model.poison(
             {b for b in range(device.num_blocks) if device.is_available(b) and not device.is_cached(b)},
-            {b for b in range(host.num_blocks) if host.is_available(b)},
+            {b for b in range(host.num_blocks) if host.is_available(b) and not host.is_cached(b)},
         )
 
     def error_of(self, request_id: str) -> PageturnerError | None:

@@ -69,7 +69,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "speculation")
+    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "num_host_cache_blocks", "num_disk_cache_blocks", "speculation")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,8 @@ class GetServerInfoResponse(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EXACT_RESUME_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     version: str
     start_seconds: float
@@ -112,8 +114,10 @@ class GetServerInfoResponse(_message.Message):
     fingerprint: str
     exact_resume: bool
     model_name: str
+    num_host_cache_blocks: int
+    num_disk_cache_blocks: int
     speculation: Speculation
-    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("method", "num_tokens", "max_ngram", "min_ngram")
@@ -150,23 +154,25 @@ class MeasuredProducts(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[_Iterable[float]] = ..., mean_kl: _Optional[float] = ...) -> None: ...
 
 class Rates(_message.Message):
-    __slots__ = ("swap_out_bytes_per_second", "swap_in_bytes_per_second", "block_bytes", "prefill_seconds_fixed", "prefill_seconds_per_token", "prefill_seconds_per_token_context")
+    __slots__ = ("swap_out_bytes_per_second", "swap_in_bytes_per_second", "block_bytes", "prefill_seconds_fixed", "prefill_seconds_per_token", "prefill_seconds_per_token_context", "disk_read_bytes_per_second")
     SWAP_OUT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     SWAP_IN_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_FIXED_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SECONDS_PER_TOKEN_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    DISK_READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     swap_out_bytes_per_second: float
     swap_in_bytes_per_second: float
     block_bytes: int
     prefill_seconds_fixed: float
     prefill_seconds_per_token: float
     prefill_seconds_per_token_context: float
-    def __init__(self, swap_out_bytes_per_second: _Optional[float] = ..., swap_in_bytes_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ..., prefill_seconds_fixed: _Optional[float] = ..., prefill_seconds_per_token: _Optional[float] = ..., prefill_seconds_per_token_context: _Optional[float] = ...) -> None: ...
+    disk_read_bytes_per_second: float
+    def __init__(self, swap_out_bytes_per_second: _Optional[float] = ..., swap_in_bytes_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ..., prefill_seconds_fixed: _Optional[float] = ..., prefill_seconds_per_token: _Optional[float] = ..., prefill_seconds_per_token_context: _Optional[float] = ..., disk_read_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_swapped", "num_running_sequences", "num_queued_prompt_tokens", "num_blocks", "num_blocks_free", "num_blocks_evictable", "num_blocks_used", "num_host_blocks", "num_host_blocks_used", "num_wasted_slots", "num_steps_total", "num_scheduled_tokens_total", "num_prefix_query_tokens_total", "num_prefix_hit_tokens_total", "num_resume_hit_tokens_total", "num_swap_preemptions_total", "num_recompute_preemptions_total", "num_tail_preemptions_total", "num_bypasses_total", "num_policy_faults_total", "num_step_failures_total", "num_evictions_total", "num_swapped_out_blocks_total", "num_swapped_in_blocks_total", "num_copied_blocks_total", "kv_cache_usage", "generation_tokens_per_second", "prompt_tokens_per_second", "requests_per_second", "faults_per_second", "max_running_sequences", "is_ready", "is_draining", "not_ready_reason", "seconds_without_progress", "num_live", "queue_seconds", "drain_tokens_per_second", "num_drafted_tokens_total", "num_accepted_drafts_total")
+    __slots__ = ("num_waiting", "num_running", "num_swapped", "num_running_sequences", "num_queued_prompt_tokens", "num_blocks", "num_blocks_free", "num_blocks_evictable", "num_blocks_used", "num_host_blocks", "num_host_blocks_used", "num_wasted_slots", "num_steps_total", "num_scheduled_tokens_total", "num_prefix_query_tokens_total", "num_prefix_hit_tokens_total", "num_resume_hit_tokens_total", "num_swap_preemptions_total", "num_recompute_preemptions_total", "num_tail_preemptions_total", "num_bypasses_total", "num_policy_faults_total", "num_step_failures_total", "num_evictions_total", "num_swapped_out_blocks_total", "num_swapped_in_blocks_total", "num_copied_blocks_total", "kv_cache_usage", "generation_tokens_per_second", "prompt_tokens_per_second", "requests_per_second", "faults_per_second", "max_running_sequences", "is_ready", "is_draining", "not_ready_reason", "seconds_without_progress", "num_live", "queue_seconds", "drain_tokens_per_second", "num_drafted_tokens_total", "num_accepted_drafts_total", "num_host_blocks_cached", "num_disk_blocks_cached", "num_requests_fetching", "num_host_hit_tokens_total", "num_disk_hit_tokens_total", "num_spilled_blocks_total", "num_disk_writes_dropped_total", "num_disk_reads_failed_total")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +215,14 @@ class Load(_message.Message):
     DRAIN_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FETCHING_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_HIT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_HIT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPILLED_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_WRITES_DROPPED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_READS_FAILED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_swapped: int
@@ -251,7 +265,15 @@ class Load(_message.Message):
     drain_tokens_per_second: float
     num_drafted_tokens_total: int
     num_accepted_drafts_total: int
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_running_sequences: _Optional[int] = ..., num_queued_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_evictable: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_blocks_used: _Optional[int] = ..., num_wasted_slots: _Optional[int] = ..., num_steps_total: _Optional[int] = ..., num_scheduled_tokens_total: _Optional[int] = ..., num_prefix_query_tokens_total: _Optional[int] = ..., num_prefix_hit_tokens_total: _Optional[int] = ..., num_resume_hit_tokens_total: _Optional[int] = ..., num_swap_preemptions_total: _Optional[int] = ..., num_recompute_preemptions_total: _Optional[int] = ..., num_tail_preemptions_total: _Optional[int] = ..., num_bypasses_total: _Optional[int] = ..., num_policy_faults_total: _Optional[int] = ..., num_step_failures_total: _Optional[int] = ..., num_evictions_total: _Optional[int] = ..., num_swapped_out_blocks_total: _Optional[int] = ..., num_swapped_in_blocks_total: _Optional[int] = ..., num_copied_blocks_total: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., requests_per_second: _Optional[float] = ..., faults_per_second: _Optional[float] = ..., max_running_sequences: _Optional[int] = ..., is_ready: bool = ..., is_draining: bool = ..., not_ready_reason: _Optional[str] = ..., seconds_without_progress: _Optional[float] = ..., num_live: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., drain_tokens_per_second: _Optional[float] = ..., num_drafted_tokens_total: _Optional[int] = ..., num_accepted_drafts_total: _Optional[int] = ...) -> None: ...
+    num_host_blocks_cached: int
+    num_disk_blocks_cached: int
+    num_requests_fetching: int
+    num_host_hit_tokens_total: int
+    num_disk_hit_tokens_total: int
+    num_spilled_blocks_total: int
+    num_disk_writes_dropped_total: int
+    num_disk_reads_failed_total: int
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_running_sequences: _Optional[int] = ..., num_queued_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_evictable: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_blocks_used: _Optional[int] = ..., num_wasted_slots: _Optional[int] = ..., num_steps_total: _Optional[int] = ..., num_scheduled_tokens_total: _Optional[int] = ..., num_prefix_query_tokens_total: _Optional[int] = ..., num_prefix_hit_tokens_total: _Optional[int] = ..., num_resume_hit_tokens_total: _Optional[int] = ..., num_swap_preemptions_total: _Optional[int] = ..., num_recompute_preemptions_total: _Optional[int] = ..., num_tail_preemptions_total: _Optional[int] = ..., num_bypasses_total: _Optional[int] = ..., num_policy_faults_total: _Optional[int] = ..., num_step_failures_total: _Optional[int] = ..., num_evictions_total: _Optional[int] = ..., num_swapped_out_blocks_total: _Optional[int] = ..., num_swapped_in_blocks_total: _Optional[int] = ..., num_copied_blocks_total: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., requests_per_second: _Optional[float] = ..., faults_per_second: _Optional[float] = ..., max_running_sequences: _Optional[int] = ..., is_ready: bool = ..., is_draining: bool = ..., not_ready_reason: _Optional[str] = ..., seconds_without_progress: _Optional[float] = ..., num_live: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., drain_tokens_per_second: _Optional[float] = ..., num_drafted_tokens_total: _Optional[int] = ..., num_accepted_drafts_total: _Optional[int] = ..., num_host_blocks_cached: _Optional[int] = ..., num_disk_blocks_cached: _Optional[int] = ..., num_requests_fetching: _Optional[int] = ..., num_host_hit_tokens_total: _Optional[int] = ..., num_disk_hit_tokens_total: _Optional[int] = ..., num_spilled_blocks_total: _Optional[int] = ..., num_disk_writes_dropped_total: _Optional[int] = ..., num_disk_reads_failed_total: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pageturner.service.core.memory.block import Release
 from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
+from pageturner.service.core.memory.tiers import CacheTiers
 from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.request import Request, Sequence
 
@@ -41,7 +42,8 @@ class BlockManager:
     last block of an ended sequence is cached though it is not full. tables: device blocks by sequence, in
     order. A table is never changed, only replaced: steps in flight keep the one that they were given.
     noted_hashes: for a recorder that takes them, the hashes of partial blocks that were asked for, by
-    sequence and number of its tokens; None without one.
+    sequence and number of its tokens; None without one. tiers: where cached blocks live on that the device
+    evicts; None for nowhere.
     """
 
     def __init__(
@@ -51,9 +53,13 @@ class BlockManager:
         hasher: PrefixHasher | None,
         *,
         reuse_partial_blocks: bool = False,
+        tiers: CacheTiers | None = None,
     ) -> None:
         self.device = device
         self.host = host
+        self.tiers = tiers
+        if tiers is not None:
+            device.on_evict = tiers.spill
         self.block_size = device.block_size
         self.noted_hashes: dict[tuple[int, int], bytes] | None = None
         self._hasher = hasher
@@ -251,6 +257,16 @@ class BlockManager:
             new = self.device.allocate(missing)
             self.tables[sequence.seq_id] = (*self.tables.get(sequence.seq_id, ()), *new)
 
+    def restore(self, sequence: Sequence, host_blocks: Iterable[int]) -> tuple[BlockCopy, ...]:
+        """Append a fresh block for each of these, cached on the host; returns the copies to be made.
+
+        Raises OutOfBlocks and changes nothing.
+        """
+        sources = tuple(host_blocks)
+        fresh = self.device.allocate(len(sources))
+        self.tables[sequence.seq_id] = (*self.tables.get(sequence.seq_id, ()), *fresh)
+        return tuple(map(BlockCopy, sources, fresh))
+
     def prepare_write(self, sequence: Sequence, position: int, release: Release) -> BlockCopy | None:
         """Make the block of `position` safe to write for this sequence alone.
 
@@ -407,6 +423,9 @@ class BlockManager:
             references: Counter[int] = Counter()
             for table in tables.values():
                 references.update(table)
+            if pool is self.host and self.tiers is not None:
+                self.tiers.check_integrity()
+                references.update(self.tiers.held())
             pool.check_integrity(references)
         both = self.tables.keys() & self._host_tables.keys()
         assert not both, f"swapped: sequences {sorted(both)} hold device and host blocks"

@@ -11,42 +11,22 @@ Cached blocks form `Chains`: each one is cached only while the one before it is,
 the head, could not reach it. So chains are evicted from their ends.
 
 Only this class changes a reference count or a hash. The free list is a stack: a block freed
-last is warm and is reused first. Evictable blocks wait in an `EvictionQueue`.
+last is warm and is reused first. Evictable blocks wait in an `EvictionQueue`. All of that is the pool's
+`PoolRecord`, which says it as a value, and proves that it agrees with the tables.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-
-from pageturner.policies.views import BlockView, PoolView
-from pageturner.service.core.memory.block import Block, BlockState, OutOfBlocks, PoolState, Release
-from pageturner.service.core.memory.chains import Chains
-from pageturner.service.core.memory.eviction_queue import EvictionQueue, least_recently_released
+from pageturner.service.core.memory.block import Block, OutOfBlocks, Release
+from pageturner.service.core.memory.pool_record import PoolRecord
 
 
-class BlockPool:
+class BlockPool(PoolRecord):
     """`num_blocks` blocks of `block_size` tokens.
 
     score: called when a cached block loses its last reference, and by `rescore`; the smallest score is
-    evicted first, ties by order of release.
+    evicted first, ties by order of release. on_evict: told of a cached block before it is overwritten.
     """
-
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        score: Callable[[BlockView], float] = least_recently_released,
-    ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.num_evictions = 0
-        self._blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self._evictable = EvictionQueue(self._blocks, score)
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._chains = Chains(self._blocks)
-        self._pending: set[int] = set()
-        self._completed_step = 0
 
     # --- what there is ---------------------------------------------------------------------
 
@@ -69,6 +49,11 @@ class BlockPool:
     def num_available(self) -> int:
         """Blocks an allocation may take now."""
         return len(self._free) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that a hash finds, in whatever state."""
+        return len(self._chains)
 
     @property
     def num_live(self) -> int:
@@ -104,14 +89,6 @@ class BlockPool:
     def partial_lengths(self, block_id: int) -> list[int]:
         """Numbers of tokens of the cached partial blocks that continue this one, the largest first."""
         return self._chains.partial_lengths(self._blocks[block_id])
-
-    def idle_blocks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The free and the pending ones. What is neither, and in no table, is evictable."""
-        return tuple(self._free), tuple(self._pending)
-
-    def view(self) -> PoolView:
-        """What policies see of the pool."""
-        return PoolView(self.num_blocks, self.num_free, self.num_evictable, self.block_size)
 
     # --- references ------------------------------------------------------------------------
 
@@ -231,37 +208,6 @@ class BlockPool:
         """
         self._evictable.rescore()
 
-    # --- as a value ------------------------------------------------------------------------
-
-    def snapshot(self) -> PoolState:
-        """The state of this moment."""
-        free = set(self._free)
-        return PoolState(
-            tuple(self._free),
-            tuple(
-                BlockState(*(getattr(block, name) for name in BlockState.__slots__))
-                for block in self._blocks
-                if block.block_id not in free
-            ),
-            self._evictable.snapshot(),
-            self._evictable.release_order,
-            self._completed_step,
-        )
-
-    def restore(self, state: PoolState) -> None:
-        """Bring a pool just made to the state of one of the same size."""
-        self._free = list(state.free)
-        for part in state.blocks:
-            block = self._blocks[part.block_id]
-            for name in BlockState.__slots__:
-                setattr(block, name, getattr(part, name))
-            if block.block_hash is not None:
-                self._chains.add(block)
-            if block.is_pending:
-                self._pending.add(block.block_id)
-        self._evictable.restore(state.evictable, state.release_order)
-        self._completed_step = state.completed_step
-
     # --- inside ----------------------------------------------------------------------------
 
     def _settle(self, block: Block) -> None:
@@ -273,6 +219,8 @@ class BlockPool:
     def _evict(self) -> int:
         """The block of the smallest score, or else the end of a chain that continues it."""
         block = self._chain_end(self._evictable.first())
+        if self.on_evict is not None:
+            self.on_evict(block)
         # The hash is dropped before the block is written anew: no hash may find another prompt's KV.
         self._chains.remove(block)
         self._evictable.remove(block)
@@ -285,32 +233,3 @@ class BlockPool:
             block = min(blocks, key=lambda b: (b.last_release.now, b.block_id))
         assert block.in_heap, f"chain: block {block.block_id} is in use and the one before it is evictable"
         return block
-
-    # --- proof -----------------------------------------------------------------------------
-
-    def check_integrity(self, references: Mapping[int, int] | Counter[int]) -> None:
-        """Raise AssertionError, naming the invariant, unless the books agree with `references`.
-
-        references: block id -> table entries that name it, counted by the owners of the tables.
-        """
-        free = set(self._free)
-        assert len(free) == len(self._free), "free-list: a block is free twice"
-        for block in self._blocks:
-            counted = references.get(block.block_id, 0)
-            assert block.ref_count == counted, (
-                f"reference-count: block {block.block_id} has {block.ref_count}, tables say {counted}"
-            )
-            states = [
-                block.ref_count > 0,
-                block.is_pending,
-                block.in_heap,
-                block.block_id in free,
-            ]
-            assert sum(states) == 1, f"partition: block {block.block_id} is in {sum(states)} states"
-            if block.in_heap:
-                assert block.block_hash is not None, f"evictable: block {block.block_id} has no hash"
-            if block.block_id in free:
-                assert block.block_hash is None, f"free: block {block.block_id} is still cached"
-        self._chains.check_integrity()
-        assert len(self._evictable) == sum(b.in_heap for b in self._blocks), "evictable: miscounted"
-        assert self._pending == {b.block_id for b in self._blocks if b.is_pending}, "pending: miscounted"

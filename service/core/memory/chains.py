@@ -24,6 +24,10 @@ class Chains:
         self._children: dict[bytes, dict[bytes, None]] = {}
         self._partials: dict[bytes, Counter[int]] = {}
 
+    def __len__(self) -> int:
+        """Hashes that find a block."""
+        return len(self._block_of_hash)
+
     def lookup(self, block_hash: bytes) -> int | None:
         """The block that holds the KV of this chain, if it is cached."""
         return self._block_of_hash.get(block_hash)

@@ -11,6 +11,7 @@ from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.deadline_gate import DeadlineGate
 from pageturner.service.core.scheduling.ledger import virtual
+from pageturner.service.core.scheduling.restoring import Restoring, may_use_tiers
 from pageturner.service.core.scheduling.starvation_guard import gives_way
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_budget import Place, StepBudget
@@ -74,6 +75,7 @@ class AdmissionPlanner:
         self._running = running
         self._shares = shares
         self._trace = trace
+        self._restoring = None if state.manager.tiers is None else Restoring(state, budget)
         self._least_priority: float | None = None
         self._gate: DeadlineGate | None = None
         self.held_by: CoreRule | None = None
@@ -150,10 +152,13 @@ class AdmissionPlanner:
             num_unclaimed = 0
         else:
             places, start = self._claim_hits(request)
+            if self._restoring is not None and may_use_tiers(request):
+                place = places[request.computing[0].seq_id]
+                start.restores.extend(self._restoring.book(request, place, may_wait=not is_privileged))
             producer = None if is_privileged else self._awaited_producer(request, places)
             if producer is not None:
                 raise _CannotStart(AwaitsProducer(request.request_id, producer.request_id), may_claim=False)
-            num_claimed = sum(len(blocks) for blocks in start.claims.values())
+            num_claimed = sum(len(blocks) for blocks in start.claims.values()) + len(start.restores)
             num_claimed += self._claim_partial_blocks(request, places, start)
             num_held = len(self._manager.references(request))
             known = views.num_known_blocks(request, self._block_size)
@@ -175,6 +180,8 @@ class AdmissionPlanner:
                 raise _CannotStart(_lacks(request, missing + num_left, num_left), missing)
         if len(budget.chunks) == num_chunks:
             raise _CannotStart(Refused(request.request_id, CoreRule.BUDGET.value, 0, 0), may_claim=False)
+        if start.restores:
+            budget.note_made(request.computing[0])
         ledger.slots -= request.num_slots
         budget.admissions.append(start)
 
@@ -239,7 +246,7 @@ class AdmissionPlanner:
         num_without_copy = 0
         for sequence in request.computing:
             place = places[sequence.seq_id]
-            if place.num_kv != len(place.table) * self._block_size:
+            if start.restores or place.num_kv != len(place.table) * self._block_size:
                 continue
             hit = self._manager.partial_hit(sequence, place.table)
             if hit is None or self._ledger.is_overwritten(hit[0]):

@@ -197,5 +197,7 @@ def book_preemption(
         for sequence, num_kept in preemption.cuts:
             ledger.drop(reversed(manager.table(sequence)[num_kept:]), in_flight=in_flight)
         return
+    if preemption.how is Reclaim.SWAP:
+        ledger.host_available -= len(manager.references(request))
     for sequence in request.sequences:
         ledger.drop(reversed(manager.table(sequence)), in_flight=in_flight)

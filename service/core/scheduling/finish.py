@@ -49,6 +49,8 @@ class Finisher:
         """End a request whose KV is not to be trusted: it leaves the cache, and what no other uses is
         zeroed."""
         state = self._state
+        if state.manager.tiers is not None:
+            state.manager.tiers.forget(h for sequence in request.unfinished for h in sequence.block_hashes)
         suspect = {
             block_id for sequence in request.unfinished for block_id in state.manager.forget_content(sequence)
         }

@@ -30,16 +30,22 @@ class LedgerSavepoint:
     difference: dict[int, int]
     dropped_pending: frozenset[int]
     overwritten: frozenset[int]
+    host_available: int
+    num_restored: int
 
 
 class Ledger:
-    """available, pending: device blocks. slots: sequences that may start."""
+    """available, pending: device blocks. slots: sequences that may start. host_available: blocks of the host
+    that no preemption of the plan takes."""
 
     def __init__(self, manager: BlockManager, slots: int) -> None:
         self._device = manager.device
         self.available = manager.device.num_available
         self.pending = manager.device.num_pending
         self.slots = slots
+        self.host_available = manager.host.num_available
+        self._host = manager.host
+        self._num_restored = 0
         self._difference: dict[int, int] = {}
         self._dropped_pending: set[int] = set()
         self._overwritten: set[int] = set()
@@ -53,6 +59,8 @@ class Ledger:
             dict(self._difference),
             frozenset(self._dropped_pending),
             frozenset(self._overwritten),
+            self.host_available,
+            self._num_restored,
         )
 
     def restore(self, savepoint: LedgerSavepoint) -> None:
@@ -63,6 +71,8 @@ class Ledger:
         self._difference = dict(savepoint.difference)
         self._dropped_pending = set(savepoint.dropped_pending)
         self._overwritten = set(savepoint.overwritten)
+        self.host_available = savepoint.host_available
+        self._num_restored = savepoint.num_restored
 
     def references(self, block_id: int) -> int:
         planned = self._difference.get(block_id, 0)
@@ -83,6 +93,21 @@ class Ledger:
             else:
                 self.available -= 1
         self._difference[block_id] = self._difference.get(block_id, 0) + 1
+
+    def can_hold(self, host_block: int) -> bool:
+        """Whether a cached block of the host can be kept there until it is copied; if so, it is booked."""
+        if self._host.is_available(host_block):
+            if self.host_available <= 0:
+                return False
+            self.host_available -= 1
+        return True
+
+    def restore_block(self) -> int:
+        """Book a fresh block, that a block of the host will be copied to; its id until it has one."""
+        self._num_restored += 1
+        block_id = virtual(self._host.num_blocks + self._num_restored)
+        self.claim(block_id)
+        return block_id
 
     def drop(self, block_ids: Iterable[int], *, in_flight: bool) -> None:
         """Book releases. in_flight: the holder is part of a step that has not ended."""

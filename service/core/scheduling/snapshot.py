@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pageturner.service.core.memory.block import PoolState
+from pageturner.service.core.memory.tiers import TierState
 from pageturner.service.core.request import Request, RequestStatus
+from pageturner.service.core.scheduling.fetching import Fetching, FetchState
 from pageturner.service.core.scheduling.pace import PaceState
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.suspects import Suspects
@@ -20,7 +22,7 @@ class SchedulerSnapshot:
 
     producing: (hash of a block that the last step was to make, its maker). suspect_groups: as `Suspects`
     says. next_resort: when the order of the queue is looked at again. pace: None in records of versions that
-    did not measure it.
+    did not measure it. tiers, fetches: None without the host tier, and without the disk.
     """
 
     now: float
@@ -42,10 +44,12 @@ class SchedulerSnapshot:
     pace: PaceState | None = None
     is_full: bool = False
     is_sweep_due: bool = False
+    tiers: TierState | None = None
+    fetches: FetchState | None = None
 
 
 def take_snapshot(
-    state: SchedulerState, suspects: Suspects, queue_order: QueueOrder
+    state: SchedulerState, suspects: Suspects, queue_order: QueueOrder, fetching: Fetching | None
 ) -> SchedulerSnapshot | None:
     """All but the requests; None while a step is in flight."""
     if state.unfinished_steps:
@@ -76,6 +80,8 @@ def take_snapshot(
         pace=state.pace.snapshot(),
         is_full=state.is_full,
         is_sweep_due=state.is_sweep_due,
+        tiers=None if state.manager.tiers is None else state.manager.tiers.snapshot(),
+        fetches=None if fetching is None else fetching.snapshot(),
     )
 
 
@@ -85,6 +91,7 @@ def restore_snapshot(
     state: SchedulerState,
     suspects: Suspects,
     queue_order: QueueOrder,
+    fetching: Fetching | None,
 ) -> None:
     """Bring the parts of a scheduler just made to `snapshot`. requests: as `Scheduler.restore` says."""
     by_order = {request.order: request for request in requests}
@@ -107,6 +114,10 @@ def restore_snapshot(
     queue_order.next_resort = snapshot.next_resort
     state.manager.device.restore(snapshot.device)
     state.manager.host.restore(snapshot.host)
+    if state.manager.tiers is not None and snapshot.tiers is not None:
+        state.manager.tiers.restore_state(snapshot.tiers)
+    if fetching is not None and snapshot.fetches is not None:
+        fetching.restore(snapshot.fetches, by_order)
     state.policy_host.restore(snapshot.policies)
     state.is_full, state.is_sweep_due = snapshot.is_full, snapshot.is_sweep_due
     if snapshot.pace is not None:

@@ -16,6 +16,7 @@ from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.forecast import concurrency, next_end
 from pageturner.service.core.scheduling.pace import SHORT, TYPICAL, Pace
+from pageturner.service.core.scheduling.tier_figures import with_tiers
 from pageturner.service.core.scheduling.waiting_queue import WaitingQueue
 from pageturner.service.policy_host.host import PolicyHost
 
@@ -27,6 +28,7 @@ class SchedulerState:
 
     producing: hashes of blocks that requests scheduled in the last step are about to compute.
     holders: waiting requests that hold blocks (their tail was reclaimed).
+    fetching: requests (orders) that wait for blocks from disk; they may not run yet.
     suspects: while a failed step is being searched, the requests that may run (orders); None otherwise.
     watermark_blocks: blocks that admissions leave available while anything runs.
     last_ended_step: the last step whose results are in.
@@ -56,6 +58,7 @@ class SchedulerState:
     running: dict[int, Request] = field(default_factory=dict)
     holders: dict[int, Request] = field(default_factory=dict)
     producing: dict[bytes, Request] = field(default_factory=dict)
+    fetching: set[int] = field(default_factory=set)
     suspects: frozenset[int] | None = None
     pending_clears: list[int] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
@@ -74,13 +77,15 @@ class SchedulerState:
 
     def forget(self, request: Request) -> None:
         """It lives no more."""
+        self.fetching.discard(request.order)
         del self.requests[request.request_id]
         self.num_live[request.new.tenant] -= 1
         if not self.num_live[request.new.tenant]:
             del self.num_live[request.new.tenant]
 
     def may_run(self, request: Request) -> bool:
-        return self.suspects is None or request.order in self.suspects
+        is_allowed = self.suspects is None or request.order in self.suspects
+        return is_allowed and request.order not in self.fetching
 
     def load(self, running: list[Request] | None = None, num_available: int | None = None) -> LoadView:
         """The load now, or as it would be with `running` and `num_available` device blocks planned."""
@@ -124,7 +129,7 @@ class SchedulerState:
         manager, counters, outlook = self.manager, self.counters, self.outlook()
         device, host = manager.device, manager.host
         running = list(self.running.values())
-        return SchedulerStats(
+        stats = SchedulerStats(
             num_waiting=len(self.waiting),
             num_running=len(running),
             num_swapped=sum(request.status is RequestStatus.SWAPPED for request in self.waiting),
@@ -154,10 +159,12 @@ class SchedulerState:
             num_copied_blocks_total=counters["copied_blocks"],
             num_drafted_tokens_total=counters["drafted_tokens"],
             num_accepted_drafts_total=counters["accepted_drafts"],
+            num_requests_fetching=len(self.fetching),
             queue_seconds=outlook.queue_seconds,
             drain_tokens_per_second=outlook.drain_rate,
             outlook=outlook,
         )
+        return with_tiers(stats, manager)
 
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the invariant, unless the whole state is consistent."""

@@ -180,10 +180,14 @@ class StepBudget:
         if remaining > 1:
             end = start + num_tokens
             self.num_promised += blocks_for(start + remaining, block_size) - blocks_for(end, block_size)
-            made = dict.fromkeys(self._state.uncached_hashes(sequence), request)
-            self.planned_producing.update(made)
-            self.producing.update(made)
+            self.note_made(sequence)
         return 0
+
+    def note_made(self, sequence: Sequence) -> None:
+        """Its full blocks that are not cached yet are being made, or copied, for it."""
+        made = dict.fromkeys(self._state.uncached_hashes(sequence), sequence.request)
+        self.planned_producing.update(made)
+        self.producing.update(made)
 
     def _spend(self, request: Request, remaining: int, num_tokens: int) -> None:
         self.total_left -= num_tokens

@@ -27,21 +27,23 @@ class PlannedAdmission:
 
     claims: cached blocks that continue each sequence's table. partial_tokens: where the last of them is a
     partial block, the tokens that it holds. host_hits: for a swapped request, host block -> cached device
-    block with the same content.
+    block with the same content. restores: cached blocks of the host that continue what its one sequence
+    claims, to be copied back.
     """
 
     request: Request
     claims: dict[int, list[int]]
     host_hits: dict[int, int]
     partial_tokens: dict[int, int] = field(default_factory=dict)
+    restores: list[int] = field(default_factory=list)
 
     def num_full_claims(self, seq_id: int) -> int:
         """Full blocks that the sequence claims."""
         return len(self.claims[seq_id]) - (seq_id in self.partial_tokens)
 
     def num_hit_tokens(self, block_size: int) -> int:
-        """Tokens of all sequences that cached blocks cover."""
-        num_full = len(self.host_hits) + sum(map(self.num_full_claims, self.claims))
+        """Tokens of all sequences that cached blocks cover, of whichever tier."""
+        num_full = len(self.host_hits) + len(self.restores) + sum(map(self.num_full_claims, self.claims))
         return num_full * block_size + sum(self.partial_tokens.values())
 
 

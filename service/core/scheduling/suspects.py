@@ -99,6 +99,8 @@ class StepFailures:
             self._transitions.requeue(request, RequestStatus.WAITING)
         state.producing = {}
         device = state.manager.device
+        if state.manager.tiers is not None:
+            state.manager.tiers.fail_step(output.block_copies.swap_outs)
         state.pending_clears += [
             b for b in output.block_copies.clears if not device.ref_count(b) and not device.is_cached(b)
         ]
@@ -126,5 +128,5 @@ class StepFailures:
         """Before a step: a suspect that cannot run at present would hold up the search, and all others."""
         if self.suspects:
             live = {request.order for request in self._state.requests.values() if not request.is_paused}
-            self.suspects.keep(live)
+            self.suspects.keep(live - self._state.fetching)
         self._state.suspects = self.suspects.running_alone

@@ -114,6 +114,10 @@ class Transitions:
         seq_id = sequence.seq_id
         num_full = admission.num_full_claims(seq_id)
         self._manager.claim(sequence, admission.claims[seq_id], num_full)
+        if admission.restores:
+            assert self._manager.tiers is not None, "blocks are restored from no tier"
+            self._manager.tiers.restore(self._manager.restore(sequence, admission.restores))
+            num_full += len(admission.restores)
         num_tokens = num_full * self._manager.block_size + admission.partial_tokens.get(seq_id, 0)
         sequence.set_kv(sequence.num_kv_tokens + num_tokens)
 

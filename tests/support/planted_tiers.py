@@ -1,0 +1,121 @@
+"""Planted bugs of the cache's tiers, for the machine that has them. See `bad_machines`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pageturner.service.core.memory.block import Block, Release
+from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.tiers import CacheTiers
+from pageturner.service.core.memory.transfers import TransferEnd
+from pageturner.service.core.outputs import BlockCopy
+from pageturner.service.core.scheduling.fetching import Fetching
+from pageturner.service.core.scheduling.ledger import Ledger
+from support.bad_machines import PlantedBug
+from support.tier_machine import TieredMachine
+
+
+def _spill_without_copy(original: Any) -> Any:
+    def end_step(self: CacheTiers) -> Any:
+        _, restores = original(self)
+        return (), restores
+
+    return end_step
+
+
+def _restore_without_copy(original: Any) -> Any:
+    def restore(self: CacheTiers, copies: Any) -> None:
+        self.counts.restored += len(copies)
+
+    return restore
+
+
+def _partial_spilled_as_full(original: Any) -> Any:
+    def spill(self: CacheTiers, block: Block) -> None:
+        num_tokens, block.num_partial_tokens = block.num_partial_tokens, 0
+        original(self, block)
+        block.num_partial_tokens = num_tokens
+
+    return spill
+
+
+def _found_before_it_is_read(original: Any) -> Any:
+    def load(self: CacheTiers, block_hash: bytes) -> int:
+        host_block = int(original(self, block_hash))
+        self.host.cache_block(host_block, block_hash, depth=0, parent=None)
+        return host_block
+
+    return load
+
+
+def _failed_read_is_cached(original: Any) -> Any:
+    def end(self: CacheTiers, ended: TransferEnd, now: float) -> None:
+        original(self, TransferEnd(ended.host_block, succeeded=True), now)
+
+    return end
+
+
+def _restored_while_evictable(original: Any) -> Any:
+    def hold(self: CacheTiers, host_blocks: Iterable[int]) -> None:
+        return None
+
+    def let_go(self: CacheTiers, host_blocks: Any, release: Release) -> None:
+        return None
+
+    CacheTiers.let_go = let_go  # type: ignore[method-assign] # undone with what it belongs to, by the test
+    return hold
+
+
+def _failed_spill_stays(original: Any) -> Any:
+    def fail_step(self: CacheTiers, copies_out: Iterable[BlockCopy]) -> None:
+        return None
+
+    return fail_step
+
+
+def _host_room_promised_twice(original: Any) -> Any:
+    def can_hold(self: Ledger, host_block: int) -> bool:
+        return True
+
+    return can_hold
+
+
+def _block_booked_for_nothing(original: Any) -> Any:
+    def restore_block(self: Ledger) -> int:
+        return -1 - self._host.num_blocks
+
+    return restore_block
+
+
+def _restored_in_another_order(original: Any) -> Any:
+    def restore(self: BlockManager, sequence: Any, host_blocks: Iterable[int]) -> Any:
+        return original(self, sequence, reversed(list(host_blocks)))
+
+    return restore
+
+
+def _waits_for_ever(original: Any) -> Any:
+    def end(self: Fetching, ended: tuple[TransferEnd, ...], now: float) -> None:
+        for transfer in ended:
+            self._tiers.end(transfer, now)
+
+    return end
+
+
+TIER_BUGS = (
+    PlantedBug("spill-without-copy", CacheTiers, "end_step", _spill_without_copy, "tokens"),
+    PlantedBug("restore-without-copy", CacheTiers, "restore", _restore_without_copy, "tokens"),
+    PlantedBug("partial-spilled-as-full", CacheTiers, "spill", _partial_spilled_as_full, "tokens"),
+    PlantedBug("found-before-read", CacheTiers, "load", _found_before_it_is_read, "tiers|tokens"),
+    PlantedBug("failed-read-cached", CacheTiers, "end", _failed_read_is_cached, "tokens"),
+    PlantedBug("failed-spill-stays", CacheTiers, "fail_step", _failed_spill_stays, "tokens"),
+    PlantedBug("host-room-promised-twice", Ledger, "can_hold", _host_room_promised_twice, "OutOfBlocks"),
+    PlantedBug("block-booked-for-nothing", Ledger, "restore_block", _block_booked_for_nothing, "OutOfBlocks"),
+    PlantedBug("restored-in-another-order", BlockManager, "restore", _restored_in_another_order, "tokens"),
+    PlantedBug("waits-for-ever", Fetching, "end", _waits_for_ever, "fetching|leak|progress"),
+)
+TIER_BUGS = tuple(
+    PlantedBug(bug.name, bug.owner, bug.method, bug.mistake, bug.caught_by, machine=TieredMachine)
+    for bug in TIER_BUGS
+)
