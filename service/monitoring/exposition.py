@@ -78,7 +78,7 @@ _STATE_GAUGES = {
     "num_blocks_used": "Blocks that requests hold.",
     "num_host_blocks": "Blocks of the host pool.",
     "num_host_blocks_used": "Blocks of the host pool that requests hold.",
-    "num_host_blocks_cached": "Blocks of the host pool that the prefix cache lost on the device and keeps there.",
+    "num_host_blocks_cached": "Blocks of the host pool that hold what the device evicted.",
     "num_disk_blocks_cached": "Blocks of the prefix cache on disk.",
     "num_requests_fetching": "Requests that wait for blocks from disk.",
     "num_wasted_slots": "Token slots of held blocks that hold no token.",
