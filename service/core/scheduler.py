@@ -67,7 +67,7 @@ from pageturner.service.core.scheduling.starvation_guard import choose_guarded, 
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import StepPlan
 from pageturner.service.core.scheduling.suspects import StepFailures
-from pageturner.service.core.scheduling.tiered_committer import TieredCommitter
+from pageturner.service.core.scheduling.tiered_step import TieredStep
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.core.scheduling.waiting_queue import QueueOrder, WaitingQueue
 from pageturner.service.errors import PageturnerError
@@ -160,8 +160,7 @@ class Scheduler:
         self._planner = Planner(self.state)
         transitions = Transitions(self.state)
         self._committer = Committer(self.state, transitions)
-        if tiers is not None:
-            self._committer = TieredCommitter(self.state, transitions, tiers)
+        self._tiered_step = None if tiers is None else TieredStep(tiers)
         self._fetching = None if tiers is None or disk is None else Fetching(self.state, tiers)
         self._finisher = Finisher(self.state, transitions, stop_condition)
         self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)
@@ -249,9 +248,13 @@ class Scheduler:
             if is_new and plan.guarded is not None:
                 self.state.decisions.append(guard_note(self.state, plan.guarded))
             self.state.decisions += plan.notes
+        if self._tiered_step is not None:
+            self._tiered_step.begin(plan, self.state.next_step_id, now)
         output = self._committer.commit(plan, self.state.next_step_id)
         if self._speculation is not None:
             output = self._speculation.add_drafts(output)
+        if self._tiered_step is not None:
+            output = self._tiered_step.end(output)
         if output:
             if not self.state.unfinished_steps:
                 pace = self.state.pace  # the host's work between two steps counts up to a step's length

@@ -121,9 +121,10 @@ class CacheTiers:
 
     # --- one step --------------------------------------------------------------------------
 
-    def begin_step(self, step_id: int, now: float) -> None:
-        """From now on until `end_step`, blocks that the device evicts are copied to the host in this step."""
-        self._step = Release(step_id, now)
+    def begin_step(self, release: Release) -> None:
+        """From now on until `end_step`, blocks that the device evicts are copied to the host. release: fenced
+        by the step."""
+        self._step = release
 
     def spill(self, block: Block) -> None:
         """A cached block of the device is about to be overwritten: let it live on in the host, if it fits."""

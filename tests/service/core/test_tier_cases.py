@@ -11,7 +11,7 @@ from support.tier_machine import FAST
 
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
-from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.options import SchedulerOptions, SpeculationOptions
 
 BLOCK_SIZE = 2
 HELLO, OTHER = (0, 1, 2, 0, 1, 2, 0, 1), (2, 2, 1, 1, 0, 0, 2, 2)
@@ -83,4 +83,15 @@ def test_a_block_that_the_host_evicted_comes_back_from_disk(depth: int) -> None:
         served(live, OTHER, seed=seed, salt=str(seed))
     assert served(live, HELLO, seed=7) >= 4
     assert live.scheduler.stats().num_disk_hit_tokens_total >= 4
+    live.check_finished()
+
+
+def test_what_drafts_evict_lives_on() -> None:
+    live = harness(
+        num_blocks=8,
+        speculation=SpeculationOptions("ngram", num_tokens=4),
+    )
+    for seed in range(4):
+        served(live, (0, 1, 0, 1, 0, 1, 0, 1), seed=seed, salt=str(seed), max_tokens=6)
+    assert live.scheduler.stats().num_spilled_blocks_total > 0
     live.check_finished()
