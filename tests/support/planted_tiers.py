@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pageturner.service.core.memory.block import Block
@@ -92,7 +92,7 @@ def _waits_for_ever(original: Any) -> Any:
     return end
 
 
-_PLANTED = (
+_PLANTED: tuple[tuple[str, Any, str, Callable[[Any], Any], str], ...] = (
     ("spill-without-copy", CacheTiers, "end_step", _spill_without_copy, "tokens"),
     ("restore-without-copy", CacheTiers, "restore", _restore_without_copy, "tokens"),
     ("partial-spilled-as-full", CacheTiers, "spill", _partial_spilled_as_full, "tokens"),
@@ -104,4 +104,7 @@ _PLANTED = (
     ("restored-in-another-order", BlockManager, "restore", _restored_in_another_order, "tokens"),
     ("waits-for-ever", Fetching, "end", _waits_for_ever, "fetching"),
 )
-TIER_BUGS = tuple(PlantedBug(*bug, machine=TieredMachine) for bug in _PLANTED)
+TIER_BUGS = tuple(
+    PlantedBug(name, owner, method, mistake, caught_by, machine=TieredMachine)
+    for name, owner, method, mistake, caught_by in _PLANTED
+)

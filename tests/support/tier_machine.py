@@ -44,7 +44,7 @@ class TieredMachine(ConversingMachine):
         load=st.lists(requests(), min_size=2, max_size=4),
         num_steps=st.sampled_from((8, 4, 12, 20, 0)),
     )
-    def start(  # type: ignore[override] # its arguments are drawn, by name
+    def start(
         self,
         policies: PolicySet,
         options: SchedulerOptions,
