@@ -25,6 +25,7 @@ from pageturner.service.client.values import (
     Turn,
 )
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, FinishReason, TokenEvent
+from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.engine.api import (
     AcceptedEvent,
     Activity,
@@ -46,6 +47,7 @@ __all__ = [
     "Activity",
     "AnswerStream",
     "AsyncAnswerStream",
+    "BeamSearch",
     "BlockOwner",
     "BlockPoolMap",
     "BlockUse",
@@ -56,6 +58,7 @@ __all__ = [
     "Client",
     "Completion",
     "Credentials",
+    "EarlyStopping",
     "FinishReason",
     "FinishedEvent",
     "ForkedProcess",

@@ -18,6 +18,7 @@ from pageturner.service.core.outputs import (
     TokenEvent,
     Usage,
 )
+from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.engine.api import (
     AcceptedEvent,
     ChatMessage,
@@ -26,6 +27,14 @@ from pageturner.service.engine.api import (
     StreamEvent,
     TextPrompt,
 )
+
+
+class BeamSearchOptions(TypedDict, total=False):
+    """The fields of `BeamSearch`, where each is explained. early_stopping: also by its value."""
+
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping | Literal["heuristic", "first", "never"]
 
 
 class Sampling(TypedDict, total=False):
@@ -52,6 +61,7 @@ class Sampling(TypedDict, total=False):
     include_stop: bool
     logprobs: int
     max_draft_tokens: int
+    beam_search: BeamSearch | BeamSearchOptions
 
 
 class Options(Sampling, total=False):
@@ -79,13 +89,14 @@ also with choices."""
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One whole sample."""
+    """One whole sample, or one of the best answers of a beam search, which has a score."""
 
     index: int
     text: str
     tokens: tuple[SampledToken, ...]
     reason: FinishReason
     matched: str | int | None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +186,7 @@ class CompletionBuilder:
                 tuple(self._tokens.get(index, ())),
                 end.reason,
                 end.matched,
+                end.score,
             )
             for index, end in sorted(self._ends.items())
         )

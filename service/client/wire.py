@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.client.messages import build, check_number, json_values
-from pageturner.service.client.values import Choice, Completion, Options, Sampling
+from pageturner.service.client.values import BeamSearchOptions, Choice, Completion, Options, Sampling
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
@@ -25,6 +25,7 @@ from pageturner.service.core.outputs import (
     TokenLogprob,
     Usage,
 )
+from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
@@ -69,8 +70,36 @@ def to_request(
             raise TypeError(f"there is no option {name!r}{hint}")
     timeout_seconds = to_timeout(given.pop("timeout_seconds", None))
     sampling = {name: given.pop(name) for name in tuple(given) if name in _SAMPLING}
+    if sampling.get("beam_search") is not None:
+        sampling["beam_search"] = to_beam_search(sampling["beam_search"])
     message = build(generation_pb2.SamplingParams, "sampling.", **sampling)
     return build(kind, prompt=prompt, sampling=message, **given), timeout_seconds
+
+
+def to_beam_search(search: BeamSearch | BeamSearchOptions) -> generation_pb2.BeamSearch:
+    """Raises InvalidArgument for what the wire cannot carry, TypeError for a field that does not exist."""
+    given: dict[str, Any] = asdict(search) if isinstance(search, BeamSearch) else dict(search)
+    for name in given:
+        if name not in _BEAM_SEARCH:
+            raise TypeError(f"there is no option {name!r} of beam_search")
+    if "early_stopping" in given:
+        stopping = given["early_stopping"]
+        try:
+            given["early_stopping"] = _EARLY_STOPPING[EarlyStopping(stopping)]
+        except ValueError as error:
+            known = ", ".join(each.value for each in EarlyStopping)
+            raise InvalidArgument(
+                "sampling.beam_search.early_stopping", f"{stopping!r} is none of {known}"
+            ) from error
+    return build(generation_pb2.BeamSearch, "sampling.beam_search.", **given)
+
+
+_BEAM_SEARCH = frozenset(BeamSearchOptions.__annotations__)
+_EARLY_STOPPING = {
+    EarlyStopping.HEURISTIC: generation_pb2.EARLY_STOPPING_HEURISTIC,
+    EarlyStopping.FIRST: generation_pb2.EARLY_STOPPING_FIRST,
+    EarlyStopping.NEVER: generation_pb2.EARLY_STOPPING_NEVER,
+}
 
 
 def to_timeout(seconds: float | None, name: str = "timeout_seconds") -> float | None:
@@ -136,7 +165,9 @@ def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamEvent 
             return TokenEvent(request_id, delta.index, from_tokens(delta), delta.text)
         case "choice_finished":
             choice = message.choice_finished
-            return ChoiceFinishedEvent(request_id, choice.index, from_reason(choice), from_matched(choice))
+            return ChoiceFinishedEvent(
+                request_id, choice.index, from_reason(choice), from_matched(choice), from_score(choice)
+            )
         case "finished":
             finished = message.finished
             return FinishedEvent(
@@ -155,7 +186,14 @@ def from_response(response: generation_pb2.GenerateResponse) -> Completion:
         response.request_id,
         response.seed,
         tuple(
-            Choice(choice.index, choice.text, from_tokens(choice), from_reason(choice), from_matched(choice))
+            Choice(
+                choice.index,
+                choice.text,
+                from_tokens(choice),
+                from_reason(choice),
+                from_matched(choice),
+                from_score(choice),
+            )
             for choice in response.choices
         ),
         from_usage(response.usage),
@@ -189,6 +227,10 @@ def from_matched(message: generation_pb2.ChoiceFinished | generation_pb2.Choice)
         case "stop_token_id":
             return message.stop_token_id
     return None
+
+
+def from_score(message: generation_pb2.ChoiceFinished | generation_pb2.Choice) -> float | None:
+    return message.score if message.HasField("score") else None
 
 
 def from_usage(usage: generation_pb2.Usage) -> Usage:

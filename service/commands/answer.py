@@ -38,6 +38,7 @@ class ChoiceText:
     token_ids: tuple[int, ...] = ()
     finish_reason: str = ""
     matched: str | int | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ async def ask(
                 case ChoiceFinishedEvent():
                     choices[event.index].finish_reason = event.reason.value
                     choices[event.index].matched = event.matched
+                    choices[event.index].score = event.score
                 case FinishedEvent():
                     finished = event
     assert finished is not None, "a stream that ends without an error ends with FinishedEvent"

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 
-from pageturner.service.client import Client
+from pageturner.service.client import BeamSearch, Client, EarlyStopping, Options
 from pageturner.service.commands import signals
 from pageturner.service.commands.answer import (
     CONNECT_SECONDS,
@@ -35,6 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="a system message in front of the prompt")
     parser.add_argument("--n", type=int, default=1, help="answers to sample in parallel (default 1)")
+    parser.add_argument(
+        "--beam-width", type=int, metavar="X", help="search with so many beams; --n answers are the best ones"
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="X",
+        help="above 0 favours long answers of a search (default 1)",
+    )
+    parser.add_argument(
+        "--early-stopping",
+        choices=[each.value for each in EarlyStopping],
+        help="when the search ends that has as many answers as beams (default heuristic)",
+    )
     parser.add_argument("--timeout-seconds", type=float, metavar="X", help="time limit, kept by the server")
     parser.add_argument("--priority", type=int, metavar="X", help="larger is more urgent")
     parser.add_argument("--json", action="store_true", help="no stream; the answer and its figures as JSON")
@@ -45,13 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     text = input_text(sys.stdin.read()) if arguments.prompt == "-" else arguments.prompt
+    options = _options(arguments)
     with target_of(arguments) as target:
-        answer = signals.run(_generate(target, _prompt(text, arguments), arguments))
+        answer = signals.run(_generate(target, _prompt(text, arguments), options, arguments))
     if arguments.json:
         write_json(to_json(answer))
     elif len(answer.choices) > 1:
         for index, choice in enumerate(answer.choices):
-            write(f"--- {index} ({choice.finish_reason})\n{choice.text}")
+            score = "" if choice.score is None else f", score {choice.score:.4f}"
+            write(f"--- {index} ({choice.finish_reason}{score})\n{choice.text}")
     else:
         write()
     if not arguments.json and sys.stderr.isatty():
@@ -68,7 +84,21 @@ def _prompt(text: str, arguments: argparse.Namespace) -> Prompt:
     return chat_prompt((*system, ChatMessage("user", text)), arguments)
 
 
-async def _generate(target: str, prompt: Prompt, arguments: argparse.Namespace) -> Answer:
+def _options(arguments: argparse.Namespace) -> Options:
+    options = sampling_options(arguments)
+    search = {
+        "length_penalty": arguments.length_penalty,
+        "early_stopping": arguments.early_stopping and EarlyStopping(arguments.early_stopping),
+    }
+    given = {name: value for name, value in search.items() if value is not None}
+    if arguments.beam_width is not None:
+        options["beam_search"] = BeamSearch(arguments.beam_width, **given)
+    elif given:
+        raise ConfigError(f"--{next(iter(given)).replace('_', '-')}", "is for a search; give --beam-width")
+    return options
+
+
+async def _generate(target: str, prompt: Prompt, options: Options, arguments: argparse.Namespace) -> Answer:
     shows = not arguments.json and arguments.n == 1
 
     def show(_index: int, text: str) -> None:
@@ -77,7 +107,7 @@ async def _generate(target: str, prompt: Prompt, arguments: argparse.Namespace) 
 
     async with Client(target, credentials=credentials_of(arguments)) as client:
         await client.wait_until_serving(CONNECT_SECONDS)
-        return await ask(client, prompt, sampling_options(arguments), show)
+        return await ask(client, prompt, options, show)
 
 
 def to_json(answer: Answer) -> dict[str, object]:

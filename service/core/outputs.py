@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from pageturner.service.core.sample_row import SampledToken as SampledToken
 from pageturner.service.core.sample_row import SampleRow as SampleRow
+from pageturner.service.core.sample_row import TokenLogprob as TokenLogprob
 from pageturner.service.core.sample_row import record as record
 from pageturner.service.core.stats import SchedulerStats as SchedulerStats
 from pageturner.service.core.usage import RequestTimings as RequestTimings
@@ -98,26 +100,12 @@ class SchedulerOutput:
         return bool(self.scheduled or self.block_copies)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability of a token under the raw float32 logits."""
-
-    token_id: int
-    logprob: float
-
-
-@record
-class SampledToken:
-    """A token with its log-probability and the most likely alternatives (empty unless asked for)."""
-
-    token_id: int
-    logprob: float | None = None
-    top_logprobs: tuple[TokenLogprob, ...] = ()
-
-
 @record
 class SampledSequence:
-    """What one SampleRow yielded: a token, behind drafts that came true, or the reason there is none."""
+    """What one SampleRow yielded: a token, behind drafts that came true, or the reason there is none.
+
+    That of a beam is the likeliest one, whose top_logprobs are the candidates to continue the beam with.
+    """
 
     seq_id: int
     epoch: int
@@ -146,12 +134,14 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceFinishedEvent:
-    """One choice ended. matched: the stop string or stop token id that ended it, if one did."""
+    """One choice ended. matched: the stop string or stop token id that ended it, if one did. score: of an
+    answer of a beam search, as `BeamSearch.length_penalty` has it."""
 
     request_id: str
     index: int
     reason: FinishReason
     matched: str | int | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.beam_search import BeamGroup, asked_of_sampler
 from pageturner.service.core.drafting.draft_counts import FIRST_ODDS
 from pageturner.service.core.drafting.ngram_index import NgramIndex
 from pageturner.service.core.outlook import Work
@@ -88,9 +89,9 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sequence:
-    """One choice of a request: its tokens and how far their KV has come.
+    """One choice of a request, or one beam of its search: its tokens and how far their KV has come.
 
-    tokens: prompt and accepted outputs; only ever appended to. token_log: of them, once a sampler asks.
+    tokens: prompt and accepted outputs; only ever appended to, or of a beam replaced. token_log: of them, once a sampler asks.
     sample_rows: what its steps ask the sampler for, where that is the same until the epoch is raised.
     num_given_tokens: leading tokens that came with the request: its prompt, and outputs that it resumes.
     ngrams: of its tokens, once drafts are looked for. draft_odds: that a draft of it comes true.
@@ -143,12 +144,12 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens to compute until the next one can be sampled; 0 if none is to be sampled (yet).
 
-        A lead whose choices wait for its table stops at the end of the prompt.
+        A lead whose choices wait for its table stops at the end of what they share, mostly the prompt.
         A sampler that looks at the history must have it whole, so such a sequence does not run ahead.
         """
         request, num_in_flight = self.request, self.num_in_flight
         if not request.is_forked:
-            return request.num_prompt_tokens - self.num_computed_tokens
+            return request.num_shared_tokens - self.num_computed_tokens
         num_tokens = len(self.tokens) + num_in_flight
         if num_tokens >= request.max_total_tokens or (num_in_flight and request.needs_history):
             return 0
@@ -156,8 +157,8 @@ class Sequence:
 
     @property
     def num_known_tokens(self) -> int:
-        """Tokens it may compute now: all it has, or before a fork the prompt."""
-        return len(self.tokens) if self.request.is_forked else self.request.num_prompt_tokens
+        """Tokens it may compute now: all it has, or before a fork those that all have."""
+        return len(self.tokens) if self.request.is_forked else self.request.num_shared_tokens
 
     def output_view(self) -> TokenView:
         """The accepted outputs of this moment."""
@@ -187,11 +188,13 @@ class Request:
     """A live request. Queueing, admission and preemption take it whole.
 
     is_forked: every sequence has its own table. Before that only the first unfinished one, the lead,
-    computes, and no further than the prompt; the others wait for its table.
+    computes, and no further than num_shared_tokens; the others wait for its table.
+    num_shared_tokens: leading tokens that all sequences have: the prompt, and outputs that all beams have.
+    beams: where its beam search stands; None for one that samples. row_params: what its rows ask the sampler.
     queue_entry: its place in the order of the queue policy, as last computed; None before the first time.
     policies: names of those in force when it was accepted.
-    max_total_tokens, min_total_tokens: of one sequence, prompt and output. needs_history, stop_ids: as
-        NewRequest says, kept since every step asks.
+    max_total_tokens, min_total_tokens: of one sequence, prompt and output. stop_ids: as NewRequest says, kept
+        since every step asks. needs_history: a token is asked for once all those before it are known.
     """
 
     new: NewRequest
@@ -199,10 +202,13 @@ class Request:
     max_tokens: int
     root_hash: bytes
     num_prompt_tokens: int = field(init=False)
+    num_shared_tokens: int = field(init=False)
     max_total_tokens: int = field(init=False)
     min_total_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
     stop_ids: tuple[int, ...] = field(init=False)
+    row_params: SamplingParams = field(init=False)
+    beams: BeamGroup | None = field(init=False)
     status: RequestStatus = RequestStatus.WAITING
     sequences: list[Sequence] = field(default_factory=list)
     is_forked: bool = field(init=False)
@@ -224,12 +230,16 @@ class Request:
 
     def __post_init__(self) -> None:
         new = self.new
-        self.num_prompt_tokens = len(new.prompt_token_ids)
+        self.num_prompt_tokens = self.num_shared_tokens = len(new.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + self.max_tokens
         self.min_total_tokens = self.num_prompt_tokens + new.params.min_tokens
         self.needs_history = new.params.needs_history
         self.stop_ids = new.stop_ids
-        self.is_forked = new.params.n == 1
+        self.row_params, self.beams = new.params, None
+        if new.params.beam_search is not None:
+            self.row_params, self.beams = asked_of_sampler(new.params, new.stop_ids), BeamGroup()
+            self.needs_history = True
+        self.is_forked = new.params.num_sequences == 1
         self.queued_since = new.arrival_time
 
     @property
@@ -243,7 +253,7 @@ class Request:
     @property
     def work(self) -> Work:
         """All that it asks for, whatever of it is done."""
-        n = self.new.params.n
+        n = self.new.params.num_sequences
         return Work(self.num_prompt_tokens, n, n * self.max_tokens)
 
     @property

@@ -1,4 +1,5 @@
-"""What a sequence asks the sampler for; part of `outputs`, below it since a sequence remembers its own."""
+"""What a sequence asks the sampler for, and what it is given; part of `outputs`, below it since a sequence
+remembers its own."""
 
 from __future__ import annotations
 
@@ -40,3 +41,20 @@ class SampleRow:
     """Likewise: a view of the sequence's log, which grows; behind drafts, those too."""
     banned_token_ids: tuple[int, ...] = ()
     """Ids that must not be sampled (stops below min_tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a token under the raw float32 logits."""
+
+    token_id: int
+    logprob: float
+
+
+@record
+class SampledToken:
+    """A token with its log-probability and the most likely alternatives (empty unless asked for)."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[TokenLogprob, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from pageturner.service.core.drafting.draft_counts import MAX_DRAFT_TOKENS
 from pageturner.service.errors import InvalidArgument
@@ -15,6 +16,45 @@ MAX_STOP_CHARACTERS = 1024
 
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_LENGTH_PENALTY = 10.0
+
+
+class EarlyStopping(Enum):
+    """When a beam search ends that has as many ended answers as beams; `early_stopping` of `transformers`."""
+
+    HEURISTIC = "heuristic"
+    """Once the best beam, at its present length, scores no better than the worst of them (False there)."""
+    FIRST = "first"
+    """At once (True there)."""
+    NEVER = "never"
+    """Once no beam can score better at any length up to max_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Keep the `width` likeliest continuations at each token, in place of drawing one."""
+
+    width: int
+    """Beams; the answers are the n best of what they come to."""
+    length_penalty: float = 1.0
+    """An answer's score is its log-probability, divided by its number of tokens to this power: above 0 it
+    favours long answers, below short ones."""
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+
+    def check(self, params: SamplingParams, max_width: int) -> None:
+        """Raise InvalidArgument, naming the field, for what it can't be, or stand beside."""
+        _check_int("beam_search.width", self.width, 2, max_width)
+        _check_float(
+            "beam_search.length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY
+        )
+        _check_int("n", params.n, 1, self.width)
+        if params.temperature not in (0.0, 1.0):
+            raise InvalidArgument("temperature", f"{params.temperature:g}: a beam search draws no token")
+        for name in _DRAWING:
+            if getattr(params, name) != getattr(_DEFAULTS, name):
+                raise InvalidArgument(name, "is not taken beside beam_search, which ranks by the model alone")
+        if params.stop:
+            raise InvalidArgument("stop", "is not sought in a beam search; stop_token_ids end its answers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +98,8 @@ class SamplingParams:
     max_draft_tokens: int | None = None
     """Drafts that a step verifies for a sequence at most, of a server that makes any; None for its own bound.
     They change no token."""
+    beam_search: BeamSearch | None = None
+    """In place of sampling: the n best answers of a search, best first."""
 
     @property
     def is_greedy(self) -> bool:
@@ -68,6 +110,11 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether sampling depends on the tokens seen so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run for it: more than are returned, where they compete."""
+        return self.n if self.beam_search is None else self.beam_search.width
 
     def check(self, vocab_size: int, max_n: int) -> None:
         """Raise InvalidArgument, naming the field, unless every value is in range."""
@@ -108,6 +155,21 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             _check_int(f"logit_bias[{token_id}]", token_id, 0, vocab_size - 1)
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if self.beam_search is not None:
+            self.beam_search.check(self, max_n)
+
+
+_DEFAULTS = SamplingParams()
+_DRAWING = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
+"""What bends the model's distribution before a token is drawn from it."""
 
 
 def _check_float(field: str, value: float, low: float, high: float) -> None:

@@ -48,6 +48,9 @@ class SchedulerStats:
     num_spilled_blocks_total: int = 0
     num_disk_writes_dropped_total: int = 0
     num_disk_reads_failed_total: int = 0
+    num_beam_selections_total: int = 0
+    num_beam_table_entries_total: int = 0
+    num_beam_blocks_total: int = 0
     queue_seconds: float = 0.0
     drain_tokens_per_second: float = 0.0
     outlook: Outlook = field(default=Outlook(), compare=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from pageturner.service.core.request import NewRequest
+from pageturner.service.core.sampling_params import BeamSearch
 from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt, Resumption
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.prompt_limits import PromptLimits
@@ -48,6 +49,8 @@ class InputProcessor:
         if request.model and request.model != self._model.name:
             raise ModelNotFound(request.model, self._model.name)
         request.params.check(self._model.vocab_size, self._max_n)
+        if request.params.beam_search is not None:
+            self._check_beams(request, request.params.beam_search)
         if request.params.stop and not self._prompts.has_text:
             raise InvalidArgument("stop", f"{self._model.name!r} has no tokenizer, hence no text to stop at")
         if request.deadline_seconds is not None:
@@ -59,6 +62,18 @@ class InputProcessor:
         return (
             num_tokens if request.resume is None else num_tokens + self._check_resume(request, request.resume)
         )
+
+    def _check_beams(self, request: GenerationRequest, search: BeamSearch) -> None:
+        """Refuse a search that the vocabulary can't fill, and one that is to go on from what was received."""
+        params, vocab_size = request.params, self._model.vocab_size
+        eos = () if params.ignore_eos else self._model.eos_token_ids
+        num_stops = len({*params.stop_token_ids, *eos})
+        if search.width + num_stops > vocab_size:
+            reason = f"{search.width} and {num_stops} stop tokens are over the vocabulary of {vocab_size}"
+            raise InvalidArgument("beam_search.width", reason)
+        if request.resume is not None:
+            reason = "a beam search begins anew: what was received says nothing of the other beams"
+            raise InvalidArgument("resume", reason)
 
     def _check_resume(self, request: GenerationRequest, resume: Resumption) -> int:
         """Refuse what no answer of this request and model can be. Returns the tokens that are known."""
@@ -111,8 +126,8 @@ class InputProcessor:
             deadline=None if seconds is None else arrival_time + seconds,
             trace_parent=request.trace_parent,
             resumed=() if resume is None else resume.choices,
-            fingerprint=self._fingerprint.of_prompt(token_ids),
-            is_exact=self._fingerprint.is_exact,
+            fingerprint=self._fingerprint.of_prompt(token_ids) if params.beam_search is None else "",
+            is_exact=self._fingerprint.is_exact and params.beam_search is None,
         )
 
 

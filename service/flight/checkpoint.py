@@ -46,12 +46,14 @@ _SEQUENCE_FIELDS = tuple(
     )
 )
 _DERIVED = (
+    "beams",
     "max_total_tokens",
     "min_total_tokens",
     "needs_history",
     "new",
     "num_prompt_tokens",
     "root_hash",
+    "row_params",
     "sequences",
     "stop_ids",
 )
@@ -64,9 +66,10 @@ _REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name not in _DERIV
 
 
 def take_checkpoint(scheduler: Scheduler) -> Checkpoint | None:
-    """None while a step is in flight, or if a policy keeps a memory that cannot be written down."""
+    """None while a step is in flight or beams are searched, or if a policy keeps a memory that cannot be
+    written down."""
     snapshot = scheduler.snapshot()
-    if snapshot is None:
+    if snapshot is None or scheduler.state.searching:
         return None
     try:
         policies = _with_memories(snapshot.policies, _plain_memory)

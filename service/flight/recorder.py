@@ -34,6 +34,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import NewRequest, Sequence
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import PageturnerError, TextFailed
+from pageturner.service.flight import beams
 from pageturner.service.flight.block_names import name_of, names_of, names_of_prompt
 from pageturner.service.flight.checkpoint import take_checkpoint
 from pageturner.service.flight.records import (
@@ -89,6 +90,7 @@ class FlightRecorder:
         self._new_specs: PolicySpecs = {}
         # For each sample of the step that is being taken: its sequence if it lives, and its tokens before.
         self._samples: list[tuple[Sequence | None, int]] = []
+        self._has_beams = False
         self._manager.noted_hashes = {}
         if self._manager.tiers is not None:
             self._manager.tiers.found = {}
@@ -122,6 +124,7 @@ class FlightRecorder:
                 self._new_specs = policy_specs(policies, tuple(new))
             case Update(output):
                 sequences = self._state.sequences
+                self._has_beams = bool(self._state.searching)
                 self._samples = [
                     (None, 0) if sequence is None else (sequence, len(sequence.tokens))
                     for part in output.scheduled
@@ -191,8 +194,9 @@ class FlightRecorder:
                     on_disk=found,
                 )
             case Update(output, _, now):
+                beam_names = beams.block_names(self._manager, self._samples) if self._has_beams else ()
                 results, names = self._results(call, events), self._partial_names()
-                return Updated(now, output.step_id, results, decisions, raised, names)
+                return Updated(now, output.step_id, results, decisions, raised, names, beam_names)
             case FailStep(output, error, now):
                 return Failed(now, output.step_id, error_name(error), decisions, raised)
             case EndTransfers(ended, now):
@@ -273,6 +277,15 @@ class FlightRecorder:
         for row, ((sequence, num_before), result) in enumerate(
             zip(self._samples, call.sampled, strict=False)
         ):
+            if (
+                self._has_beams
+                and sequence is not None
+                and sequence.request.beams is not None
+                and result.tokens
+            ):
+                failed = sequence.request.request_id in without_text
+                results.append(beams.recorded(row, sequence.request, result.tokens[0], has_no_text=failed))
+                continue
             num_now = num_before if sequence is None else len(sequence.tokens)
             if has_common_end and num_now == num_before + 1 and num_now % block_size and result.error is None:
                 continue

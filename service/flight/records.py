@@ -19,7 +19,7 @@ from pageturner.service.core.memory.transfers import TransferEnd
 from pageturner.service.core.options import CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
 from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus, ResumedChoice
-from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.sampling_params import BeamSearch, SamplingParams
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.block_names import stand_ins
@@ -28,6 +28,9 @@ ROW_FIELDS = ("seq_id", "start", "num_tokens", "num_blocks", "last_block")
 DRAFT_FIELDS = ("seq_id", "num_found")
 LOW = 0xFFFFFFFF
 """Enough of a sequence's number to tell it from any other in the record."""
+
+STOP_STAND_IN = -2
+"""In a replay, the token that ends a beam; no name of a block and no candidate's stand-in is negative."""
 
 _HISTORY = 1.0
 """A presence penalty, any but 0: what the sampler needs the history for is not recorded."""
@@ -87,6 +90,7 @@ class RecordedRequest:
     deadline: float | None = None
     resumed: tuple[RecordedChoice, ...] = ()
     max_draft_tokens: int | None = None
+    beam_search: BeamSearch | None = None
 
     @classmethod
     def of(
@@ -114,6 +118,7 @@ class RecordedRequest:
             new.deadline,
             resumed,
             params.max_draft_tokens,
+            params.beam_search,
         )
 
     def stand_in(self, block_size: int) -> NewRequest:
@@ -127,6 +132,8 @@ class RecordedRequest:
                 min_tokens=self.min_tokens,
                 presence_penalty=_HISTORY if self.needs_history else 0.0,
                 max_draft_tokens=self.max_draft_tokens,
+                stop_token_ids=() if self.beam_search is None else (STOP_STAND_IN,),
+                beam_search=self.beam_search,
             ),
             seed=0,
             arrival_time=self.arrival_time,
@@ -294,7 +301,8 @@ class RowResult:
 
     block_names: for each token accepted, the name of the block that it completed, or 0. is_stopped: the
     last one ended its choice by a stop string or token. has_no_text: decoding it raised, which ended its
-    request.
+    request. logprobs: of a beam, those of its candidates as 32-bit floats, the likeliest first. stops: places
+    among them of tokens that stop.
     """
 
     row: int
@@ -302,12 +310,14 @@ class RowResult:
     is_stopped: bool = False
     error: str = ""
     has_no_text: bool = False
+    logprobs: bytes = b""
+    stops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Updated:
     """A step's results were taken. results: those unlike the most common one. partial_names: of the last
-    blocks of choices that ended."""
+    blocks of choices that ended. beam_names: of the blocks that beams' newest tokens complete."""
 
     now: float
     step_id: int
@@ -315,6 +325,7 @@ class Updated:
     decisions: tuple[Decision, ...] = ()
     raised: str = ""
     partial_names: tuple[PartialName, ...] = ()
+    beam_names: tuple[PartialName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

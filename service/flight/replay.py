@@ -19,6 +19,7 @@ from pageturner.service.core.outputs import SampledSequence, SampledToken, Sched
 from pageturner.service.core.request import NewRequest, Sequence
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import InvalidArgument, PageturnerError, TextFailed
+from pageturner.service.flight import beams
 from pageturner.service.flight.block_names import NameHasher, name_of
 from pageturner.service.flight.checkpoint import restore_checkpoint
 from pageturner.service.flight.former_versions import as_it_was
@@ -183,7 +184,12 @@ class _Player:
         if isinstance(entry, Added) and isinstance(again, Added):
             again = replace(again, request=entry.request)
         if isinstance(entry, Updated) and isinstance(again, Updated):
-            again = replace(again, results=entry.results, partial_names=entry.partial_names)
+            again = replace(
+                again,
+                results=entry.results,
+                partial_names=entry.partial_names,
+                beam_names=entry.beam_names,
+            )
         if isinstance(entry, Scheduled) and isinstance(again, Scheduled):
             again = replace(again, partial_names=entry.partial_names, on_disk=entry.on_disk)
         return again
@@ -219,6 +225,7 @@ class _Player:
             case Updated():
                 output = self._in_flight.pop(entry.step_id)
                 scheduler.update(output, self._sampled(entry, output), entry.now)
+                beams.give_names(entry.beam_names, scheduler.state.sequences, self._block_size)
             case Failed():
                 output = self._in_flight.pop(entry.step_id)
                 scheduler.fail_step(output, RuntimeError(entry.error), entry.now)
@@ -251,11 +258,11 @@ class _Player:
             if result.row >= len(rows):
                 continue
             row = rows[result.row]
-            tokens = tuple(map(SampledToken, result.block_names))
+            tokens = beams.candidates(result) or tuple(map(SampledToken, result.block_names))
             error = RecordedError(result.error) if result.error else None
             sampled[result.row] = SampledSequence(row.seq_id, row.epoch, tokens, error)
             if result.has_no_text:
-                self._stops.without_text.add(row.seq_id)
+                self._stops.without_text.update(self._texts_of(row.seq_id))
             if result.is_stopped or result.has_no_text:
                 self._stops.num_left[row.seq_id] = len(tokens)
         return tuple(self._with_partial_name(result, entry) for result in sampled)
@@ -281,6 +288,13 @@ class _FoundDrafts:
 
     def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
         return (0,) * min(limit, self.by_sequence.get(sequence.seq_id & LOW, 0))
+
+    def _texts_of(self, seq_id: int) -> set[int]:
+        """The sequences under which the text of this one may be made: its own, or any of its beams'."""
+        sequence = self._scheduler.state.sequences.get(seq_id)
+        if sequence is None or sequence.request.beams is None:
+            return {seq_id}
+        return {beam.seq_id for beam in sequence.request.sequences}
 
 
 def _created(policies: PolicySpecs) -> PolicySet:

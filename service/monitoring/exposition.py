@@ -101,6 +101,9 @@ _STATE_COUNTERS = {
     "num_spilled_blocks_total": "Blocks that the device evicted and the host took.",
     "num_disk_writes_dropped_total": "Blocks that the disk was to take and did not.",
     "num_disk_reads_failed_total": "Blocks that could not be read from disk, or were damaged there.",
+    "num_beam_selections_total": "Tokens at which beams of a search were chosen.",
+    "num_beam_table_entries_total": "Blocks that beams would hold if none were shared, at each.",
+    "num_beam_blocks_total": "Blocks that beams held, at each of these tokens.",
 }
 
 

@@ -70,6 +70,8 @@ def set_finish(
     message: generation_pb2.ChoiceFinished | generation_pb2.Choice, event: ChoiceFinishedEvent
 ) -> None:
     message.finish_reason = FINISH_REASONS[event.reason]
+    if event.score is not None:
+        message.score = event.score
     if isinstance(event.matched, str):
         message.stop_string = event.matched
     elif event.matched is not None:

@@ -12,6 +12,8 @@ from pageturner.service.core.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    BeamSearch,
+    EarlyStopping,
     SamplingParams,
 )
 from pageturner.service.engine.api import (
@@ -165,7 +167,29 @@ def to_sampling_params(sampling: generation_pb2.SamplingParams) -> SamplingParam
     given["stop"] = tuple(sampling.stop)
     given["stop_token_ids"] = tuple(sampling.stop_token_ids)
     given["logit_bias"] = tuple(sorted(sampling.logit_bias.items()))
+    if "beam_search" in given:
+        given["beam_search"] = to_beam_search(sampling.beam_search)
     return SamplingParams(**given)
+
+
+def to_beam_search(search: generation_pb2.BeamSearch) -> BeamSearch:
+    """Raises InvalidArgument for an early_stopping that a newer client knows and this server does not."""
+    given: dict[str, Any] = {field.name: value for field, value in search.ListFields()}
+    given["width"] = search.width
+    if "early_stopping" in given:
+        if search.early_stopping not in _EARLY_STOPPING:
+            reason = f"{search.early_stopping} is none that this server knows"
+            raise InvalidArgument("sampling.beam_search.early_stopping", reason)
+        given["early_stopping"] = _EARLY_STOPPING[search.early_stopping]
+    return BeamSearch(**given)
+
+
+_EARLY_STOPPING = {
+    generation_pb2.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.HEURISTIC,
+    generation_pb2.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
+    generation_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
+    generation_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
 
 
 _MAX_LENGTHS = {
@@ -179,7 +203,7 @@ _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 def to_wire_path(error: InvalidArgument, prompt: Prompt) -> InvalidArgument:
     """The engine names what it was given (`top_p`, `prompt`); a client wants its own message's path."""
     root, bracket, rest = error.field.partition("[")
-    if root in _SAMPLING_FIELDS:
+    if root.partition(".")[0] in _SAMPLING_FIELDS:
         return InvalidArgument(f"sampling.{error.field}", error.reason)
     if root == "prompt":
         root = f"prompt.{_FORMS[type(prompt[0] if isinstance(prompt, tuple) else prompt)]}"

@@ -21,11 +21,12 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.request import NewRequest, ResumedChoice
-from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.sampling_params import BeamSearch, SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.core.scheduling.speculation import Drafter
 from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
 from pageturner.service.policy_host.calls import CallWatch
+from support.beam_reference import Answer, expected_answers
 from support.fake_disk import FakeDisk
 from support.fake_model import FakeModel, Stop, expected_tokens
 from support.inspection_checks import check_inspection
@@ -65,6 +66,8 @@ class Record:
     outputs: dict[int, list[int]] = field(default_factory=dict)
     token_times: dict[int, list[float]] = field(default_factory=dict)
     finished_choices: set[int] = field(default_factory=set)
+    answers: list[Answer] | None = None
+    """Of a beam search, what is expected."""
     end: FinishedEvent | None = None
 
 
@@ -166,6 +169,7 @@ class CoreHarness:
         known: tuple[int, ...] | None = None,
         tenant: str = "",
         max_draft_tokens: int | None = None,
+        beam_search: BeamSearch | None = None,
     ) -> str:
         """Add a request; raises what the scheduler raises.
 
@@ -180,6 +184,7 @@ class CoreHarness:
             stop_token_ids=stop_ids,
             presence_penalty=penalty,
             max_draft_tokens=max_draft_tokens,
+            beam_search=beam_search,
         )
         new = NewRequest(
             request_id,
@@ -194,6 +199,8 @@ class CoreHarness:
             deadline=deadline,
         )
         record = Record(new, Stop(max_tokens, min_tokens, stop_ids))
+        if beam_search is not None:
+            record.answers = expected_answers(prompt, beam_search, record.stop)
         if known is not None:
             for index in range(n):
                 outputs = expected_tokens(prompt, seed, index, record.stop)
@@ -314,6 +321,8 @@ class CoreHarness:
                 case ChoiceFinishedEvent():
                     assert event.index not in record.finished_choices, "terminal: a choice ended twice"
                     record.finished_choices.add(event.index)
+                    if record.answers is not None:
+                        assert event.score == record.answers[event.index][1], "tokens: another score"
                 case FinishedEvent():
                     record.end = event
                     assert not isinstance(event.error, TextFailed), f"text: {event.error}"
@@ -323,7 +332,10 @@ class CoreHarness:
 
     def _check_tokens(self, record: Record) -> None:
         for index, outputs in record.outputs.items():
-            expected = expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)
+            if record.answers is None:
+                expected = expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)
+            else:
+                expected = record.answers[index][0]
             assert outputs == expected[: len(outputs)], (
                 f"tokens: {record.new.request_id}[{index}] is {outputs}, with unlimited memory {expected}"
             )
@@ -336,13 +348,13 @@ class CoreHarness:
     def _check_writes(self, output: SchedulerOutput) -> None:
         """No request writes a block that another table names or that is cached.
 
-        The step that completes a prompt is exempt: its choices share the table from the moment it is
-        scheduled, but none of them reads before it ended.
+        The step that completes what choices or beams share is exempt: they have the table from the moment it
+        is scheduled, but none of them reads before it ended.
         """
         device = self.scheduler.manager.device
         for part in output.scheduled:
-            new = self.records[part.request_id].new
-            if new.params.n > 1 and part.end == len(new.prompt_token_ids):
+            request = self.scheduler.state.requests[part.request_id]
+            if len(request.sequences) > 1 and part.end == request.num_shared_tokens:
                 continue
             for position in range(max(part.start, part.write_start), part.end):
                 block_id = part.block_table[position // self.model.block_size]

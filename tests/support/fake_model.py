@@ -23,6 +23,7 @@ from pageturner.service.core.outputs import (
     SampleRow,
     ScheduledSequence,
     SchedulerOutput,
+    TokenLogprob,
 )
 from pageturner.service.errors import NonFiniteLogits
 from pageturner.service.model.batch import build_batch
@@ -32,6 +33,8 @@ NUM_LAYERS = 2
 RECORD = 3  # token, position, chain
 CHAIN_MODULUS = 1 << 22  # float32 holds such integers exactly
 ALPHABET = 3
+BEAM_ALPHABET = 7
+"""Tokens that a beam is offered, so that there are enough of them beside those that stop."""
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -46,6 +49,16 @@ def next_token(content: Array, seed: int, index: int, position: int, banned: tup
     digest = hashlib.blake2b(content.tobytes(), digest_size=8)
     digest.update(f"{seed}/{index}/{position}".encode())
     return allowed[int.from_bytes(digest.digest(), "little") % len(allowed)]
+
+
+def candidates_of(content: Array) -> list[TokenLogprob]:
+    """What may continue a beam of this content, the likeliest first; ties, which are many, by the lower id.
+
+    The log-probabilities are whole sixteenths, so that no order of sums rounds; they sum to no 1.
+    """
+    digest = hashlib.blake2b(content.tobytes(), digest_size=BEAM_ALPHABET).digest()
+    offered = [TokenLogprob(token, -(byte % 48 + 1) / 16) for token, byte in enumerate(digest)]
+    return sorted(offered, key=lambda candidate: (-candidate.logprob, candidate.token_id))
 
 
 def content_of(tokens: list[int]) -> Array:
@@ -146,12 +159,21 @@ class FakeModel:
     def _sample(self, sequence: ScheduledSequence, row: SampleRow) -> SampledSequence:
         if sequence.request_id in self.poisoned_requests:
             return SampledSequence(row.seq_id, row.epoch, (), NonFiniteLogits("poisoned"))
+        if row.params.logprobs is not None:
+            top = tuple(candidates_of(self._content(sequence, sequence.end))[: row.params.logprobs])
+            return SampledSequence(
+                row.seq_id, row.epoch, (SampledToken(top[0].token_id, top[0].logprob, top),)
+            )
         tokens: tuple[SampledToken, ...] = ()
         for position in range(sequence.end - sequence.num_drafts, sequence.end + 1):
-            content = np.ascontiguousarray(self._read(sequence, 0, position))
+            content = self._content(sequence, position)
             token = next_token(content, row.seed, row.index, position, row.banned_token_ids)
             tokens += (SampledToken(token),)
             place = position - sequence.start
             if place >= len(sequence.token_ids) or sequence.token_ids[place] != token:
                 break
         return SampledSequence(row.seq_id, row.epoch, tokens)
+
+    def _content(self, sequence: ScheduledSequence, position: int) -> Array:
+        """All before this position, as the table yields it."""
+        return np.ascontiguousarray(self._read(sequence, 0, position))

@@ -17,6 +17,7 @@ from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import NO_SPECULATION, SchedulerOptions
+from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.core.scheduling.speculation import Drafter
 from pageturner.service.errors import InvalidArgument, QueueFull
@@ -83,6 +84,21 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 KNOWN = st.sampled_from(((1,), (2, 0), (0,), (3, 1, 0), (99,), (4, 98)))
 """How much is known of a request that is resumed: `CoreHarness.submit`."""
+
+
+@st.composite
+def beam_searches(draw: st.DrawFn) -> dict[str, Any]:
+    """What makes a search of a request."""
+    width = draw(st.sampled_from((2, 3, 4)))
+    search = BeamSearch(
+        width, draw(st.sampled_from((1.0, 0.0, 2.0, -1.0))), draw(st.sampled_from(tuple(EarlyStopping)))
+    )
+    return {
+        "beam_search": search,
+        "n": draw(st.integers(1, width)),
+        "stop_ids": draw(st.sampled_from(((5,), (5, 6), ()))),
+        "penalty": 0.0,
+    }
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -178,7 +194,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if wanted["is_cut"]:  # most requests fit, and a few are refused
             num_slots = self.live.model.kv_cache.num_blocks * self.live.model.block_size
             arguments["prompt"] = wanted["prompt"][: max(1, num_slots // 2)]
-            room = max(1, (num_slots - len(arguments["prompt"])) // wanted["n"])
+            search = wanted.get("beam_search")
+            num_sequences = wanted["n"] if search is None else search.width
+            room = max(1, (num_slots - len(arguments["prompt"])) // num_sequences)
             arguments["max_tokens"] = min(wanted["max_tokens"], room)
             arguments["min_tokens"] = min(wanted["min_tokens"], arguments["max_tokens"])
         for copy in range(wanted["copies"]):
@@ -286,3 +304,11 @@ class ResumingMachine(SchedulerMachine):
     @rule(wanted=requests(), known=KNOWN)
     def resume(self, wanted: dict[str, Any], known: tuple[int, ...]) -> None:
         self._submit(wanted | {"known": known})
+
+
+class SearchingMachine(SchedulerMachine):
+    """The same, and beam searches beside it. A machine of its own, for the same reason."""
+
+    @rule(wanted=requests(), search=beam_searches())
+    def search(self, wanted: dict[str, Any], search: dict[str, Any]) -> None:
+        self._submit(wanted | search)

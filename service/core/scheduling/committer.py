@@ -124,13 +124,18 @@ class Committer:
         )
 
     def _fork(self, lead: Sequence, step_id: int) -> tuple[SampleRow, ...]:
-        """The prompt is computed: every choice gets the lead's table, and one without a token its first."""
+        """What all share is computed: every choice gets the lead's table, and one without a token its first.
+
+        Beams have none before their first tokens are chosen, by one row for all.
+        """
         request = lead.request
+        if request.beams is not None and not lead.num_output_tokens:
+            return self._sample(lead)
+        num_shared = request.num_shared_tokens
         for child in request.unfinished:
             if child is not lead:
-                self._manager.fork(lead, child, request.num_prompt_tokens)
-                child.num_computed_tokens = request.num_prompt_tokens
-                child.num_kv_tokens = request.num_prompt_tokens
+                self._manager.fork(lead, child, num_shared)
+                child.num_computed_tokens = child.num_kv_tokens = num_shared
                 child.last_step = step_id
         request.is_forked = True
         beginning = (sequence for sequence in request.unfinished if not sequence.num_output_tokens)
@@ -149,7 +154,7 @@ class Committer:
                 sequence.epoch,
                 sequence.index,
                 new.seed,
-                new.params,
+                request.row_params,
                 new.prompt_token_ids if request.needs_history else (),
                 sequence.output_view() if request.needs_history else (),
                 request.stop_ids if is_banned else (),

@@ -78,7 +78,7 @@ class Finisher:
             Usage(
                 request.num_prompt_tokens,
                 request.num_cached_prompt_tokens,
-                sum(sequence.num_output_tokens for sequence in request.sequences),
+                sum(sequence.num_output_tokens for sequence in request.sequences[: request.new.params.n]),
                 request.new.num_resumed_tokens,
                 request.num_drafted_tokens,
                 request.num_accepted_drafts,

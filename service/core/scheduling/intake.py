@@ -35,8 +35,8 @@ def asked_work(
     """What a request asks for, before it is known what of it fits. num_resumed: tokens of its answers that
     came with it, and have only to be computed."""
     most = options.max_model_len - num_prompt_tokens if params.max_tokens is None else params.max_tokens
-    num_outputs = max(params.n, params.n * most - num_resumed)
-    return Work(num_prompt_tokens + num_resumed, params.n, num_outputs)
+    n = params.num_sequences
+    return Work(num_prompt_tokens + num_resumed, n, max(n, n * most - num_resumed))
 
 
 def check_queue(options: SchedulerOptions, outlook: Outlook, work: Work) -> None:
@@ -82,11 +82,12 @@ def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: i
     InvalidArgument naming the field that makes it too large.
     """
     num_prompt = len(new.prompt_token_ids)
-    n = new.params.n
+    n = new.params.num_sequences
+    field, kind = ("n", "choices") if new.params.beam_search is None else ("beam_search.width", "beams")
     if num_prompt == 0:
         raise InvalidArgument("prompt", "has no tokens")
     if n > min(options.max_n, options.max_num_seqs):
-        raise InvalidArgument("n", f"{n} is over the limit of {min(options.max_n, options.max_num_seqs)}")
+        raise InvalidArgument(field, f"{n} is over the limit of {min(options.max_n, options.max_num_seqs)}")
     room = options.max_model_len - num_prompt
     if room < 1:
         raise InvalidArgument(
@@ -108,7 +109,7 @@ def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: i
     if asked is not None and fitting < asked:
         raise InvalidArgument(
             "max_tokens",
-            f"{asked} for each of {n} choices never fits the cache of {num_blocks} blocks of {block_size}; "
+            f"{asked} for each of {n} {kind} never fits the cache of {num_blocks} blocks of {block_size}; "
             f"at most {fitting} would",
         )
     if fitting < new.params.min_tokens:
@@ -145,7 +146,7 @@ class Intake:
         state, waiting, manager = self._state, self._state.waiting, self._state.manager
         if new.request_id in state.requests:
             raise DuplicateRequest(new.request_id)
-        n, num_prompt_tokens = new.params.n, len(new.prompt_token_ids)
+        n, num_prompt_tokens = new.params.num_sequences, len(new.prompt_token_ids)
         max_tokens = checked_max_tokens(new, state.options, manager.device.num_blocks, manager.block_size)
         num_tokens = num_prompt_tokens + new.num_resumed_tokens
         check_queue(state.options, state.outlook(), Work(num_tokens, n, n * max_tokens))

@@ -13,6 +13,7 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.request import Sequence
+from pageturner.service.core.scheduling.beams import BeamProcessor
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.speculation import settle_drafts
 from pageturner.service.core.scheduling.state import SchedulerState
@@ -25,6 +26,7 @@ class OutputProcessor:
         self._state = state
         self._finisher = finisher
         self._stop_condition = stop_condition
+        self._beams = BeamProcessor(state, finisher, stop_condition)
 
     def take(self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...]) -> list[Event]:
         """In this order: what is poisoned is never cached, and what is cached is there before any
@@ -39,8 +41,12 @@ class OutputProcessor:
         self._publish(output)
         for result in sampled:
             sequence = sequences.get(result.seq_id)
-            if sequence is not None and sequence.epoch == result.epoch:
+            if sequence is None or sequence.epoch != result.epoch:
+                continue
+            if sequence.request.beams is None:
                 self._accept(sequence, result.tokens, events)
+            else:
+                self._beams.take(sequence, result.tokens, events)
         return events
 
     def _publish(self, output: SchedulerOutput) -> None:

@@ -140,6 +140,8 @@ def _most_drafts(sequence: Sequence) -> int:
     """Drafts that a step may verify for it: no token comes behind the last of an answer, and what is withheld
     below min_tokens is withheld behind every draft or behind none."""
     request, num_tokens = sequence.request, len(sequence.tokens)
+    if request.beams is not None:
+        return 0  # which token follows a beam is decided beside the others
     limit, most = request.max_total_tokens - num_tokens - 1, request.new.params.max_draft_tokens
     if most is not None:
         limit = min(limit, most)

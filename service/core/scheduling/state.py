@@ -23,8 +23,9 @@ from pageturner.service.policy_host.host import PolicyHost
 
 @dataclass(slots=True)
 class SchedulerState:
-    """requests, sequences: all that live, by id. num_live: requests by tenant, none of 0. running: by
-    Request.order, in the order of their start. waiting: everything else that lives.
+    """requests, sequences: all that live, by id. num_live: requests by tenant, none of 0. searching: those of
+    a beam search, by Request.order. running: likewise, in the order of their start. waiting: everything
+    else that lives.
 
     producing: hashes of blocks that requests scheduled in the last step are about to compute.
     holders: waiting requests that hold blocks (their tail was reclaimed).
@@ -53,6 +54,7 @@ class SchedulerState:
     is_sweep_due: bool = False
     last_ended_step: int = 0
     requests: dict[str, Request] = field(default_factory=dict)
+    searching: set[int] = field(default_factory=set)
     num_live: Counter[str] = field(default_factory=Counter)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     running: dict[int, Request] = field(default_factory=dict)
@@ -74,11 +76,14 @@ class SchedulerState:
         """It lives from now on."""
         self.requests[request.request_id] = request
         self.num_live[request.new.tenant] += 1
+        if request.beams is not None:
+            self.searching.add(request.order)
 
     def forget(self, request: Request) -> None:
         """It lives no more."""
         self.fetching.discard(request.order)
         del self.requests[request.request_id]
+        self.searching.discard(request.order)
         self.num_live[request.new.tenant] -= 1
         if not self.num_live[request.new.tenant]:
             del self.num_live[request.new.tenant]
@@ -160,6 +165,9 @@ class SchedulerState:
             num_drafted_tokens_total=counters["drafted_tokens"],
             num_accepted_drafts_total=counters["accepted_drafts"],
             num_requests_fetching=len(self.fetching),
+            num_beam_selections_total=counters["beam_selections"],
+            num_beam_table_entries_total=counters["beam_table_entries"],
+            num_beam_blocks_total=counters["beam_blocks"],
             queue_seconds=outlook.queue_seconds,
             drain_tokens_per_second=outlook.drain_rate,
             outlook=outlook,
@@ -190,5 +198,22 @@ class SchedulerState:
             assert num_slots < num_used + self.manager.block_size, (
                 f"lookahead: sequence {sequence.seq_id} holds {num_slots} slots for {num_used} tokens"
             )
+        searching = [request for request in self.requests.values() if request.beams is not None]
+        assert self.searching == {request.order for request in searching}, "beams: who searches is not known"
+        for request in searching:
+            _check_beams(request)
         slots = sum(request.num_slots for request in self.running.values())
         assert slots <= self.options.max_num_seqs, f"slots: {slots} sequences run"
+
+
+def _check_beams(request: Request) -> None:
+    """All beams have equally many tokens, and all sequences but those of the prompt's one beam are beams."""
+    group, sequences = request.beams, request.sequences
+    assert group is not None
+    beams = [sequences[place] for place in group.beams]
+    assert len(group.beams) == len(group.scores) == len(set(group.beams)), "beams: two of one sequence"
+    assert len({len(beam.tokens) for beam in beams}) == 1, "beams: one is ahead of the others"
+    has_begun = beams[0].num_output_tokens > 0
+    assert len(beams) == (len(sequences) if has_begun else 1), "beams: a sequence is none"
+    shared = {tuple(beam.tokens[: request.num_shared_tokens]) for beam in beams}
+    assert len(shared) == 1, "beams: what all share is not what all have"

@@ -16,18 +16,18 @@ _PHASES = {
 
 
 def num_known_tokens(request: Request) -> int:
-    """Prompt and outputs of the unfinished sequences, the shared prompt once."""
-    outputs = sum(sequence.num_output_tokens for sequence in request.unfinished)
-    return request.num_prompt_tokens + outputs
+    """Prompt and outputs of the unfinished sequences, what all of them share once."""
+    shared = request.num_shared_tokens
+    return shared + sum(len(sequence.tokens) - shared for sequence in request.unfinished)
 
 
 def num_computed_tokens(request: Request) -> int:
-    """Known tokens whose KV is in device blocks, the shared prompt once."""
+    """Known tokens whose KV is in device blocks, what all sequences share once."""
     if request.status is RequestStatus.SWAPPED:
         return 0
-    prompt, unfinished = request.num_prompt_tokens, request.unfinished
-    shared = max((min(sequence.num_kv_tokens, prompt) for sequence in unfinished), default=0)
-    own = sum(min(len(s.tokens), s.num_kv_tokens) - prompt for s in unfinished if s.num_kv_tokens > prompt)
+    common, unfinished = request.num_shared_tokens, request.unfinished
+    shared = max((min(sequence.num_kv_tokens, common) for sequence in unfinished), default=0)
+    own = sum(min(len(s.tokens), s.num_kv_tokens) - common for s in unfinished if s.num_kv_tokens > common)
     return shared + own
 
 
@@ -54,14 +54,14 @@ def request_view(request: Request) -> RequestView:
 
 
 def num_known_blocks(request: Request, block_size: int) -> int:
-    """Blocks that hold every known token, shared prompt blocks once.
+    """Blocks that hold every known token, those that all sequences share once.
 
     Never more than at the peak: choices of one token each share even a partial block to their end.
     """
     unfinished = request.unfinished
     if len(unfinished) == 1:
         return blocks_for(len(unfinished[0].tokens), block_size)
-    shared = request.num_prompt_tokens // block_size
+    shared = request.num_shared_tokens // block_size
     known = shared + sum(blocks_for(len(s.tokens), block_size) - shared for s in unfinished)
     return min(known, request.num_blocks_peak)
 
