@@ -10,18 +10,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
+from pageturner.service.core.beam_search import BeamGroup, Hypothesis, num_common
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.outputs import SampledToken, TokenLogprob
 from pageturner.service.core.request import Request, Sequence
+from pageturner.service.flight.beam_records import RecordedBeams, RecordedCandidates, RecordedHypothesis
 from pageturner.service.flight.block_names import name_of
 from pageturner.service.flight.records import STOP_STAND_IN, PartialName, RowResult
 
 
 def recorded(row: int, request: Request, best: SampledToken, *, has_no_text: bool) -> RowResult:
     """The result of a beam's row. has_no_text: decoding an answer raised when this was taken."""
-    given = best.top_logprobs
-    logprobs = struct.pack(f"<{len(given)}f", *(candidate.logprob for candidate in given))
-    stops = tuple(place for place, candidate in enumerate(given) if candidate.token_id in request.stop_ids)
+    logprobs, stops = _packed(request, best.top_logprobs)
     return RowResult(row, (), has_no_text=has_no_text, logprobs=logprobs, stops=stops)
 
 
@@ -29,12 +29,26 @@ def candidates(result: RowResult) -> tuple[SampledToken, ...]:
     """The result as a replay gives it to the scheduler; empty where it is none of a beam."""
     if not result.logprobs:
         return ()
-    values = struct.unpack(f"<{len(result.logprobs) // 4}f", result.logprobs)
-    given = tuple(
-        TokenLogprob(STOP_STAND_IN if place in result.stops else place + 1, logprob)
+    given = _unpacked(result.logprobs, result.stops)
+    return (SampledToken(given[0].token_id, given[0].logprob, given),)
+
+
+def _packed(request: Request, given: tuple[TokenLogprob, ...]) -> tuple[bytes, tuple[int, ...]]:
+    logprobs = struct.pack(f"<{len(given)}f", *(candidate.logprob for candidate in given))
+    return logprobs, tuple(
+        place for place, candidate in enumerate(given) if candidate.token_id in request.stop_ids
+    )
+
+
+def _unpacked(logprobs: bytes, stops: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    values = struct.unpack(f"<{len(logprobs) // 4}f", logprobs)
+    return tuple(
+        TokenLogprob(STOP_STAND_IN if place in stops else place + 1, logprob)
         for place, logprob in enumerate(values)
     )
-    return (SampledToken(given[0].token_id, given[0].logprob, given),)
+
+
+# --- names of blocks -------------------------------------------------------------------------
 
 
 def block_names(
@@ -73,3 +87,65 @@ def give_names(names: Iterable[PartialName], sequences: Mapping[int, Sequence], 
         if sequence is not None and 0 < named.num_tokens <= len(sequence.tokens):
             sequence.tokens[named.num_tokens - 1] = named.name
             del sequence.block_hashes[(named.num_tokens - 1) // block_size :]
+
+
+# --- a search as a value ---------------------------------------------------------------------
+
+
+def state_of(request: Request) -> RecordedBeams | None:
+    """Where its search stands; None for a request that has none."""
+    group, num_prompt = request.beams, request.num_prompt_tokens
+    if group is None:
+        return None
+    paths = [request.sequences[place].tokens[num_prompt:] for place in group.beams]
+    hypotheses = []
+    for known in group.hypotheses:
+        nearest, num_shared = _nearest([token.token_id for token in known.tokens], paths)
+        is_stopped = known.matched is not None
+        hypotheses.append(RecordedHypothesis(known.score, len(known.tokens), nearest, num_shared, is_stopped))
+    return RecordedBeams(
+        tuple(group.beams),
+        tuple(group.scores),
+        tuple(_nearest(paths[rank], paths[:rank]) for rank in range(1, len(paths))),
+        tuple(hypotheses),
+        tuple(
+            RecordedCandidates(place, epoch, *_packed(request, given))
+            for place, (epoch, given) in group.candidates.items()
+        ),
+        group.num_settled,
+    )
+
+
+def _nearest(tokens: list[int], paths: list[list[int]]) -> tuple[int, int]:
+    """Which of the paths begins with most of these tokens, and with how many."""
+    shared = [num_common((tokens, path), 0) for path in paths]
+    return shared.index(max(shared)), max(shared)
+
+
+def restored(state: RecordedBeams, request: Request) -> BeamGroup:
+    """The search of a request whose sequences are restored already: their stand-ins come to differ where the
+    tokens did, and those of answers that ended."""
+    num_prompt, paths = request.num_prompt_tokens, [request.sequences[place].tokens for place in state.places]
+    for rank, (nearest, num_shared) in enumerate(state.forks, 1):
+        end = num_prompt + num_shared
+        paths[rank][:end] = paths[nearest][:end]
+        paths[rank][end] = paths[rank][end] or rank  # a name is there already where it completes a block
+    hypotheses = []
+    for known in state.hypotheses:
+        tokens = paths[known.nearest][num_prompt : num_prompt + known.num_shared]
+        tokens += [_ENDED] * (known.num_tokens - known.num_shared)
+        if known.is_stopped:
+            tokens[-1] = STOP_STAND_IN
+        matched = STOP_STAND_IN if known.is_stopped else None
+        hypotheses.append(Hypothesis(known.score, tuple(map(SampledToken, tokens)), matched))
+    return BeamGroup(
+        list(state.places),
+        list(state.scores),
+        {each.place: (each.epoch, _unpacked(each.logprobs, each.stops)) for each in state.candidates},
+        hypotheses=tuple(hypotheses),
+        num_settled=state.num_settled,
+    )
+
+
+_ENDED = -3
+"""Stands for what an answer that ended has and no beam."""

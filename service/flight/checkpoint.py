@@ -12,6 +12,7 @@ from dataclasses import replace
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.request import Request, Sequence
 from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.flight import beams
 from pageturner.service.flight.block_names import (
     hash_of,
     name_of,
@@ -66,10 +67,9 @@ _REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name not in _DERIV
 
 
 def take_checkpoint(scheduler: Scheduler) -> Checkpoint | None:
-    """None while a step is in flight or beams are searched, or if a policy keeps a memory that cannot be
-    written down."""
+    """None while a step is in flight, or if a policy keeps a memory that cannot be written down."""
     snapshot = scheduler.snapshot()
-    if snapshot is None or scheduler.state.searching:
+    if snapshot is None:
         return None
     try:
         policies = _with_memories(snapshot.policies, _plain_memory)
@@ -115,6 +115,7 @@ def _request_state(scheduler: Scheduler, request: Request) -> RequestState:
         {kind.value: count for kind, count in request.num_preemptions_by_kind.items()},
         tuple(sequences),
         {name: getattr(request, name) for name in _REQUEST_FIELDS},
+        beams.state_of(request),
     )
 
 
@@ -155,6 +156,8 @@ def _restored_request(scheduler: Scheduler, recorded: RequestState) -> Request:
             setattr(sequence, name, part.fields[name])
         request.sequences.append(sequence)
         manager.restore_tables(sequence, part.table, part.host_table)
+    if recorded.beams is not None:
+        request.beams = beams.restored(recorded.beams, request)
     return request
 
 

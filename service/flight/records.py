@@ -22,6 +22,7 @@ from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatu
 from pageturner.service.core.sampling_params import BeamSearch, SamplingParams
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
 from pageturner.service.errors import PageturnerError
+from pageturner.service.flight.beam_records import RecordedBeams
 from pageturner.service.flight.block_names import stand_ins
 
 ROW_FIELDS = ("seq_id", "start", "num_tokens", "num_blocks", "last_block")
@@ -179,6 +180,7 @@ class RequestState:
     num_preemptions_by_kind: Mapping[str, int]
     sequences: tuple[SequenceState, ...]
     fields: Mapping[str, Scalar]
+    beams: RecordedBeams | None = None
 
 
 @dataclass(frozen=True, slots=True)

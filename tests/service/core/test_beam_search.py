@@ -1,4 +1,4 @@
-"""The choice of beams, by the rules of `transformers`; tests/service/model compares whole searches with it."""
+"""The choice of beams, by the rules of `transformers`, with which whole searches are compared elsewhere."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.core_harness import CoreHarness, NoText
 from support.drafting_machine import SPECULATION, PlannedDrafter
 from support.flight import record_of, recorded
-from support.scheduler_machine import KNOWN, requests, scheduler_options
+from support.scheduler_machine import KNOWN, beam_searches, requests, scheduler_options
 
 from pageturner.policies import registry
 from pageturner.policies.interfaces import AXES, PolicySet
@@ -54,8 +54,10 @@ def policy_sets(draw: st.DrawFn) -> PolicySet:
 
 
 @st.composite
-def requests_some_of_them_resumed(draw: st.DrawFn) -> dict[str, Any]:
-    return draw(requests()) | {"known": draw(st.none() | KNOWN)}
+def requests_of_all_kinds(draw: st.DrawFn) -> dict[str, Any]:
+    """Some are resumed, some search beams."""
+    kinds = st.none() | KNOWN.map(lambda known: {"known": known}) | beam_searches()
+    return draw(requests()) | (draw(kinds) or {})
 
 
 def submit(harness: CoreHarness, wanted: dict[str, Any]) -> None:
@@ -63,7 +65,9 @@ def submit(harness: CoreHarness, wanted: dict[str, Any]) -> None:
     if wanted["is_cut"]:
         num_slots = harness.cache.num_blocks * harness.cache.block_size
         arguments["prompt"] = wanted["prompt"][: max(1, num_slots // 2)]
-        room = max(1, (num_slots - len(arguments["prompt"])) // wanted["n"])
+        search = wanted.get("beam_search")
+        num_sequences = wanted["n"] if search is None else search.width
+        room = max(1, (num_slots - len(arguments["prompt"])) // num_sequences)
         arguments["max_tokens"] = min(wanted["max_tokens"], room)
         arguments["min_tokens"] = min(wanted["min_tokens"], arguments["max_tokens"])
     seconds = wanted["seconds"]
@@ -81,7 +85,7 @@ def submit(harness: CoreHarness, wanted: dict[str, Any]) -> None:
     depth=st.integers(0, 1),
     enable_prefix_caching=st.sampled_from((True, True, True, False)),
     reuse_partial_blocks=st.sampled_from((True, True, False)),
-    wanted=st.lists(requests_some_of_them_resumed(), min_size=2, max_size=10),
+    wanted=st.lists(requests_of_all_kinds(), min_size=2, max_size=10),
     num_steps=st.sampled_from((AMPLE, AMPLE, 3, 8)),
     seed=st.integers(0, 1 << 16),
     drafts=st.booleans(),
