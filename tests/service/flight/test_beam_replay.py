@@ -16,13 +16,15 @@ from pageturner.service.flight.replay import replay
 PROMPT = (0, 1, 2, 0, 1)
 
 
-def run(num_steps: int = 1 << 16) -> CoreHarness:
+def run(num_steps: int = 1 << 16, reclaim: str = "always-recompute") -> CoreHarness:
     """Searches that crowd a pool which is too small for them, beside plain requests."""
-    policies = registry.create_set({"admission": "first-chunk"})
+    policies = registry.create_set(
+        {"admission": "first-chunk", "reclaim": reclaim, "queue": "virtual-token-counter"}
+    )
     harness = CoreHarness(
         policies,
-        num_blocks=14,
-        block_size=2,
+        num_blocks=9,
+        block_size=4,
         num_host_blocks=12,
         options=SchedulerOptions(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=8),
         reuse_partial_blocks=True,
@@ -50,15 +52,16 @@ def replayed(record: FlightRecord) -> FlightRecord:
     return read
 
 
-def test_every_decision_about_searches_comes_out_again() -> None:
-    harness = run()
+@pytest.mark.parametrize("reclaim", ["always-recompute", "always-swap", "tail-first"])
+def test_every_decision_about_searches_comes_out_again(reclaim: str) -> None:
+    harness = run(reclaim=reclaim)
     stats = harness.scheduler.stats()
-    assert stats.num_recompute_preemptions_total + stats.num_swap_preemptions_total
+    assert stats.num_recompute_preemptions_total + stats.num_swap_preemptions_total > 2
     assert stats.num_prefix_hit_tokens_total
     replayed(record_of(harness))
 
 
-@pytest.mark.parametrize("num_steps", [6, 8, 11, 16])
+@pytest.mark.parametrize("num_steps", [6, 8, 11, 16, 30])
 def test_a_record_that_forgot_its_beginning_replays_from_within_a_search(num_steps: int) -> None:
     read = replayed(record_of(run(num_steps)))
     assert read.num_dropped
