@@ -91,7 +91,8 @@ class RequestStatus(Enum):
 class Sequence:
     """One choice of a request, or one beam of its search: its tokens and how far their KV has come.
 
-    tokens: prompt and accepted outputs; only ever appended to, or of a beam replaced. token_log: of them, once a sampler asks.
+    tokens: prompt and accepted outputs; only ever appended to, those of a beam also replaced. token_log: of
+        them, once a sampler asks.
     sample_rows: what its steps ask the sampler for, where that is the same until the epoch is raised.
     num_given_tokens: leading tokens that came with the request: its prompt, and outputs that it resumes.
     ngrams: of its tokens, once drafts are looked for. draft_odds: that a draft of it comes true.
