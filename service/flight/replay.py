@@ -267,6 +267,13 @@ class _Player:
                 self._stops.num_left[row.seq_id] = len(tokens)
         return tuple(self._with_partial_name(result, entry) for result in sampled)
 
+    def _texts_of(self, seq_id: int) -> set[int]:
+        """The sequences under which the text of this one may be made: its own, or any of its beams'."""
+        sequence = self._scheduler.state.sequences.get(seq_id)
+        if sequence is None or sequence.request.beams is None:
+            return {seq_id}
+        return {beam.seq_id for beam in sequence.request.sequences}
+
     def _with_partial_name(self, result: SampledSequence, entry: Updated) -> SampledSequence:
         """As `_name_partial_block`, for a token that came with this step: it was a draft that came true."""
         sequence = self._scheduler.state.sequences.get(result.seq_id)
@@ -288,13 +295,6 @@ class _FoundDrafts:
 
     def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
         return (0,) * min(limit, self.by_sequence.get(sequence.seq_id & LOW, 0))
-
-    def _texts_of(self, seq_id: int) -> set[int]:
-        """The sequences under which the text of this one may be made: its own, or any of its beams'."""
-        sequence = self._scheduler.state.sequences.get(seq_id)
-        if sequence is None or sequence.request.beams is None:
-            return {seq_id}
-        return {beam.seq_id for beam in sequence.request.sequences}
 
 
 def _created(policies: PolicySpecs) -> PolicySet:
