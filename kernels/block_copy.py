@@ -8,12 +8,14 @@ from itertools import pairwise
 import torch
 
 from pageturner.kernels import checks
+from pageturner.kernels.torch_pool import as_bytes
 
 
 def copy_blocks(pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """`PagedOps.copy_blocks`: gather every source, then scatter."""
     checks.check_copy(pool, pairs)
     if pairs:
+        pool = as_bytes(pool)
         sources, destinations = torch.tensor(pairs, device=pool.device).unbind(1)
         pool.index_copy_(0, destinations, pool.index_select(0, sources))
 

@@ -8,10 +8,20 @@ import numpy as np
 import torch
 
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, HostBatch, KeyOrder
+from pageturner.kernels.layout import (
+    CODE_DTYPES,
+    KEY_TILE,
+    AttentionBatch,
+    HostBatch,
+    KeyOrder,
+    head_dim_of,
+    is_coded,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Of the operations on the CPU; those on a GPU have their own."""
+ROW_DTYPES = (*DTYPES, torch.float16)
+"""All that rows may have."""
 HOST_ARRAYS = {
     "query_start_loc": np.dtype(np.int32),
     "seq_lens": np.dtype(np.int32),
@@ -82,21 +92,37 @@ def is_vector_aligned(tensor: torch.Tensor) -> bool:
 def check_kv_layer(
     kv_layer: torch.Tensor, key_order: KeyOrder, dtypes: Sequence[torch.dtype] = DTYPES
 ) -> None:
-    """[num_blocks, 2, num_kv_heads, block_size, head_dim] with contiguous heads."""
+    """[num_blocks, 2, num_kv_heads, block_size, head_dim] with contiguous heads; or of codes, see layout.
+
+    dtypes: of pools that keep numbers as they are.
+    """
     check_shape("kv_layer", kv_layer, (None, 2, None, None, None))
-    if kv_layer.dtype not in dtypes:
-        raise KernelArgumentError("kv_layer", describe(kv_layer), either(dtypes))
-    block_size, head_dim = kv_layer.shape[-2:]
-    if kv_layer.stride(-1) != 1 or kv_layer.stride(-2) != head_dim:
+    if kv_layer.dtype not in (*dtypes, *CODE_DTYPES):
+        raise KernelArgumentError("kv_layer", describe(kv_layer), either((*dtypes, *CODE_DTYPES)))
+    block_size, token = kv_layer.shape[-2:]
+    if kv_layer.stride(-1) != 1 or kv_layer.stride(-2) != token:
         raise KernelArgumentError("kv_layer", f"strided {list(kv_layer.stride())}", "contiguous heads")
+    if is_coded(kv_layer.dtype):
+        _check_scales(kv_layer)
     if key_order is KeyOrder.TILED16 and block_size % KEY_TILE:
         raise KernelArgumentError("kv_layer", describe(kv_layer), f"block_size a multiple of {KEY_TILE}")
+
+
+def _check_scales(kv_layer: torch.Tensor) -> None:
+    """There is a code before them, and they are where a bfloat16 may lie."""
+    head_dim = head_dim_of(kv_layer)
+    if head_dim < 1:
+        raise KernelArgumentError("kv_layer", describe(kv_layer), "a code beside each scale")
+    starts = (kv_layer.storage_offset(), *kv_layer.stride()[:3], kv_layer.shape[3] * head_dim)
+    if any(start % 2 for start in starts):
+        found = f"of heads that begin at {list(starts)}"
+        raise KernelArgumentError("kv_layer", found, "scales at even addresses")
 
 
 def check_vector_blocks(kv_layer: torch.Tensor, least_block_size: int) -> None:
     """For kernels: blocks read by VECTOR_BYTES, blocks found by shift and mask and less than 2^31 elements
     apart. A pool that is none of that cannot be copied instead: it is written, too."""
-    block_size, head_dim = kv_layer.shape[3:]
+    block_size, head_dim = kv_layer.shape[3], head_dim_of(kv_layer)
     if block_size < least_block_size or block_size & (block_size - 1):
         raise KernelArgumentError(
             "kv_layer", f"of block_size {block_size}", f"a power of two from {least_block_size} on"
@@ -104,7 +130,8 @@ def check_vector_blocks(kv_layer: torch.Tensor, least_block_size: int) -> None:
     per_vector = VECTOR_BYTES // kv_layer.element_size()
     if head_dim % per_vector:
         raise KernelArgumentError("kv_layer", f"of head_dim {head_dim}", f"a multiple of {per_vector}")
-    if not is_vector_aligned(kv_layer):
+    # Rows of codes follow each other without their scales, from where a head's part begins.
+    if not is_vector_aligned(kv_layer.flatten(3) if is_coded(kv_layer.dtype) else kv_layer):
         raise KernelArgumentError(
             "kv_layer",
             f"strided {list(kv_layer.stride())} from {kv_layer.data_ptr():#x}",
@@ -114,19 +141,30 @@ def check_vector_blocks(kv_layer: torch.Tensor, least_block_size: int) -> None:
         raise KernelArgumentError("kv_layer", f"of blocks {kv_layer.stride(0)} elements apart", "below 2^31")
 
 
-def row_dtype(rows: torch.Tensor, kv_layer: torch.Tensor) -> torch.dtype:
-    """For backends that take float32 rows over any cache: float32 if the rows are, else the cache's dtype."""
-    return torch.float32 if rows.dtype is torch.float32 else kv_layer.dtype
+def own_dtype(
+    rows: torch.Tensor, kv_layer: torch.Tensor, dtypes: Sequence[torch.dtype] = ROW_DTYPES
+) -> torch.dtype:
+    """What rows must have beside a cache: its dtype; over codes any of `dtypes`, theirs if it is one."""
+    if not is_coded(kv_layer.dtype):
+        return kv_layer.dtype
+    return rows.dtype if rows.dtype in dtypes else dtypes[0]
+
+
+def row_dtype(
+    rows: torch.Tensor, kv_layer: torch.Tensor, dtypes: Sequence[torch.dtype] = DTYPES
+) -> torch.dtype:
+    """For backends that take float32 rows over any cache: float32 if the rows are, else `own_dtype`."""
+    return torch.float32 if rows.dtype is torch.float32 else own_dtype(rows, kv_layer, dtypes)
 
 
 def check_query(
     query: torch.Tensor, kv_layer: torch.Tensor, num_rows: int, dtype: torch.dtype | None = None
 ) -> None:
-    """[T, num_heads, head_dim] in `dtype`, by default the cache's; kv heads divide heads."""
-    num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
+    """[T, num_heads, head_dim] in `dtype`, by default `own_dtype`; kv heads divide heads."""
+    num_kv_heads, head_dim = kv_layer.shape[2], head_dim_of(kv_layer)
     if not num_kv_heads:
         raise KernelArgumentError("kv_layer", describe(kv_layer), "a kv head")
-    check_shape("query", query, (num_rows, None, head_dim), dtype or kv_layer.dtype)
+    check_shape("query", query, (num_rows, None, head_dim), dtype or own_dtype(query, kv_layer))
     if query.shape[1] == 0 or query.shape[1] % num_kv_heads:
         raise KernelArgumentError("query", describe(query), f"heads a multiple of {num_kv_heads}")
 
@@ -144,8 +182,8 @@ def check_key_value(
     num_rows: int,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """[T, num_kv_heads, head_dim] in `dtype`, by default the cache's."""
-    shape, dtype = (num_rows, kv_layer.shape[2], kv_layer.shape[4]), dtype or kv_layer.dtype
+    """[T, num_kv_heads, head_dim] in `dtype`, by default `own_dtype`."""
+    shape, dtype = (num_rows, kv_layer.shape[2], head_dim_of(kv_layer)), dtype or own_dtype(key, kv_layer)
     check_shape("key", key, shape, dtype)
     check_shape("value", value, shape, dtype)
 

@@ -6,7 +6,8 @@ import torch
 
 from pageturner.kernels.batch_plan import RowGroup
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import KeyOrder, key_tiles
+from pageturner.kernels.layout import KeyOrder
+from pageturner.kernels.torch_pool import read_blocks
 
 
 def scale_and_mask(scores: torch.Tensor, visible: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
@@ -42,17 +43,17 @@ def gather_attention(
     pieces, width = group.blocks.shape
     hidden = group.hidden[:, None, :, None]
 
-    def gather(blocks: torch.Tensor) -> torch.Tensor:
-        """Pages [num_blocks, Hkv, tiles, tile, D] -> [B, Hkv, L, D], zero where no row looks.
+    def gather(part: torch.Tensor, order: KeyOrder) -> torch.Tensor:
+        """Keys or values [num_blocks, Hkv, ...] -> [B, Hkv, L, D], zero where no row looks.
 
         A slot that no sequence owns may hold NaN, and 0 * NaN is NaN: select before multiplying.
         """
-        taken = blocks.index_select(0, group.blocks.flatten())
+        taken = read_blocks(part, order, group.blocks.flatten()).to(query.dtype)
         taken = taken.view(pieces, width, *taken.shape[1:])
         return taken.transpose(1, 2).flatten(2, 4).masked_fill(hidden, 0)
 
-    keys = gather(key_tiles(kv_layer[:, 0], key_order))
-    values = gather(key_tiles(kv_layer[:, 1], KeyOrder.PLAIN))
+    keys = gather(kv_layer[:, 0], key_order)
+    values = gather(kv_layer[:, 1], KeyOrder.PLAIN)
     heads = query.shape[2] // group.visible.shape[1]
     visible = group.visible.repeat(1, heads, 1)[:, None]
     if spec.logit_softcap is None and spec.sinks is None:

@@ -13,6 +13,14 @@ so that a swap or a copy-on-write of a block is one copy. Inside a head's part, 
     PLAIN    [block_size][head_dim]
     TILED16  [block_size / 16][head_dim][16]   one 512-bit register holds one dim of 16 tokens
 
+A pool of codes (int8, float8_e4m3fn: kv_codes.py) keeps a number in a byte, and a scale for each token of a
+head. There a head's part is
+
+    [block_size * head_dim] codes, in the order above    [block_size] scales in bfloat16, token by token
+
+so that a token is written without reading another, and scales go wherever their block goes. By its shape,
+such a pool has head_dim + 2 bytes a token.
+
 `slot = block_id * block_size + offset` names a token's place in every layer; slot -1 is "do not write".
 A slot that no sequence owns may hold anything, NaN too: readers select, they never multiply by zero.
 """
@@ -26,6 +34,9 @@ import numpy as np
 import torch
 
 KEY_TILE = 16
+CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
+"""Of pools of codes."""
+_SCALE_BYTES = 2  # of bfloat16
 
 
 class KeyOrder(Enum):
@@ -39,8 +50,8 @@ class KeyOrder(Enum):
 class KvLayout:
     """Shape of one model's KV cache.
 
-    num_kv_heads and head_dim are the same for every layer. Raises ValueError for sizes below 1 or a
-    tiled block that 16 does not divide.
+    num_kv_heads and head_dim are the same for every layer. Raises ValueError for sizes below 1, a tiled
+    block that 16 does not divide, or codes of a head so odd that the scales behind them would not be aligned.
     """
 
     num_layers: int
@@ -56,11 +67,14 @@ class KvLayout:
                 raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
         if self.key_order is KeyOrder.TILED16 and self.block_size % KEY_TILE:
             raise ValueError(f"block_size {self.block_size} is not a multiple of {KEY_TILE}")
+        if is_coded(self.dtype) and self.block_size * self.head_dim % _SCALE_BYTES:
+            odd = f"{self.block_size} tokens of head_dim {self.head_dim}"
+            raise ValueError(f"{odd} have an odd count of codes, and scales begin at even addresses")
 
     @property
     def head_elements(self) -> int:
-        """Elements of one kv head's part of a block: block_size tokens."""
-        return self.block_size * self.head_dim
+        """Elements of one kv head's part of a block: block_size tokens, with their scales."""
+        return self.block_size * token_elements(self.head_dim, self.dtype)
 
     @property
     def block_elements(self) -> int:
@@ -73,8 +87,34 @@ class KvLayout:
         return self.block_elements * self.dtype.itemsize
 
     def pool_shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
-        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; keys are TILED16 inside if so."""
-        return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """[num_blocks, num_layers, 2, num_kv_heads, block_size, elements of a token]; inside, keys are
+        TILED16 and codes lie before scales, if so."""
+        token = token_elements(self.head_dim, self.dtype)
+        return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, token)
+
+
+def is_coded(dtype: torch.dtype) -> bool:
+    """Whether a pool of this dtype holds codes and scales."""
+    return dtype in CODE_DTYPES
+
+
+def token_elements(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements that a token's key, or its value, takes of a kv head's part: a pool's last extent."""
+    return head_dim + _SCALE_BYTES if is_coded(dtype) else head_dim
+
+
+def head_dim_of(pool: torch.Tensor) -> int:
+    """head_dim of a pool, or of a part of one with all of its last dimension."""
+    return pool.shape[-1] - _SCALE_BYTES if is_coded(pool.dtype) else pool.shape[-1]
+
+
+def split_codes(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a pool of codes, or some heads of one, [..., block_size, head_dim + 2]: views of its codes
+    [..., block_size, head_dim], in the pool's order, and of its scales, bfloat16 [..., block_size]."""
+    block_size, head_dim = part.shape[-2], head_dim_of(part)
+    flat, num_codes = part.flatten(-2), block_size * head_dim
+    codes = flat[..., :num_codes].view(*part.shape[:-2], block_size, head_dim)
+    return codes, flat[..., num_codes:].view(torch.bfloat16)
 
 
 def key_tiles(keys: torch.Tensor, key_order: KeyOrder) -> torch.Tensor:

@@ -15,7 +15,8 @@ import torch
 from pageturner.kernels import checks
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import AttentionBatch, KeyOrder, key_tiles
+from pageturner.kernels.kv_codes import encode
+from pageturner.kernels.layout import AttentionBatch, KeyOrder, is_coded, key_tiles, split_codes
 from pageturner.kernels.low_rank import AdapterRows, Factors, LowRank, check_add, check_factors, stacked
 from pageturner.kernels.packed import PackedWeight, check_mlp, check_rows, unpack
 
@@ -64,18 +65,28 @@ class ReferenceOps:
         num_blocks, _, _, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
         slots = batch.slot_mapping.tolist()
-        checks.check_key_value(key, value, kv_layer, len(slots), checks.row_dtype(key, kv_layer))
+        checks.check_key_value(key, value, kv_layer, len(slots), checks.row_dtype(key, kv_layer, DTYPES))
         written = [slot for slot in slots if slot >= 0]
         if len(set(written)) != len(written):
             raise KernelArgumentError("slot_mapping", "naming a slot twice", "distinct slots")
 
-        keys, values = key_tiles(kv_layer[:, 0], self.key_order), kv_layer[:, 1]
-        tile = keys.shape[3]
-        for row, slot in enumerate(slots):
-            if slot >= 0:
-                block, offset = divmod(slot, block_size)
-                keys[block, :, offset // tile, offset % tile] = key[row]
-                values[block, :, offset] = value[row]
+        for part, order, rows in (
+            (kv_layer[:, 0], self.key_order, key),
+            (kv_layer[:, 1], KeyOrder.PLAIN, value),
+        ):
+            for row, slot in zip(rows, slots, strict=True):
+                if slot >= 0:
+                    self._write(part, order, slot, row)
+
+    def _write(self, part: torch.Tensor, order: KeyOrder, slot: int, row: torch.Tensor) -> None:
+        """row [num_kv_heads, head_dim] to one slot of the keys or of the values."""
+        block, offset = divmod(slot, part.shape[2])
+        if is_coded(part.dtype):
+            part, scales = split_codes(part)
+            row, scales[block, :, offset] = encode(row, part.dtype)
+        tiles = key_tiles(part, order)
+        tile = tiles.shape[3]
+        tiles[block, :, offset // tile, offset % tile] = row
 
     def attention(
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
@@ -83,7 +94,7 @@ class ReferenceOps:
         checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         num_blocks, _, num_kv_heads, block_size, _ = kv_layer.shape
         checks.check_batch(batch, num_blocks, block_size)
-        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer)
+        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer, DTYPES)
         checks.check_query(query, kv_layer, num_rows, dtype)
         checks.check_sinks(spec.sinks, query.shape[1])
         group = query.shape[1] // num_kv_heads
@@ -112,14 +123,18 @@ class ReferenceOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [len(positions), head_dim] of one kv head, in float64."""
         block_size = kv_layer.shape[3]
-        blocks = key_tiles(kv_layer[:, 0], self.key_order)
-        tile = blocks.shape[3]
-        keys, values = [], []
-        for position in positions:
-            block, offset = table[position // block_size], position % block_size
-            keys.append(blocks[block, head, offset // tile, offset % tile])
-            values.append(kv_layer[block, 1, head, offset])
-        return torch.stack(keys).double(), torch.stack(values).double()
+        found = []
+        for part, order in ((kv_layer[:, 0], self.key_order), (kv_layer[:, 1], KeyOrder.PLAIN)):
+            numbers, scales = split_codes(part) if is_coded(part.dtype) else (part, None)
+            tiles = key_tiles(numbers, order)
+            tile = tiles.shape[3]
+            rows = []
+            for position in positions:
+                block, offset = table[position // block_size], position % block_size
+                row = tiles[block, head, offset // tile, offset % tile].double()
+                rows.append(row if scales is None else row * scales[block, head, offset].double())
+            found.append(torch.stack(rows))
+        return found[0], found[1]
 
     def rope_and_write_kv(
         self,
@@ -132,7 +147,7 @@ class ReferenceOps:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
-        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer)
+        num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer, DTYPES)
         checks.check_query(query, kv_layer, num_rows, dtype)
         checks.check_key_value(key, value, kv_layer, query.shape[0], query.dtype)
         checks.check_rope(query, cos, sin)

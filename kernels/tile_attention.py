@@ -13,7 +13,8 @@ import torch
 from pageturner.kernels.batch_plan import RowGroup
 from pageturner.kernels.gather_attention import scale_and_mask, sink_logits
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import KeyOrder, key_tiles
+from pageturner.kernels.layout import KeyOrder
+from pageturner.kernels.torch_pool import read_tokens
 
 KEYS_PER_TILE = 64
 LOWEST = -1e30
@@ -26,8 +27,6 @@ def tile_attention(
     """query [B, Hkv, G * ROW_TILE, D] -> the same shape."""
     pieces, num_kv_heads, rows, _ = query.shape
     block_size = kv_layer.shape[3]
-    key_blocks, value_blocks = key_tiles(kv_layer[:, 0], key_order), kv_layer[:, 1]
-    tile = key_blocks.shape[3]
     heads = rows // group.rows.shape[1]
     wide = query.float().flatten(0, 1)
     summed = torch.zeros_like(query, dtype=torch.float32)
@@ -45,8 +44,8 @@ def tile_attention(
         hidden = group.hidden[:, positions, None, None]
         blocks, offset = group.blocks[:, positions // block_size], positions % block_size
         # [B, keys, Hkv, D]. An unowned slot may hold NaN, and 0 * NaN is NaN: select before multiplying.
-        keys = key_blocks[blocks, :, offset // tile, offset % tile].masked_fill(hidden, 0).float()
-        values = value_blocks[blocks, :, offset].masked_fill(hidden, 0).float()
+        keys = read_tokens(kv_layer[:, 0], key_order, blocks, offset).masked_fill(hidden, 0).float()
+        values = read_tokens(kv_layer[:, 1], KeyOrder.PLAIN, blocks, offset).masked_fill(hidden, 0).float()
 
         scores = torch.bmm(wide, keys.permute(0, 2, 3, 1).flatten(0, 1).contiguous()).view(
             pieces, num_kv_heads, rows, KEYS_PER_TILE

@@ -15,8 +15,9 @@ from pageturner.kernels import block_copy, checks
 from pageturner.kernels.batch_plan import RowGroup, plan_by_row_tile, plan_by_sequence
 from pageturner.kernels.gather_attention import gather_attention
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import AttentionBatch, KeyOrder, key_tiles
+from pageturner.kernels.layout import AttentionBatch, KeyOrder, head_dim_of
 from pageturner.kernels.tile_attention import tile_attention
+from pageturner.kernels.torch_pool import write_tokens
 
 
 class TorchOps:
@@ -58,9 +59,8 @@ class TorchOps:
         self._check(kv_layer, batch)
         checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
         rows, blocks, offsets = self._written
-        keys = key_tiles(kv_layer[:, 0], self.key_order)
-        keys[blocks, :, offsets // keys.shape[3], offsets % keys.shape[3]] = key[rows]
-        kv_layer[:, 1][blocks, :, offsets] = value[rows]
+        write_tokens(kv_layer[:, 0], self.key_order, blocks, offsets, key[rows])
+        write_tokens(kv_layer[:, 1], KeyOrder.PLAIN, blocks, offsets, value[rows])
 
     def attention(
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
@@ -68,7 +68,7 @@ class TorchOps:
         self._check(kv_layer, batch)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
         checks.check_sinks(spec.sinks, query.shape[1])
-        num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
+        num_kv_heads, head_dim = kv_layer.shape[2], head_dim_of(kv_layer)
         attend = tile_attention if self.deterministic else gather_attention
         output = torch.empty_like(query)
         for group in self._plan(kv_layer, batch, spec):
@@ -91,7 +91,7 @@ class TorchOps:
     ) -> torch.Tensor:
         self._check(kv_layer, batch)
         checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
-        checks.check_key_value(key, value, kv_layer, query.shape[0])
+        checks.check_key_value(key, value, kv_layer, query.shape[0], query.dtype)
         checks.check_rope(query, cos, sin)
         self.write_kv(_rotate(key, cos, sin), value, kv_layer, batch)
         return _rotate(query, cos, sin)

@@ -105,15 +105,16 @@ struct Sums {
   }
 };
 
-// Row is the dtype of queries and outputs, T that of the pool.
-template <class Row, class T, class Math = typename MathOf<T>::type>
+// T is the dtype of the pool. That of the rows is a matter of their first load and last store alone, and so no
+// reason to compile all between once more.
+template <class T, class Math = typename MathOf<T>::type>
 class Attention {
   using Number = typename Math::Number;
   using Step = KeyStep<T>;
 
  public:
-  explicit Attention(const AttentionArgs& args)
-      : args(args), group(args.num_heads / args.num_kv_heads), height(std::max(1, ITEM_ROWS / group)) {}
+  Attention(const AttentionArgs& args, bool narrow_rows)
+      : args(args), narrow_rows(narrow_rows), group(args.num_heads / args.num_kv_heads), height(std::max(1, ITEM_ROWS / group)) {}
 
   void run(Team& team) const {
     const std::vector<Item> items = make_items();
@@ -127,6 +128,7 @@ class Attention {
 
  private:
   const AttentionArgs& args;
+  const bool narrow_rows;  // bf16, not float
   const int group, height;
 
   int packed(const Item& item) const { return item.query_rows * group; }
@@ -206,12 +208,26 @@ class Attention {
   }
 
   void load_query(const Item& item, Number* query) const {
+    if (narrow_rows)
+      load_query<bf16>(item, query);
+    else
+      load_query<float>(item, query);
+  }
+  template <class Row>
+  void load_query(const Item& item, Number* query) const {
     for (int row = 0; row < packed(item); row++) {
       const Row* from = static_cast<const Row*>(args.query) + row_offset(item, row, args.query_stride);
       for (int d = 0; d < args.head_dim; d += WIDTH) store(query + row * args.head_dim + d, load(from + d));
     }
   }
 
+  void finish(const Item& item, const Sums& sums) const {
+    if (narrow_rows)
+      finish<bf16>(item, sums);
+    else
+      finish<float>(item, sums);
+  }
+  template <class Row>
   void finish(const Item& item, const Sums& sums) const {
     for (int row = 0; row < packed(item); row++) {
       const std::int64_t row_stride = args.num_heads * std::int64_t(args.head_dim);
@@ -232,15 +248,21 @@ class Attention {
   }
 
   Step locate(const Item& item, int begin, int end) const {
-    Step step{begin, end, {}, {}};
+    Step step;
+    step.begin = begin, step.end = end;
     for (int tile = 0; tile < STEP_TILES; tile++) {
       // A tile past the end stands for the first one: it is read, and hidden.
       const int position = begin + tile * LANES < end ? begin + tile * LANES : begin;
       const std::int64_t block = item.table[position / args.block_size];
       const int offset = position % args.block_size;
-      step.keys[tile] = static_cast<const T*>(args.kv_layer) + block * args.block_stride +
-                        item.kv_head * args.head_stride + offset * args.head_dim;
+      const T* keys = static_cast<const T*>(args.kv_layer) + block * args.block_stride +
+                      item.kv_head * args.head_stride;
+      step.keys[tile] = keys + offset * args.head_dim;
       step.values[tile] = step.keys[tile] + args.value_stride;
+      if constexpr (is_code<T>) {
+        step.key_scales[tile] = scales_of(keys, args.block_size, args.head_dim) + offset;
+        step.value_scales[tile] = scales_of(keys + args.value_stride, args.block_size, args.head_dim) + offset;
+      }
     }
     return step;
   }
@@ -294,14 +316,14 @@ class Attention {
     alignas(64) Number weights[ROWS][STEP];
     for (int r = 0; r < ROWS; r++) {
       const int position = item.position + (row + r) / group;
-      weigh(scores[r], first_key(position) - step.begin, position - step.begin, row + r, weights[r], sums);
+      weigh(step, scores[r], first_key(position) - step.begin, position - step.begin, row + r, weights[r], sums);
     }
     Math::template add_values<ROWS>(step, next, begin - step.begin, end - step.begin, args.head_dim, weights,
                                     sums.value + row * args.head_dim);
   }
 
   // Scores -> weights, for the keys first .. last of the step; raises the row's anchor where it must, and its total.
-  void weigh(const float* from, int first, int last, int row, Number* to, Sums& sums) const {
+  void weigh(const Step& step, const float* from, int first, int last, int row, Number* to, Sums& sums) const {
     const auto hidden = [&](int i) {
       const Ints key = LANE_INDEX + i * WIDTH;
       return (key < first) | (key > last);
@@ -310,6 +332,7 @@ class Attention {
     Floats scores[STEP / WIDTH], highest = splat(LOWEST);
     for (int i = 0; i < STEP / WIDTH; i++) {
       scores[i] = load(from + i * WIDTH) * args.scale;
+      if constexpr (is_code<T>) scores[i] *= scales(step.key_scales, i);
       if (args.softcap != 0) scores[i] = tanh(scores[i] / args.softcap) * args.softcap;
       if (!sees_all) scores[i] = hidden(i) ? splat(LOWEST) : scores[i];
       highest = max(scores[i], highest);
@@ -324,13 +347,29 @@ class Attention {
       scores[i] = Math::weight(scores[i], anchor);
       if (!sees_all) scores[i] = hidden(i) ? Floats{} : scores[i];
     }
-    Math::keep(scores, to, sums.total + row * LANES);
+    if constexpr (is_code<T>) {
+      add_totals(scores, sums.total + row * LANES);
+      for (int i = 0; i < STEP / WIDTH; i++) {
+        scores[i] *= scales(step.value_scales, i);
+        if (!sees_all) scores[i] = hidden(i) ? splat(0) : scores[i];  // the scale of a hidden key may be NaN
+      }
+      Math::keep(scores, to);
+    } else {
+      Math::keep(scores, to, sums.total + row * LANES);
+    }
+  }
+
+  // Of keys [i * WIDTH, (i + 1) * WIDTH) of a step.
+  static Floats scales(const bf16* const (&tiles)[STEP_TILES], int i) {
+    return load(tiles[i * WIDTH / LANES] + i * WIDTH % LANES);
   }
 };
 
+// Row is the dtype of queries and outputs, T that of the pool.
 template <class Row, class T>
 void attention(Team& team, const AttentionArgs& args) {
-  Attention<Row, T>(args).run(team);
+  static_assert(std::is_same_v<Row, float> || std::is_same_v<Row, bf16>);
+  Attention<T>(args, std::is_same_v<Row, bf16>).run(team);
 }
 
 }  // namespace pageturner

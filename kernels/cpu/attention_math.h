@@ -3,13 +3,15 @@
 //
 // FloatMath multiplies in float32 whatever the pool holds. PairMath is for pools of bf16 on machines that
 // multiply pairs of them (vdpbf16ps): rows and weights are rounded to bf16 too, sums stay float32, and a
-// multiplication does twice as much. Either takes dims and keys in ascending order, for every row alike, so
-// that neither the count of rows nor the tiling of registers changes a bit of a row.
+// multiplication does twice as much. Codes are exact in bf16, and multiplied as they are: their scales are
+// factors of a key's score and of a value's weight. Either takes dims and keys in ascending order, for every row
+// alike, so that neither the count of rows nor the tiling of registers changes a bit of a row.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
+#include "codes.h"
 #include "simd.h"
 
 namespace pageturner {
@@ -18,9 +20,18 @@ constexpr int STEP_TILES = 4;
 constexpr int STEP = STEP_TILES * LANES;
 constexpr int MICRO_ROWS = 6;  // packed rows that are computed together, as many as registers hold sums for
 
+// The scales of a step's keys and values, of a pool of codes.
+template <class T, bool = is_code<T>>
+struct StepScales {};
+template <class T>
+struct StepScales<T, true> {
+  const bf16* key_scales[STEP_TILES];
+  const bf16* value_scales[STEP_TILES];
+};
+
 // The keys of one step and the values beside them, as four tiles of sixteen.
 template <class T>
-struct KeyStep {
+struct KeyStep : StepScales<T> {
   int begin, end;  // key positions; end is cut at the last key that the item sees
   const T* keys[STEP_TILES];
   const T* values[STEP_TILES];
@@ -55,6 +66,17 @@ void for_each_dims(int head_dim, const F& f) {
 // up the loads behind it.
 inline void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
 
+// Sixteens of T in a cache line.
+template <class T>
+constexpr int LINE = 64 / (LANES * int(sizeof(T)));
+
+inline void add_totals(const Floats (&weights)[STEP / WIDTH], float* totals) {
+  for (int i = 0; i < STEP / WIDTH; i++) {
+    float* total = totals + i * WIDTH % LANES;
+    store(total, load(total) + weights[i]);
+  }
+}
+
 template <class T>
 struct FloatMath {
   static constexpr const char* NAME = "float32";
@@ -75,7 +97,7 @@ struct FloatMath {
         for (int v = 0; v < VECTORS; v++) {
           const int tile = (first + v * WIDTH) / LANES, lane = (first + v * WIDTH) % LANES;
           key[v] = load(step.keys[tile] + d * LANES + lane);
-          if (fetching && !lane) fetch(next.keys[tile] + d * LANES);
+          if (fetching && !lane && (!is_code<T> || d % LINE<T> == 0)) fetch(next.keys[tile] + d * LANES);
         }
         for (int r = 0; r < ROWS; r++) {
           const Floats x = splat(rows[r * head_dim + d]);
@@ -91,11 +113,11 @@ struct FloatMath {
 
   // The weights of one row, to memory, and the row's sixteen totals with them.
   static void keep(const Floats (&weights)[STEP / WIDTH], float* to, float* totals) {
-    for (int i = 0; i < STEP / WIDTH; i++) {
-      store(to + i * WIDTH, weights[i]);
-      float* total = totals + i * WIDTH % LANES;
-      store(total, load(total) + weights[i]);
-    }
+    add_totals(weights, totals);
+    keep(weights, to);
+  }
+  static void keep(const Floats (&weights)[STEP / WIDTH], float* to) {
+    for (int i = 0; i < STEP / WIDTH; i++) store(to + i * WIDTH, weights[i]);
   }
 
   // values[r] += weights[r] @ the step's, of its keys [begin, end).
@@ -125,21 +147,22 @@ struct FloatMath {
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
+template <class T>
 struct PairMath {
   static constexpr const char* NAME = "bfloat16 pairs";
   using Number = bf16;
   static constexpr int VECTORS = 4;
 
   template <int ROWS>
-  static void score(const KeyStep<bf16>& step, const KeyStep<bf16>& next, int head_dim, const bf16* rows,
+  static void score(const KeyStep<T>& step, const KeyStep<T>& next, int head_dim, const bf16* rows,
                     float (&scores)[ROWS][STEP]) {
     const bool fetching = &next != &step;
     RowSums<ROWS, STEP_TILES> scored{};
     for (int d = 0; d < head_dim; d += 2) {
       __m512i key[STEP_TILES];
       for (int tile = 0; tile < STEP_TILES; tile++)
-        key[tile] = zipped(_mm512_loadu_si512(step.keys[tile] + d * LANES));
-      if (fetching)
+        key[tile] = pairs(step.keys[tile] + d * LANES);
+      if (fetching && d % LINE<T> == 0)
         for (int tile = 0; tile < STEP_TILES; tile++) fetch(next.keys[tile] + d * LANES);
       for (int r = 0; r < ROWS; r++) {
         const __m512i x = pair(rows + r * head_dim + d);
@@ -171,26 +194,31 @@ struct PairMath {
     }
     store(totals, total);
   }
+  static void keep(const f32x16 (&weights)[STEP_TILES], bf16* to) {
+    for (int tile = 0; tile < STEP_TILES; tile += 2)
+      _mm512_storeu_si512(to + tile * LANES,
+                          (__m512i)_mm512_cvtne2ps_pbh(__m512(weights[tile + 1]), __m512(weights[tile])));
+  }
 
   // Pairs of keys start at even ones. One of a pair that no row sees may be NaN: a zero stands for it.
   template <int ROWS>
-  static void add_values(const KeyStep<bf16>& step, const KeyStep<bf16>& next, int begin, int end, int head_dim,
+  static void add_values(const KeyStep<T>& step, const KeyStep<T>& next, int begin, int end, int head_dim,
                          const bf16 (&weights)[ROWS][STEP], float* values) {
     const bool fetching = &next != &step;
     for_each_dims<VECTORS>(head_dim, [&](int d, auto vectors) {
       RowSums<ROWS, vectors> rows;
       rows.load_from(values + d, head_dim);
       for (int tile = begin / LANES; tile * LANES < end; tile++) {
-        const bf16* from = step.values[tile] + d;
-        const bf16* ahead = next.values[tile] + d;
+        const T* from = step.values[tile] + d;
+        const T* ahead = next.values[tile] + d;
         const int first = std::max(0, begin - tile * LANES), last = std::min(LANES, end - tile * LANES);
         for (int key = first & ~1; key < last; key += 2) {
-          const bf16* low = key < first ? ZEROS : from + key * head_dim;
-          const bf16* high = key + 1 < last ? from + (key + 1) * head_dim : ZEROS;
+          const T* low = key < first ? ZEROS : from + key * head_dim;
+          const T* high = key + 1 < last ? from + (key + 1) * head_dim : ZEROS;
           __m512i x[vectors];
-          for (int v = 0; v < vectors; v++) x[v] = zipped(low + v * LANES, high + v * LANES);
+          for (int v = 0; v < vectors; v++) x[v] = pairs(low + v * LANES, high + v * LANES);
           if (fetching)
-            for (int v = 0; v < vectors; v += 2) {
+            for (int v = 0; v < vectors; v += LINE<T>) {
               fetch(ahead + key * head_dim + v * LANES);
               fetch(ahead + (key + 1) * head_dim + v * LANES);
             }
@@ -206,7 +234,7 @@ struct PairMath {
 
  private:
   static constexpr float EXP2[] = {1.0f, 0.69328296f, 0.242211f, 0.055008873f};
-  alignas(64) static constexpr bf16 ZEROS[VECTORS * LANES] = {};
+  alignas(64) static constexpr T ZEROS[VECTORS * LANES] = {};
 
   static f32x16 dot(f32x16 sum, __m512i a, __m512i b) {
     return f32x16(_mm512_dpbf16_ps(__m512(sum), (__m512bh)a, (__m512bh)b));
@@ -217,15 +245,23 @@ struct PairMath {
     std::memcpy(&both, from, sizeof both);
     return _mm512_set1_epi32(both);
   }
-  // Sixteen numbers and sixteen more -> pairs of one of each.
+  // Sixteen numbers and sixteen more, from where they follow them or not -> pairs of one of each.
+  static __m512i pairs(const bf16* both) { return zipped(_mm512_loadu_si512(both)); }
+  static __m512i pairs(const bf16* first, const bf16* second) {
+    const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+    return zipped(_mm512_inserti64x4(low, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)), 1));
+  }
   static __m512i zipped(__m512i both) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                            6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, both);
   }
-  static __m512i zipped(const bf16* first, const bf16* second) {
-    const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
-    return zipped(_mm512_inserti64x4(low, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)), 1));
+  // A code says all in its upper half as a float.
+  template <class Code>
+  static __m512i pairs(const Code* both) { return pairs(both, both + LANES); }
+  template <class Code>
+  static __m512i pairs(const Code* first, const Code* second) {
+    return _mm512_or_si512(_mm512_srli_epi32(__m512i(load(first)), 16), __m512i(load(second)));
   }
 };
 
@@ -238,7 +274,15 @@ struct MathOf {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 template <>
 struct MathOf<bf16> {
-  using type = PairMath;
+  using type = PairMath<bf16>;
+};
+template <>
+struct MathOf<i8> {
+  using type = PairMath<i8>;
+};
+template <>
+struct MathOf<f8> {
+  using type = PairMath<f8>;
 };
 #endif
 

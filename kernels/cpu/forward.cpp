@@ -20,6 +20,12 @@ int decoder_forward_float32(void* decoder, const DecoderStep* step) {
 int decoder_forward_bfloat16(void* decoder, const DecoderStep* step) {
   return entered([&] { static_cast<DecoderForward*>(decoder)->forward<bf16>(*step); });
 }
+int decoder_forward_int8(void* decoder, const DecoderStep* step) {
+  return entered([&] { static_cast<DecoderForward*>(decoder)->forward<i8>(*step); });
+}
+int decoder_forward_float8_e4m3fn(void* decoder, const DecoderStep* step) {
+  return entered([&] { static_cast<DecoderForward*>(decoder)->forward<f8>(*step); });
+}
 
 // seconds: one for each Phase.
 int decoder_profile(void* decoder, double* seconds) {

@@ -17,7 +17,7 @@ from pageturner.kernels.cpu.ops import MAX_HEAD_DIM
 from pageturner.kernels.cpu.quantised_ops import PackedWeightStruct, packed_weight_struct
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder
+from pageturner.kernels.layout import CODE_DTYPES, KEY_TILE, AttentionBatch, KeyOrder, token_elements
 from pageturner.kernels.low_rank import AdapterRows, LayerLowRank, LayerSizes
 from pageturner.kernels.packed import PackedWeight
 
@@ -177,7 +177,7 @@ class CpuDecoder:
         self._checked_batch = checks.CheckedBatch()
         self._forward = {
             dtype: entry(library, f"decoder_forward_{checks.dtype_name(dtype)}", c_void_p, c_void_p)
-            for dtype in checks.DTYPES
+            for dtype in (*checks.DTYPES, *CODE_DTYPES)
         }
         self._profile = entry(library, "decoder_profile", c_void_p, c_void_p)
         create = entry(library, "decoder_create", c_void_p, c_int, c_void_p)
@@ -198,8 +198,8 @@ class CpuDecoder:
         """token_ids int64 [T], logit_rows int64 [R] of rows -> logits float32 [R, vocab_size].
 
         Writes the KV of every row that has a slot into pool [num_blocks, num_layers, 2, num_kv_heads,
-        block_size, head_dim], float32 or bfloat16. adapters: which row has which of them. Not for two threads
-        at once. Raises MemoryError for a step that the system has no memory for.
+        block_size, head_dim], float32 or bfloat16, or one of codes. adapters: which row has which of them. Not
+        for two threads at once. Raises MemoryError for a step that the system has no memory for.
         """
         num_rows = batch.slot_mapping.shape[0]
         self._check_step(token_ids, batch, logit_rows, pool)
@@ -263,7 +263,8 @@ class CpuDecoder:
         self, token_ids: torch.Tensor, batch: AttentionBatch, logit_rows: torch.Tensor, pool: torch.Tensor
     ) -> None:
         weights = self._weights
-        shape = (None, len(weights.layers), 2, weights.num_kv_heads, None, weights.head_dim)
+        token = token_elements(weights.head_dim, pool.dtype)
+        shape = (None, len(weights.layers), 2, weights.num_kv_heads, None, token)
         checks.check_shape("pool", pool, shape)
         kv_layer = pool[:, 0]
         checks.check_kv_layer(kv_layer, self.key_order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_void_p
+from itertools import product
 
 import torch
 
@@ -12,7 +13,7 @@ from pageturner.kernels import block_copy, checks
 from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder
+from pageturner.kernels.layout import CODE_DTYPES, KEY_TILE, AttentionBatch, KeyOrder, head_dim_of
 
 MAX_HEAD_DIM = 1024
 
@@ -22,9 +23,13 @@ _POOLED = (
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16),
     (torch.float32, torch.bfloat16),
+    *product(checks.DTYPES, CODE_DTYPES),
 )
 """Of rows and pool."""
-_TURNED = (*((*pooled, torch.float32) for pooled in _POOLED), (torch.bfloat16,) * 3)
+_TURNED = (
+    *((*pooled, torch.float32) for pooled in _POOLED),
+    *((*pooled, torch.bfloat16) for pooled in _POOLED if pooled[0] is torch.bfloat16),
+)
 """Of rows, pool, and cos and sin."""
 
 
@@ -150,7 +155,7 @@ class CpuOps:
             num_sequences=batch.num_sequences,
             num_heads=query.shape[1],
             num_kv_heads=kv_layer.shape[2],
-            head_dim=kv_layer.shape[4],
+            head_dim=head_dim_of(kv_layer),
             block_size=kv_layer.shape[3],
             sliding_window=spec.sliding_window or 0,
             chunk=spec.chunk or 0,
@@ -244,7 +249,7 @@ class CpuOps:
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> None:
         checks.check_kv_layer(kv_layer, self.key_order)
-        if kv_layer.shape[4] % KEY_TILE or kv_layer.shape[4] > MAX_HEAD_DIM:
+        if (head_dim := head_dim_of(kv_layer)) % KEY_TILE or head_dim > MAX_HEAD_DIM:
             raise KernelArgumentError(
                 "kv_layer",
                 checks.describe(kv_layer),
@@ -277,6 +282,6 @@ def _kv_write_args(
         head_stride=kv_layer.stride(2),
         num_rows=key.shape[0],
         num_kv_heads=kv_layer.shape[2],
-        head_dim=kv_layer.shape[4],
+        head_dim=head_dim_of(kv_layer),
         block_size=kv_layer.shape[3],
     )

@@ -16,6 +16,18 @@ int write_kv_bfloat16_bfloat16(const KvWriteArgs* args, int num_threads) {
 int write_kv_float32_bfloat16(const KvWriteArgs* args, int num_threads) {
   return on_openmp(num_threads, [&](Team& team) { write_kv<float, bf16>(team, *args); });
 }
+int write_kv_float32_int8(const KvWriteArgs* args, int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { write_kv<float, i8>(team, *args); });
+}
+int write_kv_float32_float8_e4m3fn(const KvWriteArgs* args, int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { write_kv<float, f8>(team, *args); });
+}
+int write_kv_bfloat16_int8(const KvWriteArgs* args, int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { write_kv<bf16, i8>(team, *args); });
+}
+int write_kv_bfloat16_float8_e4m3fn(const KvWriteArgs* args, int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { write_kv<bf16, f8>(team, *args); });
+}
 
 int rope_and_write_kv_float32_float32_float32(const RotateArgs* rotate, const KvWriteArgs* args, int num_threads) {
   return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<float, float, float>(team, *rotate, *args); });
@@ -31,6 +43,30 @@ int rope_and_write_kv_float32_bfloat16_float32(const RotateArgs* rotate, const K
 int rope_and_write_kv_bfloat16_bfloat16_bfloat16(const RotateArgs* rotate, const KvWriteArgs* args,
                                                  int num_threads) {
   return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<bf16, bf16, bf16>(team, *rotate, *args); });
+}
+int rope_and_write_kv_float32_int8_float32(const RotateArgs* rotate, const KvWriteArgs* args,
+                                           int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<float, i8, float>(team, *rotate, *args); });
+}
+int rope_and_write_kv_float32_float8_e4m3fn_float32(const RotateArgs* rotate, const KvWriteArgs* args,
+                                                    int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<float, f8, float>(team, *rotate, *args); });
+}
+int rope_and_write_kv_bfloat16_int8_float32(const RotateArgs* rotate, const KvWriteArgs* args,
+                                            int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<bf16, i8, float>(team, *rotate, *args); });
+}
+int rope_and_write_kv_bfloat16_float8_e4m3fn_float32(const RotateArgs* rotate, const KvWriteArgs* args,
+                                                     int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<bf16, f8, float>(team, *rotate, *args); });
+}
+int rope_and_write_kv_bfloat16_int8_bfloat16(const RotateArgs* rotate, const KvWriteArgs* args,
+                                             int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<bf16, i8, bf16>(team, *rotate, *args); });
+}
+int rope_and_write_kv_bfloat16_float8_e4m3fn_bfloat16(const RotateArgs* rotate, const KvWriteArgs* args,
+                                                      int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) { rope_and_write_kv<bf16, f8, bf16>(team, *rotate, *args); });
 }
 
 int rms_norm_float32(const RmsNormArgs* args, int num_threads) {

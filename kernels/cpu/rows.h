@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "codes.h"
 #include "simd.h"
 #include "team.h"
 
@@ -69,11 +70,21 @@ inline void copy_row(bf16* to, const float* from, int size) {
   for_each_vector(size, [&](int i, int n) { store(to + i, load(from + i, n), n); });
 }
 
+// One token of a head's part of a block, `part`: its numbers to `to`, and the scale of codes behind them all.
+template <class T, class Row>
+void store_token(const KvWriteArgs& args, T* part, int offset, const Row* from, T* to) {
+  if constexpr (is_code<T>)
+    scales_of(part, args.block_size, args.head_dim)[offset] = encode(from, args.head_dim, to);
+  else
+    copy_row(to, from, args.head_dim);
+}
+
 // Row is the dtype of keys and values as they come, T that of the pool.
 template <class T, class Row>
-void copy_key(T* page, const Row* key, int offset, int head_dim) {
+void write_key(const KvWriteArgs& args, T* page, int offset, const Row* key) {
+  const int head_dim = args.head_dim;
   T converted[MAX_HEAD_DIM];
-  copy_row(converted, key, head_dim);
+  store_token(args, page, offset, key, converted);
   T* to = page + offset / LANES * LANES * head_dim + offset % LANES;  // TILED16
   for (int d = 0; d < head_dim; d++) to[d * LANES] = converted[d];
 }
@@ -96,15 +107,16 @@ const Row* head_of(const void* rows, std::int64_t stride, int row, int head, int
 
 template <class Row, class T>
 void write_value(const KvWriteArgs& args, T* page, int offset, int row, int head) {
-  copy_row(page + args.value_stride + offset * args.head_dim,
-           head_of<Row>(args.value, args.value_row_stride, row, head, args.head_dim), args.head_dim);
+  T* part = page + args.value_stride;
+  store_token(args, part, offset, head_of<Row>(args.value, args.value_row_stride, row, head, args.head_dim),
+              part + offset * args.head_dim);
 }
 
 template <class Row, class T>
 void write_kv(Team& team, const KvWriteArgs& args) {
   for_each_row(team, args.num_rows, 2 * args.num_kv_heads * args.head_dim, [&](int row) {
     for_each_slot<T>(args, row, [&](T* page, int offset, int head) {
-      copy_key(page, head_of<Row>(args.key, args.key_stride, row, head, args.head_dim), offset, args.head_dim);
+      write_key(args, page, offset, head_of<Row>(args.key, args.key_stride, row, head, args.head_dim));
       write_value<Row>(args, page, offset, row, head);
     });
   });
@@ -136,7 +148,7 @@ void rope_and_write_kv(Team& team, const RotateArgs& rotate, const KvWriteArgs& 
     for_each_slot<T>(args, row, [&](T* page, int offset, int head) {
       Row turned[MAX_HEAD_DIM];
       rotate_head(turned, head_of<Row>(args.key, args.key_stride, row, head, head_dim), cos, sin, head_dim);
-      copy_key(page, turned, offset, head_dim);
+      write_key(args, page, offset, turned);
       write_value<Row>(args, page, offset, row, head);
     });
   });

@@ -42,6 +42,14 @@ struct f16 {
   std::uint16_t bits;
 };
 
+// Codes of keys and values: kernels/kv_codes.py.
+struct i8 {
+  std::int8_t bits;
+};
+struct f8 {
+  std::uint8_t bits;  // e4m3: a sign, 4 bits of exponent, 3 of mantissa; all seven set are no number
+};
+
 inline Floats splat(float x) { return x - Floats{}; }  // x - 0 is x, -0 and NaN included
 
 template <class F>
@@ -87,6 +95,28 @@ inline Floats load(const f16* from) {
   return reinterpret_cast<Floats>(reinterpret_cast<Uints>(magnitude) | (bits & 0x8000) << 16);
 }
 
+inline Ints widened(const i8* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__FMA__)
+  return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  Bytes codes;
+  std::memcpy(&codes, from, sizeof codes);
+  return __builtin_convertvector(codes, Ints);
+#endif
+}
+
+inline Floats load(const i8* from) { return __builtin_convertvector(widened(from), Floats); }
+
+// As for f16: moved to float32's place, the exponent lacks 120. The sign is kept beside: widened, it is the highest
+// bit and those below it, which the shift drops.
+inline Floats load(const f8* from) {
+  const Uints bits = reinterpret_cast<Uints>(widened(reinterpret_cast<const i8*>(from)));
+  const Floats magnitude = reinterpret_cast<Floats>((bits & 0x7f) << 20) * 0x1p120f;
+  return reinterpret_cast<Floats>(reinterpret_cast<Uints>(magnitude) | (bits & 0x80000000));
+}
+
 inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
 // To the nearest bf16, ties to even, as torch rounds; NaN stays NaN.
@@ -99,6 +129,27 @@ inline Uints bf16_bits(Floats x) {
 inline void store(bf16* to, Floats x) {
   const Halves half = __builtin_convertvector(bf16_bits(x), Halves);
   std::memcpy(to, &half, sizeof half);
+}
+
+inline Bytes narrowed(Uints low) {
+  // In two steps: GCC takes one of both apart for AVX2, byte by byte.
+  return __builtin_convertvector(__builtin_convertvector(low, Halves), Bytes);
+}
+
+// To the nearest integer, ties to even, of -127 to 127: adding 1.5 * 2^23 leaves it in the low bits.
+inline void store(i8* to, Floats x) {
+  const Bytes codes = narrowed(reinterpret_cast<Uints>(x + 12582912.0f));
+  std::memcpy(to, &codes, sizeof codes);
+}
+
+// To the nearest e4m3, ties to even; x rounds to one of -448 to 448. Below 2^-6, the smallest normal one, steps are as
+// wide as the last bit of a float32 beside 2^14.
+inline void store(f8* to, Floats x) {
+  const Uints bits = reinterpret_cast<Uints>(x), magnitude = bits & 0x7fffffff;
+  const Uints normal = (magnitude - (120u << 23) + 0x7ffff + ((magnitude >> 20) & 1)) >> 20;
+  const Uints small = reinterpret_cast<Uints>(reinterpret_cast<Floats>(magnitude) + 0x1p14f);
+  const Bytes codes = narrowed((magnitude < 121u << 23 ? small & 0x7f : normal) | (bits >> 24 & 0x80));
+  std::memcpy(to, &codes, sizeof codes);
 }
 
 // What a store to T and a load would make of x.

@@ -16,6 +16,8 @@ from pageturner.service.model.options import ModelOptions
 from pageturner.service.startup.container import machine_memory
 
 REFERENCE = "float32"
+CODES = ("int8", "fp8")
+"""What a KV cache may be kept in beside the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,12 @@ class AccuracyReport:
 
 
 def candidates_for(source: str) -> tuple[str, ...]:
-    """What is compared unless named: what `auto` chooses among, and the other schemes of quantisation."""
+    """What is compared unless named: what `auto` chooses among, the other schemes of quantisation, and the
+    first of those with its KV in codes."""
     own = ["file"] if is_gguf(source) else []
     dense = ["bfloat16"] if has_bfloat16(read_cpuinfo()) else []
-    return (*dense, *own, "int8", "int4")
+    schemes = [*own, "int8", "int4"]
+    return (*dense, *schemes, *(f"{schemes[0]}/{codes}" for codes in CODES))
 
 
 def measure_accuracies(
@@ -45,8 +49,8 @@ def measure_accuracies(
     window: int,
     begin: Callable[[int], Callable[[], object]],
 ) -> AccuracyReport:
-    """names: of the candidates. num_tokens: of the text, None for all. begin: is told how many windows there
-    will be, and gives what to call after each.
+    """names: of the candidates, see CandidateForwards.logits. num_tokens: of the text, None for all. begin:
+    is told how many windows there will be, and gives what to call after each.
 
     Raises ModelError for a model without a tokenizer or that can't be quantised, ConfigError where nothing
     here computes with quantised weights, or the text has not one window.

@@ -1,4 +1,4 @@
-"""`pageturner bench accuracy`: perplexity and KL divergence of each way to compute a model's products."""
+"""`pageturner bench accuracy`: perplexity and KL divergence of each way to compute products and keep KV."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
 from pageturner.service.errors import ConfigError
 
-EXAMPLE = "pageturner bench accuracy --candidates file,int4 --tokens 1024 --json"
-_NAMES = ("bfloat16", "file", "int8", "int4")
+EXAMPLE = "pageturner bench accuracy --candidates file,file/int8,file/fp8 --tokens 1024 --json"
+_NAMES = ("float32", "bfloat16", "file", "int8", "int4")
+_KV_NAMES = ("float32", "bfloat16", "int8", "fp8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--candidates",
         metavar="NAME,...",
-        help=f"of {', '.join(_NAMES)} (default: all that this machine and model have)",
+        help=f"of {', '.join(_NAMES)}, each perhaps with /KV, of {', '.join(_KV_NAMES)}: what its KV is kept "
+        "in (default: all products that this machine and model have, and codes of KV)",
     )
     parser.add_argument("--tokens", type=int, metavar="N", help="of the packaged text (default: all)")
     parser.add_argument(
@@ -44,8 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     names = candidates_for(config.model.source)
     if arguments.candidates is not None:
         names = tuple(arguments.candidates.split(","))
-    if unknown := [name for name in names if name not in _NAMES]:
-        raise ConfigError("--candidates", f"{unknown[0]!r} is none of {', '.join(_NAMES)}")
+    for name in names:
+        products, slash, kv_dtype = name.partition("/")
+        if products not in _NAMES:
+            raise ConfigError("--candidates", f"{products!r} is none of {', '.join(_NAMES)}")
+        if slash and kv_dtype not in _KV_NAMES:
+            raise ConfigError("--candidates", f"KV in {kv_dtype!r} is none of {', '.join(_KV_NAMES)}")
     with ExitStack() as stack:
 
         def begin(num_windows: int) -> Callable[[], object]:
@@ -67,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [
         f"{report.model}, {report.text_tokens} tokens of English in windows of {report.window}; "
         f"auto takes a mean KL below {report.kl_bound:g}",
-        f"{'products':10} {'perplexity':>10} {'mean KL':>10} {'same top token':>15}",
+        f"{'products/KV':16} {'perplexity':>10} {'mean KL':>10} {'same top token':>15}",
     ]
     for name, found in report.results.items():
-        lines.append(f"{name:10} {found.perplexity:10.2f} {found.mean_kl:10.4f} {found.top1_agreement:15.1%}")
+        lines.append(f"{name:16} {found.perplexity:10.2f} {found.mean_kl:10.4f} {found.top1_agreement:15.1%}")
     show("\n".join(lines))
     return 0

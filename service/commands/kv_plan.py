@@ -2,8 +2,9 @@
 
 One token leaves a key and a value in every layer for every KV head:
 
-    bytes a token = 2 x num_layers x num_kv_heads x head_dim x dtype_bytes
+    bytes a token = 2 x num_layers x num_kv_heads x (head_dim x dtype_bytes + scale_bytes)
 
+where codes of a byte, int8 and fp8, have a scale of two bytes for each token and head, and other dtypes none.
 Reserving contiguous memory means max_model_len tokens for each request, since it may
 get so long; paging means its tokens rounded up to whole blocks.
 """
@@ -28,7 +29,11 @@ DTYPE_BYTES: Mapping[str, int] = {
     "fp16": 2,
     "bf16": 2,
     "fp8": 1,
+    "int8": 1,
 }
+_SCALED = frozenset({"int8", "fp8", "float8_e4m3fn"})
+_SCALE_BYTES = 2
+_PLAIN_BYTES = 2  # of bfloat16, which capacity is compared with
 
 MAX_NUMBER = 2**63 - 1
 """Of each number given; so the product of them all is within what a float holds."""
@@ -36,12 +41,16 @@ MAX_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides the size of its KV. Raises ConfigError unless all are positive."""
+    """What of a model decides the size of its KV. Raises ConfigError unless all are positive.
+
+    scale_bytes: beside each token's key in a head, and beside its value.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype_bytes: int
+    scale_bytes: int = 0
 
     def __post_init__(self) -> None:
         _check_positive(self, "num_layers", "num_kv_heads", "head_dim", "dtype_bytes")
@@ -49,7 +58,12 @@ class ModelShape:
     @property
     def bytes_per_token(self) -> int:
         """A key and a value in every layer and KV head."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.dtype_bytes + self.scale_bytes)
+
+    @property
+    def capacity_over_bfloat16(self) -> float:
+        """How many times as many tokens fit in a budget as in bfloat16."""
+        return self.head_dim * _PLAIN_BYTES / (self.head_dim * self.dtype_bytes + self.scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +170,21 @@ def plan_from_config(config: Mapping[str, object], dtype: str | None = None) -> 
     if config.get("kv_lora_rank"):
         raise ConfigError("kv_lora_rank", "the plan knows no latent attention, whose keys and values differ")
     num_heads = _integer(config, "num_attention_heads", "n_head", "num_heads", "n_heads")
-    return ModelShape(
+    return shape_in(
+        dtype or _dtype(config),
         num_layers=_integer(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
         num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=_head_dim(config, num_heads),
-        dtype_bytes=dtype_bytes(dtype or _dtype(config)),
     )
 
 
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one value of a dtype by name. Raises ConfigError for one that is not known."""
-    size = DTYPE_BYTES.get(dtype.removeprefix("torch."))
+def shape_in(dtype: str, *, num_layers: int, num_kv_heads: int, head_dim: int) -> ModelShape:
+    """A shape whose KV is kept in a dtype by name. Raises ConfigError for one that is not known."""
+    name = dtype.removeprefix("torch.")
+    size = DTYPE_BYTES.get(name)
     if size is None:
         raise ConfigError("dtype", f"{dtype!r} is not known; there are {', '.join(DTYPE_BYTES)}")
-    return size
+    return ModelShape(num_layers, num_kv_heads, head_dim, size, _SCALE_BYTES if name in _SCALED else 0)
 
 
 def to_json(plan: KvPlan) -> dict[str, Any]:
@@ -180,6 +195,8 @@ def to_json(plan: KvPlan) -> dict[str, Any]:
         "num_kv_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "dtype_bytes": shape.dtype_bytes,
+        "scale_bytes": shape.scale_bytes,
+        "capacity_over_bfloat16": shape.capacity_over_bfloat16,
         "request_tokens": plan.request_tokens,
         "batch": plan.batch,
         "block_size": plan.block_size,
@@ -203,11 +220,12 @@ def to_json(plan: KvPlan) -> dict[str, Any]:
 def render(plan: KvPlan) -> Table:
     """The plan as a table: what the tokens take, then contiguous reservation beside paging."""
     shape = plan.shape
-    table = Table(
-        "KV cache",
-        title=f"{shape.num_layers} layers x {shape.num_kv_heads} KV heads x {shape.head_dim}, "
-        f"{shape.dtype_bytes} bytes a value",
-    )
+    title = f"{shape.num_layers} layers x {shape.num_kv_heads} KV heads x {shape.head_dim}, "
+    title += "1 byte a value" if shape.dtype_bytes == 1 else f"{shape.dtype_bytes} bytes a value"
+    if shape.scale_bytes:
+        capacity = shape.capacity_over_bfloat16
+        title += f" and {shape.scale_bytes} a scale: {capacity:.2f} x the tokens of bfloat16"
+    table = Table("KV cache", title=title)
     table.add_column(f"contiguous,\n{plan.reserved_tokens:,} tokens each", justify="right")
     table.add_column(f"paged,\nblocks of {plan.block_size}", justify="right")
     table.add_row("a token", _bytes(plan.bytes_per_token), _bytes(plan.bytes_per_token))

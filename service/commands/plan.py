@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--num-kv-heads", type=int, metavar="N", help="all heads, where none are shared")
     shape.add_argument("--head-dim", type=int, metavar="N")
     load = parser.add_argument_group("the load")
-    load.add_argument("--dtype", help="of the KV cache (default: the model's, or float16)")
+    load.add_argument(
+        "--dtype", "--kv-dtype", help="of the KV cache, such as int8 (default: the model's, or float16)"
+    )
     load.add_argument(
         "--request-tokens", type=int, default=2048, metavar="N", help="prompt and output (default 2048)"
     )
@@ -67,11 +69,11 @@ def _shape(arguments: argparse.Namespace) -> kv_plan.ModelShape:
     for name in ("num_layers", "num_kv_heads", "head_dim"):
         if getattr(arguments, name) is None:
             raise ConfigError(f"--{name.replace('_', '-')}", "is needed where no model is named")
-    return kv_plan.ModelShape(
-        arguments.num_layers,
-        arguments.num_kv_heads,
-        arguments.head_dim,
-        kv_plan.dtype_bytes(arguments.dtype or "float16"),
+    return kv_plan.shape_in(
+        arguments.dtype or "float16",
+        num_layers=arguments.num_layers,
+        num_kv_heads=arguments.num_kv_heads,
+        head_dim=arguments.head_dim,
     )
 
 

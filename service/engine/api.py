@@ -295,6 +295,8 @@ class ServerInfo:
     speculation: SpeculationOptions = SpeculationOptions()
     num_host_cache_blocks: int = 0
     num_disk_cache_blocks: int = 0
+    kv_dtype: str = ""
+    """What the KV cache is kept in, in the configuration's words, such as "bfloat16" or "int8"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.interface import PagedOps
+from pageturner.kernels.layout import is_coded
 from pageturner.kernels.selection import QuantisedKernels
 from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
@@ -18,6 +19,7 @@ from pageturner.service.model.decoder import Decoder, QuantisedDecoder
 from pageturner.service.model.decoder_config import DecoderConfig, NotLean, parse_decoder_config
 from pageturner.service.model.dense_products import load_dense_products
 from pageturner.service.model.invariance import batch_variance
+from pageturner.service.model.kv_dtypes import POOL_DTYPES, is_coded_name
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
@@ -58,8 +60,8 @@ def build_model(
     config = None if options.forward == "transformers" else lean_config(artifacts, options)
     if config is not None:
         return _build_lean(config, artifacts, options, block_size, choose_ops, device)
-    if options.kv_dtype not in ("auto", artifacts.dtype):
-        reason = f"transformers' forward keeps KV in {artifacts.dtype}, that of its activations"
+    if options.kv_dtype not in ("auto", artifacts.dtype) and not is_coded_name(options.kv_dtype):
+        reason = f"transformers' forward keeps KV in {artifacts.dtype}, that of its activations, or in codes"
         raise ConfigError("model.kv_dtype", f"{reason}, not in {options.kv_dtype}")
     # Importing transformers takes two seconds, which a lean start does not spend.
     from pageturner.service.model.transformers_model import load_transformers_model
@@ -71,6 +73,7 @@ def build_model(
         max_position=options.max_position,
         deterministic=deterministic,
         device=device,
+        kv_dtype=None if options.kv_dtype == "auto" else POOL_DTYPES[options.kv_dtype],
     )
     return BuiltModel(model, model.ops, deterministic)
 
@@ -143,11 +146,12 @@ def _build_quantised(
 def pool_dtype(options: ModelOptions, ops: PagedOps, *, quantised: bool, rows: torch.dtype) -> torch.dtype:
     """Of the KV pool: as options want it, else that of the rows, or bfloat16 beside quantised weights.
 
-    What a step then reads is mostly the pool. Raises ConfigError where the operations don't read such a pool.
+    What a step then reads is mostly the pool. All operations read codes. Raises ConfigError where they don't
+    read such a pool of plain numbers.
     """
     if options.kv_dtype == "auto":
         return torch.bfloat16 if quantised and ops.narrow_pool else rows
-    dtype: torch.dtype = getattr(torch, options.kv_dtype)
-    if dtype is rows or (rows is torch.float32 and ops.narrow_pool):
+    dtype = POOL_DTYPES[options.kv_dtype]
+    if is_coded(dtype) or dtype is rows or (rows is torch.float32 and ops.narrow_pool):
         return dtype
     raise ConfigError("model.kv_dtype", f"{rows} rows can't be kept in {dtype} by the {ops.name} operations")

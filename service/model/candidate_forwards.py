@@ -17,7 +17,7 @@ from pageturner.service.model.build import pool_dtype
 from pageturner.service.model.decoder import Decoder, load_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
 from pageturner.service.model.loader import is_gguf, load_artifacts, open_weights
-from pageturner.service.model.options import ModelOptions, Quantization
+from pageturner.service.model.options import KvDtype, ModelOptions, Quantization
 from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.quantised_products import QuantisedProducts, load_quantised_products
 
@@ -59,13 +59,21 @@ class CandidateForwards:
         return load_quantised_products(scheme, self.config, PackedFile(packed), self.quantised_ops, kv_dtype)
 
     def logits(self, name: str, *, streamed: bool = True) -> Logits:
-        """Of a candidate by name. streamed: a dense one is read layer by layer, in each forward anew."""
-        if name not in DENSE:
-            return self.quantised_logits(self.products(name))
-        dtype: torch.dtype = getattr(torch, name)
+        """Of a candidate by name: its products, and behind a slash what its KV is kept in, where that is not
+        as the options have it (for quantised products) or its activations (for plain ones).
+
+        streamed: a dense one is read layer by layer, in each forward anew.
+        """
+        products, slash, word = name.partition("/")
+        options = replace(self.options, kv_dtype=cast(KvDtype, word)) if slash else self.options
+        if products not in DENSE:
+            return self.quantised_logits(replace(self, options=options).products(products))
+        dtype: torch.dtype = getattr(torch, products)
         ops = self.ops(dtype)
+        kv_dtype = pool_dtype(options, ops, quantised=False, rows=dtype) if slash else dtype
         weights = open_weights(self.artifacts)
-        return logits_of(load_decoder(self.config, weights, ops, dtype, streamed=streamed), ops)
+        decoder = load_decoder(self.config, weights, ops, dtype, kv_dtype=kv_dtype, streamed=streamed)
+        return logits_of(decoder, ops)
 
     def quantised_logits(self, products: QuantisedProducts) -> Logits:
         """Of a candidate whose products are loaded: a second copy might not fit in memory."""

@@ -149,10 +149,18 @@ def load_decoder(
     max_position: int | None = None,
     deterministic: bool = False,
     device: torch.device | None = None,
+    kv_dtype: torch.dtype | None = None,
     streamed: bool = False,
 ) -> Decoder:
     """The decoder in one float dtype; see `load_dense_products`."""
     products = load_dense_products(
-        config, weights, ops, dtype, deterministic=deterministic, device=device, streamed=streamed
+        config,
+        weights,
+        ops,
+        dtype,
+        kv_dtype=kv_dtype,
+        deterministic=deterministic,
+        device=device,
+        streamed=streamed,
     )
     return Decoder(config, products, ops, max_position)

@@ -11,6 +11,7 @@ import torch
 from pageturner.kernels import checks
 from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
+from pageturner.kernels.torch_pool import as_bytes
 from pageturner.service.model.fences import Fences
 from pageturner.service.model.pages import own_pages
 from pageturner.service.model.pinned import Pinned
@@ -120,7 +121,7 @@ class KvCache:
 
     def _clear(self, blocks: Sequence[int]) -> None:
         (ids,) = upload((np.array(blocks, dtype=np.int64),), self.device)
-        self.pool.index_fill_(0, ids, 0)
+        as_bytes(self.pool).index_fill_(0, ids, 0)
 
     def _swap(self, outs: Sequence[tuple[int, int]], ins: Sequence[tuple[int, int]]) -> None:
         if outs:

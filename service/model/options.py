@@ -10,7 +10,7 @@ from pageturner.service.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "none", "file", "int8", "int4"]
-KvDtype = Literal["auto", "float32", "bfloat16"]
+KvDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 Forward = Literal["auto", "lean", "transformers"]
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?")
 """torch reads no other digits, no leading zeros, and takes 256 for 0."""
@@ -44,7 +44,9 @@ class ModelOptions:
     `auto` times each on this machine at the first start, and takes the fastest whose logits stay near
     float32's (a mean KL below 0.01 on a short text)."""
     kv_dtype: KvDtype = "auto"
-    """Of the KV cache, on a CPU; `auto` is bfloat16 beside quantised weights, else the activations' own."""
+    """Of the KV cache: `auto` is bfloat16 beside quantised weights, else the activations' own. `int8` and
+    `fp8` (e4m3) keep a byte a number and a scale for each token and head, so that nearly twice as many
+    tokens fit as in bfloat16. `float32` and `bfloat16` by name are for a CPU."""
     deterministic: bool | None = None
     """A row's logits have the same bits whatever it is batched with; absent, so where that costs nothing:
     with quantised weights."""

@@ -75,7 +75,7 @@ class TransformersModel:
     def kv_layout(self, block_size: int) -> KvLayout:
         """The layout that a cache for this model must have."""
         return KvLayout(
-            self.num_layers, self.num_kv_heads, self.head_dim, block_size, self.dtype, self.ops.key_order
+            self.num_layers, self.num_kv_heads, self.head_dim, block_size, self.kv_dtype, self.ops.key_order
         )
 
     def pack_linears(self, *, deterministic: bool = False) -> None:
@@ -131,10 +131,12 @@ def load_transformers_model(
     max_position: int | None = None,
     deterministic: bool = False,
     device: torch.device | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> TransformersModel:
     """Read a model by `transformers`, and make sure that it runs right over the paged cache.
 
-    choose_ops: operations for a shape of heads. No code that comes with the model is executed. Raises
+    choose_ops: operations for a shape of heads. kv_dtype: of its cache; by default that of its activations,
+    in which it is tried whatever it is to have then. No code that comes with the model is executed. Raises
     ModelError, with its type and the reason, if it cannot be read or does not run right.
     """
     # A server's log is no place for a progress bar. (transformers leaves the function untyped.)
@@ -156,7 +158,10 @@ def load_transformers_model(
     model: PreTrainedModel = read[0]
     _check_weights(artifacts.name, read[1])
     nn.Module.to(model, device)
-    return checked_model(model, choose_ops, max_position=max_position, deterministic=deterministic)
+    checked = checked_model(model, choose_ops, max_position=max_position, deterministic=deterministic)
+    if kv_dtype is not None:
+        checked.kv_dtype = kv_dtype
+    return checked
 
 
 def _check_weights(name: str, told: Mapping[str, Any]) -> None:

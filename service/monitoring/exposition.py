@@ -212,6 +212,7 @@ def _engine_families(engine: ServedEngine) -> Iterator[Metric]:
         "num_gpu_blocks": server.num_blocks,
         "num_cpu_blocks": server.num_host_blocks,
         "block_bytes": server.block_bytes,
+        "cache_dtype": server.kv_dtype,
         "enable_prefix_caching": server.config.get("cache.enable_prefix_caching", ""),
         "device": server.device,
     }

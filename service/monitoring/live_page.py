@@ -47,6 +47,7 @@ _SERVER_FACTS = (
     "block_size",
     "num_blocks",
     "block_bytes",
+    "kv_dtype",
     "max_num_seqs",
     "kernels",
 )

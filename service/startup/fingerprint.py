@@ -15,6 +15,7 @@ from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.conversion_cache import content_key
 from pageturner.service.model.cpu_features import cpu_identity, has_bfloat16, read_cpuinfo
+from pageturner.service.model.kv_dtypes import name_of
 from pageturner.service.startup.loading import LoadedModel
 
 _SOURCE_SUFFIXES = frozenset({".py", ".h", ".cpp", ".cu", ".cuh"})
@@ -31,7 +32,7 @@ def describe_fingerprint(model: LoadedModel) -> Fingerprint:
             "weights": weights_key(model.artifacts),
             "tokenizer": tokenizer_key(model.artifacts),
             "products": model.products.name,
-            "kv": str(model.model.kv_dtype).removeprefix("torch."),
+            "kv": name_of(model.model.kv_dtype),
             "kernels": model.ops.name,
             "deterministic": "yes" if model.deterministic else "no",
             "machine": machine_key(model, read_cpuinfo()),

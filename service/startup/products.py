@@ -25,6 +25,7 @@ from pageturner.service.model.conversion_cache import content_key
 from pageturner.service.model.cpu_features import cpu_identity, fit_dtype, has_bfloat16
 from pageturner.service.model.decoder_config import DecoderConfig, NotLean, parse_decoder_config
 from pageturner.service.model.dense_products import load_dense_products
+from pageturner.service.model.kv_dtypes import is_coded_name
 from pageturner.service.model.loader import is_gguf, load_artifacts
 from pageturner.service.model.options import ModelOptions, Quantization
 from pageturner.service.model.packing import NotPackable
@@ -87,7 +88,9 @@ def settle_products(
         if note is not None:
             logger.warning("dtype", reason=note)
         return SettledProducts(replace(fitted, quantization="none"), ProductChoice(fitted.dtype, found))
-    choice = _remembered(found, options, block_size, backend, cache_dir, machine, logger)
+    # Codes are as far from each kind of products: those are compared over a cache that isn't of codes.
+    judged = replace(options, kv_dtype="auto") if is_coded_name(options.kv_dtype) else options
+    choice = _remembered(found, judged, block_size, backend, cache_dir, machine, logger)
     figures = [measured.figures() for measured in choice.measured]
     logger.info("products", chosen=choice.name, reason=choice.reason, figures=figures)
     if choice.warning is not None:

@@ -31,6 +31,7 @@ from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
 from pageturner.service.flight.records import Setting
 from pageturner.service.model.backend import Backend
+from pageturner.service.model.kv_dtypes import name_of
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.startup.fingerprint import describe_fingerprint
@@ -109,6 +110,7 @@ def build_engine(
         device=str(model.backend.device),
         dtype=model.artifacts.dtype,
         products=model.products.name,
+        kv_dtype=name_of(model.model.kv_dtype),
         deterministic=model.deterministic,
         num_blocks=model.cache.num_blocks,
         num_host_blocks=model.cache.num_host_blocks,
@@ -204,6 +206,7 @@ def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: f
         fingerprint=fingerprint.text,
         exact_resume=fingerprint.is_exact,
         speculation=config.speculation,
+        kv_dtype=name_of(model.model.kv_dtype),
     )
 
 

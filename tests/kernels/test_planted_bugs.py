@@ -19,6 +19,7 @@ from support.kernel_checks import (
 )
 from support.machines import BFLOAT16_PAIRS, has
 from support.ops import cpu_cache_dir
+from support.planted_codes import CODE_BUGS, CODE_CHECKS
 from support.planting import BuggyLibrary, ExpressionBug, plant
 
 from pageturner.kernels import batch_plan, block_copy, gather_attention, tile_attention, torch_ops
@@ -81,7 +82,7 @@ CHECKS = (
     ragged, several_tiles, long_context, window, sinks, chunking, mates, rope, copies, rising, unseen,
 )  # fmt: skip
 
-CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = {
+CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = CODE_BUGS | {
     name: (ExpressionBug(file, right, wrong), check)
     for name, file, right, wrong, check in (
         (
@@ -200,7 +201,7 @@ def switched(buggy: BuggyLibrary) -> Iterator[BuggyLibrary]:
 
 
 def test_without_a_bug_every_check_passes(buggy: BuggyLibrary) -> None:
-    for check in CHECKS:
+    for check in (*CHECKS, *CODE_CHECKS):
         check(CpuOps(buggy.library))
 
 

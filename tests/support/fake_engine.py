@@ -396,6 +396,7 @@ class FakeEngine:
             kernels="reference",
             rates=Rates(),
             config={"cache.block_size": "16"},
+            kv_dtype="int8",
         )
 
     def policies(self) -> PoliciesInfo:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pageturner.kernels.layout import KEY_TILE, AttentionBatch, KeyOrder, KvLayout
+from pageturner.kernels.kv_codes import decode, encode
+from pageturner.kernels.layout import (
+    KEY_TILE,
+    AttentionBatch,
+    KeyOrder,
+    KvLayout,
+    head_dim_of,
+    is_coded,
+)
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,46 @@ def key_elements(offset: int, head_dim: int, key_order: KeyOrder) -> torch.Tenso
     return offset // KEY_TILE * KEY_TILE * head_dim + dims * KEY_TILE + offset % KEY_TILE
 
 
+def store_row(heads: torch.Tensor, offset: int, row: torch.Tensor, key_order: KeyOrder) -> torch.Tensor:
+    """row [num_kv_heads, head_dim] to token `offset` of one block's keys or values, kv_layer[block, part];
+    returns what is to be read there. Codes and scales are spelled out for the same reason."""
+    block_size, flat = heads.shape[1], heads.flatten(1)
+    if not is_coded(heads.dtype):
+        flat[:, key_elements(offset, row.shape[1], key_order)] = row.to(heads.dtype)
+        return row.to(heads.dtype)
+    codes, scales = encode(row, heads.dtype)
+    in_bytes = flat.view(torch.uint8)
+    in_bytes[:, key_elements(offset, row.shape[1], key_order)] = codes.view(torch.uint8)
+    scale = block_size * row.shape[1] + 2 * offset
+    in_bytes[:, scale : scale + 2] = scales[:, None].view(torch.uint8)
+    return decode(codes, scales)
+
+
+def empty_pool(layout: KvLayout, num_blocks: int) -> torch.Tensor:
+    """NaN wherever a number may be it: floats, codes of 8-bit floats, and scales."""
+    pool = torch.empty(layout.pool_shape(num_blocks), dtype=layout.dtype)
+    pool.view(torch.uint8).fill_(0xFF)
+    return pool
+
+
 def read_slot(kv_layer: torch.Tensor, slot: int, key_order: KeyOrder) -> tuple[torch.Tensor, torch.Tensor]:
-    """Key and value [num_kv_heads, head_dim] stored at `slot`."""
+    """Key and value [num_kv_heads, head_dim] stored at `slot`; out of codes, what they stand for."""
     block, offset = divmod(slot, kv_layer.shape[3])
-    elements = key_elements(offset, kv_layer.shape[4], key_order)
-    return kv_layer[block, 0].flatten(1)[:, elements], kv_layer[block, 1, :, offset]
+    key, value = (
+        _read_row(kv_layer[block, part], offset, order)
+        for part, order in ((0, key_order), (1, KeyOrder.PLAIN))
+    )
+    return key, value
+
+
+def _read_row(heads: torch.Tensor, offset: int, key_order: KeyOrder) -> torch.Tensor:
+    head_dim, flat = head_dim_of(heads), heads.flatten(1)
+    elements = key_elements(offset, head_dim, key_order)
+    if not is_coded(heads.dtype):
+        return flat[:, elements]
+    in_bytes, scale = flat.view(torch.uint8), heads.shape[1] * head_dim + 2 * offset
+    scales = in_bytes[:, scale : scale + 2].contiguous().view(torch.bfloat16).flatten()
+    return decode(in_bytes[:, elements].view(heads.dtype), scales)
 
 
 def make_batch(
@@ -104,29 +147,33 @@ def make_case(
     seed: int = 0,
     spare_blocks: int = 3,
     layer: int = 0,
+    row_dtype: torch.dtype | None = None,
 ) -> PagedCase:
-    """Random keys, values and queries for sequences of (rows, seq_len), in blocks dealt at random."""
+    """Random keys, values and queries for sequences of (rows, seq_len), in blocks dealt at random.
+
+    row_dtype: of queries; by default the pool's, beside codes float32. keys and values of the case are what
+    the pool gives back.
+    """
     generator = torch.Generator().manual_seed(seed)
+    rows_in = row_dtype or (torch.float32 if is_coded(layout.dtype) else layout.dtype)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(layout.dtype)
+        return torch.randn(shape, generator=generator).to(rows_in)
 
     needs = [math.ceil(seq_len / layout.block_size) for _, seq_len in sequences]
     num_blocks = sum(needs) + spare_blocks
     deck = iter(torch.randperm(num_blocks, generator=generator).tolist())
     tables = [[next(deck) for _ in range(need)] for need in needs]
 
-    pool = torch.full(layout.pool_shape(num_blocks), math.nan, dtype=layout.dtype)
-    kv_layer = pool[:, layer]
+    kv_layer = empty_pool(layout, num_blocks)[:, layer]
     keys, values = [], []
     for (_, seq_len), table in zip(sequences, tables, strict=True):
         key = normal(seq_len, layout.num_kv_heads, layout.head_dim)
         value = normal(seq_len, layout.num_kv_heads, layout.head_dim)
         for position in range(seq_len):
             block, offset = table[position // layout.block_size], position % layout.block_size
-            elements = key_elements(offset, layout.head_dim, layout.key_order)
-            kv_layer[block, 0].flatten(1)[:, elements] = key[position]
-            kv_layer[block, 1, :, offset] = value[position]
+            key[position] = store_row(kv_layer[block, 0], offset, key[position], layout.key_order)
+            value[position] = store_row(kv_layer[block, 1], offset, value[position], KeyOrder.PLAIN)
         keys.append(key)
         values.append(value)
     num_rows = sum(rows for rows, _ in sequences)

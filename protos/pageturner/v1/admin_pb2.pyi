@@ -69,7 +69,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "num_host_cache_blocks", "num_disk_cache_blocks", "speculation")
+    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "kv_dtype", "num_host_cache_blocks", "num_disk_cache_blocks", "speculation")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class GetServerInfoResponse(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EXACT_RESUME_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -114,10 +115,11 @@ class GetServerInfoResponse(_message.Message):
     fingerprint: str
     exact_resume: bool
     model_name: str
+    kv_dtype: str
     num_host_cache_blocks: int
     num_disk_cache_blocks: int
     speculation: Speculation
-    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("method", "num_tokens", "max_ngram", "min_ngram")

@@ -240,10 +240,10 @@ function drawLegend(counts, total) {
     }
   }
   for (const [use] of USES) put(`use-${use}`, count(counts[use] || 0));
-  const { block_size: size, block_bytes: bytesOfBlock } = view.last.server;
+  const { block_size: size, block_bytes: bytesOfBlock, kv_dtype: dtype } = view.last.server;
   const memory = (total * bytesOfBlock) / 2 ** 20;
   const told = memory >= 1024 ? `${(memory / 1024).toFixed(1)} GiB` : `${count(memory)} MiB`;
-  put("blocks-count", total ? `${total.toLocaleString("en")} of ${size} tokens, ${told}` : "none");
+  put("blocks-count", total ? `${total.toLocaleString("en")} of ${size} tokens, ${told} of ${dtype}` : "none");
   const held = share((counts[2] || 0) + (counts[3] || 0), total);
   $("map").setAttribute("aria-label", `The block pool: ${total} blocks, ${held} of them held`);
 }

@@ -13,6 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.coded import (
+    check_coded_attention,
+    check_coded_company,
+    check_coded_unseen,
+    check_coded_writes,
+)
 from support.kernel_checks import (
     check_attention,
     check_batch_mates,
@@ -25,10 +31,11 @@ from support.machines import ATTENTION_MACHINES, BFLOAT16_PAIRS, has
 from support.ops import cpu_cache_dir, cpu_library
 from support.paged import PagedCase, assert_near, assert_same, make_case
 
+from pageturner.kernels import checks
 from pageturner.kernels.cpu import build
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import KeyOrder, KvLayout
+from pageturner.kernels.layout import CODE_DTYPES, KeyOrder, KvLayout
 from pageturner.kernels.reference import ReferenceOps
 
 REFERENCE = ReferenceOps(KeyOrder.TILED16)
@@ -113,6 +120,18 @@ def test_float32_rows_over_a_bfloat16_pool(library: ctypes.CDLL, spec: Attention
     error = (result - expected).abs()
     assert float(error.max()) < 1.2e-2
     assert float(error.mean()) < 6e-4
+
+
+@pytest.mark.parametrize("dtype", CODE_DTYPES)
+def test_every_machine_reads_and_writes_codes_as_defined(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    ops = CpuOps(library)
+    assert math_of(library, checks.dtype_name(dtype)) == math_of(library, "bfloat16")
+    for rows in (torch.float32, torch.bfloat16):
+        for spec, head_dim in zip(SPECS.values(), (64, 80, 64), strict=True):
+            check_coded_attention(ops, layout_for(ops, 2, head_dim, 16, dtype), rows, spec, RAGGED[:4])
+        check_coded_writes(ops, layout_for(ops, 2, 80, 16, dtype), rows)
+    check_coded_company(ops, layout_for(ops, 2, 64, 16, dtype), SPECS["window"])
+    check_coded_unseen(ops, dtype)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

@@ -6,16 +6,18 @@ import io
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pageturner.kernels.layout import KvLayout
 from pageturner.service.commands.kv_plan import (
     KvPlan,
     ModelShape,
-    dtype_bytes,
     plan_from_config,
     render,
+    shape_in,
     to_json,
 )
 from pageturner.service.errors import ConfigError
@@ -125,8 +127,27 @@ def test_the_shape_is_read_from_a_config(config: dict[str, Any], shape: ModelSha
 
 
 def test_the_dtype_of_the_cache_may_differ_from_the_weights() -> None:
-    assert plan_from_config(SMOLLM2, dtype="fp8") == ModelShape(30, 3, 64, 1)
-    assert dtype_bytes("torch.bfloat16") == 2
+    assert plan_from_config(SMOLLM2, dtype="float8_e5m2") == ModelShape(30, 3, 64, 1)
+    plain = shape_in("torch.bfloat16", num_layers=1, num_kv_heads=1, head_dim=8)
+    assert plain == ModelShape(1, 1, 8, 2)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8", "float8_e4m3fn"])
+def test_codes_have_a_scale_for_each_token_and_head(dtype: str) -> None:
+    shape = plan_from_config(SMOLLM2, dtype=dtype)
+    assert shape == ModelShape(30, 3, 64, dtype_bytes=1, scale_bytes=2)
+    assert shape.bytes_per_token == 2 * 30 * 3 * 66
+    assert shape.capacity_over_bfloat16 == 128 / 66
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render(KvPlan(shape, request_tokens=16)))
+    assert isinstance(console.file, io.StringIO)
+    assert "1.94 x the" in console.file.getvalue()
+
+
+def test_a_plan_counts_the_bytes_that_the_pool_has() -> None:
+    shape = shape_in("int8", num_layers=30, num_kv_heads=3, head_dim=64)
+    layout = KvLayout(30, 3, 64, 16, torch.int8)
+    assert KvPlan(shape, request_tokens=1).bytes_per_block == layout.block_bytes == 16 * shape.bytes_per_token
 
 
 @pytest.mark.parametrize(
