@@ -66,6 +66,11 @@ class PagedOps(Protocol):
         ...
 
     @property
+    def coded_pool(self) -> bool:
+        """Whether rows may be kept as codes (`kernels.kv_codes`)."""
+        ...
+
+    @property
     def row_invariant(self) -> bool:
         """Whether a row's bits depend on its own tokens alone, by construction."""
         ...

@@ -53,6 +53,7 @@ class ReferenceOps:
 
     name = "reference"
     narrow_pool = True
+    coded_pool = True
     row_invariant = True
 
     def __init__(self, key_order: KeyOrder = KeyOrder.PLAIN) -> None:

@@ -44,6 +44,7 @@ class TorchOps:
         self._plans: dict[tuple[int | None, int | None], list[RowGroup]] = {}
 
     narrow_pool = False
+    coded_pool = True
 
     @property
     def row_invariant(self) -> bool:

@@ -97,6 +97,7 @@ class CpuOps:
     name = "cpu"
     key_order = KeyOrder.TILED16
     narrow_pool = True
+    coded_pool = True
     row_invariant = True
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -49,6 +49,7 @@ class CudaOps:
 
     key_order = KeyOrder.PLAIN
     narrow_pool = False
+    coded_pool = False
     row_invariant = False
 
     def __init__(self, launcher: Launcher, *, split: int | None = None) -> None:

@@ -146,12 +146,11 @@ def _build_quantised(
 def pool_dtype(options: ModelOptions, ops: PagedOps, *, quantised: bool, rows: torch.dtype) -> torch.dtype:
     """Of the KV pool: as options want it, else that of the rows, or bfloat16 beside quantised weights.
 
-    What a step then reads is mostly the pool. All operations read codes. Raises ConfigError where they don't
-    read such a pool of plain numbers.
+    What a step then reads is mostly the pool. Raises ConfigError where the operations don't read such a pool.
     """
     if options.kv_dtype == "auto":
         return torch.bfloat16 if quantised and ops.narrow_pool else rows
     dtype = POOL_DTYPES[options.kv_dtype]
-    if is_coded(dtype) or dtype is rows or (rows is torch.float32 and ops.narrow_pool):
+    if ops.coded_pool if is_coded(dtype) else dtype is rows or (rows is torch.float32 and ops.narrow_pool):
         return dtype
     raise ConfigError("model.kv_dtype", f"{rows} rows can't be kept in {dtype} by the {ops.name} operations")

@@ -36,6 +36,10 @@ class OnDevice:
         return self._ops.narrow_pool
 
     @property
+    def coded_pool(self) -> bool:
+        return self._ops.coded_pool
+
+    @property
     def row_invariant(self) -> bool:
         return self._ops.row_invariant
 
