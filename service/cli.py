@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "serve": "pageturner.service.commands.serve",
     "generate": "pageturner.service.commands.generate",
     "chat": "pageturner.service.commands.chat",
+    "score": "pageturner.service.commands.score",
     "demo": "pageturner.service.commands.demo",
     "config": "pageturner.service.commands.config",
     "policies": "pageturner.service.commands.policies",
@@ -54,6 +55,7 @@ CALLS = frozenset(
     {
         "generate",
         "chat",
+        "score",
         "demo",
         "policies",
         "flight",

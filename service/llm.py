@@ -27,14 +27,15 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import calls
 from pageturner.service.client.messages import build
 from pageturner.service.client.prompts import to_chat, to_prompt
-from pageturner.service.client.values import Completion, Options, PromptLike, Turn
-from pageturner.service.client.wire import to_request
+from pageturner.service.client.values import Completion, Options, PromptLike, ScoreOptions, Turn
+from pageturner.service.client.wire import to_request, to_score_request
 from pageturner.service.config import LoadedConfig, cache_directory, load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     GenerationRequest,
     ModelInfo,
+    ScoreAnswer,
     ServerInfo,
     StreamEvent,
 )
@@ -148,6 +149,28 @@ class LLM:
         Leaving it aborts the request. A reader may take its time: what is generated meanwhile is kept.
         """
         return self._follow(_to_request(self._engine, to_prompt(prompt), options))
+
+    def score(
+        self,
+        prompt: PromptLike,
+        continuations: Iterable[str | Iterable[int]],
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreAnswer:
+        """How likely continuations of a prompt are, texts or lists of token ids, whose KV they share.
+
+        A text is tokenized by itself: a space that belongs to it stands at its beginning.
+        """
+        message, timeout_seconds = to_score_request(to_prompt(prompt), continuations, options)
+        limits = self._engine.limits.generation
+        request = from_wire.to_score_request(message, message.request_id, timeout_seconds, limits, ANONYMOUS)
+
+        async def score() -> ScoreAnswer:
+            try:
+                return await self._engine.score(request)
+            except InvalidArgument as error:
+                raise from_wire.to_score_path(error, request.prompt) from error
+
+        return self._thread.run(score())
 
     def tokenize(self, prompt: PromptLike, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids that a prompt becomes, a conversation through the model's chat template."""

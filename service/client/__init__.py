@@ -22,9 +22,16 @@ from pageturner.service.client.values import (
     PromptLike,
     RequestPage,
     Sampling,
+    ScoreOptions,
     Turn,
 )
-from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, FinishReason, TokenEvent
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    FinishedEvent,
+    FinishReason,
+    ScoredTokensEvent,
+    TokenEvent,
+)
 from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.engine.api import (
     AcceptedEvent,
@@ -32,8 +39,10 @@ from pageturner.service.engine.api import (
     BlockUse,
     ChatMessage,
     ChatPrompt,
+    ContinuationScore,
     RequestInfo,
     RequestState,
+    ScoreAnswer,
     StreamEvent,
     TextPrompt,
 )
@@ -57,6 +66,7 @@ __all__ = [
     "ChoiceFinishedEvent",
     "Client",
     "Completion",
+    "ContinuationScore",
     "Credentials",
     "EarlyStopping",
     "FinishReason",
@@ -72,6 +82,9 @@ __all__ = [
     "Retried",
     "Retry",
     "Sampling",
+    "ScoreAnswer",
+    "ScoreOptions",
+    "ScoredTokensEvent",
     "StreamEvent",
     "SyncClient",
     "TextPrompt",

@@ -30,6 +30,7 @@ from pageturner.service.client.values import (
     PromptLike,
     RequestOrder,
     RequestPage,
+    ScoreOptions,
     Turn,
 )
 from pageturner.service.client.wire import most_telling
@@ -41,6 +42,7 @@ from pageturner.service.engine.api import (
     DrainOutcome,
     ModelInfo,
     RequestState,
+    ScoreAnswer,
     ServerInfo,
 )
 from pageturner.service.engine.tenants import TenantsReport
@@ -94,6 +96,18 @@ class Client:
         A later call connects anew.
         """
         await self._servers.close()
+
+    async def score(
+        self,
+        prompt: PromptLike,
+        continuations: Iterable[str | Iterable[int]],
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreAnswer:
+        """How likely continuations of a prompt are, texts or lists of token ids, whose KV they share.
+
+        A text is tokenized by itself: a space that belongs to it stands at its beginning.
+        """
+        return await self._servers.ask(calls.score(prompt, continuations, options))
 
     async def generate(self, prompt: PromptLike, **options: Unpack[Options]) -> Completion:
         """The whole answer at once. Where its server is lost it is computed anew: `stream` would go on."""

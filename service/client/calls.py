@@ -28,6 +28,7 @@ from pageturner.service.client.values import (
     PromptLike,
     RequestOrder,
     RequestPage,
+    ScoreOptions,
     Turn,
 )
 from pageturner.service.client.wire import (
@@ -36,11 +37,13 @@ from pageturner.service.client.wire import (
     from_model,
     from_policies,
     from_response,
+    from_scores,
     from_server_info,
     from_stats,
     from_tenants,
     to_choices,
     to_request,
+    to_score_request,
     to_timeout,
 )
 from pageturner.service.core.outputs import SchedulerStats
@@ -50,6 +53,7 @@ from pageturner.service.engine.api import (
     DrainOutcome,
     ModelInfo,
     RequestState,
+    ScoreAnswer,
     ServerInfo,
     StreamEvent,
 )
@@ -127,6 +131,14 @@ def _stream(prompt: generation_pb2.Prompt, options: Options) -> AnswerCall:
     request, timeout = to_request(generation_pb2.GenerateStreamRequest, prompt, options)
     path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "GenerateStream")
     return AnswerCall(path, request, generation_pb2.GenerateStreamResponse, from_message, timeout)
+
+
+def score(
+    prompt: PromptLike, continuations: Iterable[str | Iterable[int]], options: ScoreOptions
+) -> Call[generation_pb2.ScoreResponse, ScoreAnswer]:
+    request, timeout = to_score_request(to_prompt(prompt), continuations, options)
+    path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "Score")
+    return Call(path, request, generation_pb2.ScoreResponse, from_scores, timeout, repeats=True)
 
 
 def abort(request_ids: Iterable[str]) -> Call[generation_pb2.AbortResponse, Mapping[str, AbortOutcome]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pageturner.service.client.wire import from_message
-from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
+from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, ScoredTokensEvent, TokenEvent
 from pageturner.service.engine.api import AcceptedEvent, StreamEvent
 from pageturner.v1 import generation_pb2
 
@@ -31,6 +31,7 @@ class PartialAnswer:
         self._allow_inexact = allow_inexact
         self._accepted: AcceptedEvent | None = None
         self._received: list[_Received] = []
+        self._num_scored = 1  # of the prompt, its first token included, which has no score
         self.num_accepted = 0
         """How often a server has taken the request, or what was missing."""
 
@@ -71,6 +72,11 @@ class PartialAnswer:
                 choice = self._received[event.index]
                 choice.token_ids.extend(token.token_id for token in event.tokens)
                 choice.num_characters += len(event.text)
+            case ScoredTokensEvent():
+                # Of an answer that broke off before its first token all of them come once more.
+                tokens = event.tokens[max(0, self._num_scored - event.start) :]
+                start, self._num_scored = self._num_scored, self._num_scored + len(tokens)
+                return replace(event, start=start, tokens=tokens) if tokens else None
             case ChoiceFinishedEvent() if self._received:
                 self._received[event.index].is_finished = True
             case FinishedEvent():

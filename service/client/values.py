@@ -15,6 +15,7 @@ from pageturner.service.core.outputs import (
     FinishReason,
     RequestTimings,
     SampledToken,
+    ScoredTokensEvent,
     TokenEvent,
     Usage,
 )
@@ -62,10 +63,12 @@ class Sampling(TypedDict, total=False):
     logprobs: int
     max_draft_tokens: int
     beam_search: BeamSearch | BeamSearchOptions
+    best_of: int
+    prompt_logprobs: int
 
 
-class Options(Sampling, total=False):
-    """What else a request may state.
+class RequestOptions(TypedDict, total=False):
+    """What a request may state beside what it asks for.
 
     timeout_seconds: the time limit, which reaches the scheduler; none if infinite.
     """
@@ -77,6 +80,16 @@ class Options(Sampling, total=False):
     cache_salt: str
     bypass_prefix_cache: bool
     timeout_seconds: float | None
+
+
+class Options(Sampling, RequestOptions, total=False):
+    """All that a request for an answer may state."""
+
+
+class ScoreOptions(RequestOptions, total=False):
+    """All that a request for scores may state. logprobs: likeliest tokens wanted beside each token's own."""
+
+    logprobs: int
 
 
 Turn = ChatMessage | Mapping[str, str]
@@ -97,11 +110,12 @@ class Choice:
     reason: FinishReason
     matched: str | int | None
     score: float | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer. prompt_logprobs: of the prompt's tokens from the second on, where asked for."""
 
     request_id: str
     seed: int
@@ -110,6 +124,7 @@ class Completion:
     timings: RequestTimings
     policies: Mapping[str, str]
     policies_changed: bool = False
+    prompt_logprobs: tuple[SampledToken, ...] = ()
 
     @property
     def text(self) -> str:
@@ -161,6 +176,7 @@ class CompletionBuilder:
         self._texts: dict[int, list[str]] = {}
         self._tokens: dict[int, list[SampledToken]] = {}
         self._ends: dict[int, ChoiceFinishedEvent] = {}
+        self._prompt: list[SampledToken] = []
         self._finished: FinishedEvent | None = None
 
     def add(self, event: StreamEvent) -> None:
@@ -170,6 +186,8 @@ class CompletionBuilder:
             case TokenEvent():
                 self._texts.setdefault(event.index, []).append(event.text)
                 self._tokens.setdefault(event.index, []).extend(event.tokens)
+            case ScoredTokensEvent():
+                self._prompt += event.tokens
             case ChoiceFinishedEvent():
                 self._ends[event.index] = event
             case FinishedEvent():
@@ -187,6 +205,7 @@ class CompletionBuilder:
                 end.reason,
                 end.matched,
                 end.score,
+                end.cumulative_logprob,
             )
             for index, end in sorted(self._ends.items())
         )
@@ -199,4 +218,5 @@ class CompletionBuilder:
             finished.timings,
             finished.policies,
             finished.policies_changed,
+            tuple(self._prompt),
         )

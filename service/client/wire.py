@@ -13,7 +13,15 @@ from google.protobuf.message import Message
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.client.messages import build, check_number, json_values
-from pageturner.service.client.values import BeamSearchOptions, Choice, Completion, Options, Sampling
+from pageturner.service.client.values import (
+    BeamSearchOptions,
+    Choice,
+    Completion,
+    Options,
+    RequestOptions,
+    Sampling,
+    ScoreOptions,
+)
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
@@ -21,6 +29,7 @@ from pageturner.service.core.outputs import (
     RequestTimings,
     SampledToken,
     SchedulerStats,
+    ScoredTokensEvent,
     TokenEvent,
     TokenLogprob,
     Usage,
@@ -29,9 +38,11 @@ from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
+    ContinuationScore,
     MeasuredProducts,
     ModelInfo,
     ProductsInfo,
+    ScoreAnswer,
     ServerInfo,
     SpeculationOptions,
     StreamEvent,
@@ -51,6 +62,7 @@ LONGEST_TIMEOUT_SECONDS = 27_000 * 3600.0
 """Three years, the longest that gRPC sends. More is no limit at all, and overflows its clocks."""
 
 _OPTIONS = frozenset(Options.__annotations__)
+_SCORE_OPTIONS = frozenset(ScoreOptions.__annotations__)
 _SAMPLING = frozenset(Sampling.__annotations__)
 
 
@@ -62,13 +74,7 @@ def to_request(
     Raises InvalidArgument with the path of an option that the wire cannot carry, TypeError for one that
     does not exist.
     """
-    given: dict[str, Any] = dict(options)
-    for name in given:
-        if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"there is no option {name!r}{hint}")
-    timeout_seconds = to_timeout(given.pop("timeout_seconds", None))
+    given, timeout_seconds = _given(options, _OPTIONS)
     sampling = {name: given.pop(name) for name in tuple(given) if name in _SAMPLING}
     if sampling.get("beam_search") is not None:
         sampling["beam_search"] = to_beam_search(sampling["beam_search"])
@@ -100,6 +106,36 @@ _EARLY_STOPPING = {
     EarlyStopping.FIRST: generation_pb2.EARLY_STOPPING_FIRST,
     EarlyStopping.NEVER: generation_pb2.EARLY_STOPPING_NEVER,
 }
+
+
+def to_score_request(
+    prompt: generation_pb2.Prompt, continuations: Iterable[str | Iterable[int]], options: ScoreOptions
+) -> tuple[generation_pb2.ScoreRequest, float | None]:
+    """As `to_request`. Raises TypeError for continuations that are one text or no list."""
+    given, timeout_seconds = _given(options, _SCORE_OPTIONS)
+    if isinstance(continuations, str | bytes):
+        raise TypeError("continuations is one text, not a list of texts or of lists of token ids")
+    messages = []
+    for index, continuation in enumerate(continuations):
+        path = f"continuations[{index}]."
+        if isinstance(continuation, str):
+            messages.append(build(generation_pb2.Continuation, path, text=continuation))
+        else:
+            ids = build(generation_pb2.TokenIds, f"{path}token_ids.", ids=continuation)
+            messages.append(generation_pb2.Continuation(token_ids=ids))
+    request = build(generation_pb2.ScoreRequest, prompt=prompt, continuations=messages, **given)
+    return request, timeout_seconds
+
+
+def _given(options: RequestOptions, known: frozenset[str]) -> tuple[dict[str, Any], float | None]:
+    """What was stated beside the time limit, and that limit. Raises TypeError for what does not exist."""
+    given: dict[str, Any] = dict(options)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"there is no option {name!r}{hint}")
+    return given, to_timeout(given.pop("timeout_seconds", None))
 
 
 def to_timeout(seconds: float | None, name: str = "timeout_seconds") -> float | None:
@@ -163,10 +199,18 @@ def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamEvent 
         case "delta":
             delta = message.delta
             return TokenEvent(request_id, delta.index, from_tokens(delta), delta.text)
+        case "prompt_logprobs":
+            scored = message.prompt_logprobs
+            return ScoredTokensEvent(request_id, None, scored.start, from_logprobs(scored.logprobs))
         case "choice_finished":
             choice = message.choice_finished
             return ChoiceFinishedEvent(
-                request_id, choice.index, from_reason(choice), from_matched(choice), from_score(choice)
+                request_id,
+                choice.index,
+                from_reason(choice),
+                from_matched(choice),
+                from_score(choice),
+                from_sum(choice),
             )
         case "finished":
             finished = message.finished
@@ -193,6 +237,7 @@ def from_response(response: generation_pb2.GenerateResponse) -> Completion:
                 from_reason(choice),
                 from_matched(choice),
                 from_score(choice),
+                from_sum(choice),
             )
             for choice in response.choices
         ),
@@ -200,20 +245,42 @@ def from_response(response: generation_pb2.GenerateResponse) -> Completion:
         from_timings(response.timings),
         dict(response.policies),
         response.policies_changed,
+        from_logprobs(response.prompt_logprobs),
+    )
+
+
+def from_scores(response: generation_pb2.ScoreResponse) -> ScoreAnswer:
+    """The answer to Score."""
+    return ScoreAnswer(
+        response.request_id,
+        tuple(
+            ContinuationScore(score.logprob, score.greedy, from_logprobs(score.tokens))
+            for score in response.scores
+        ),
+        from_usage(response.usage),
+        from_timings(response.timings),
     )
 
 
 def from_tokens(message: generation_pb2.Delta | generation_pb2.Choice) -> tuple[SampledToken, ...]:
     if not message.logprobs:
         return tuple(map(SampledToken, message.token_ids))
+    return from_logprobs(message.logprobs)
+
+
+def from_logprobs(messages: Iterable[generation_pb2.TokenLogprobs]) -> tuple[SampledToken, ...]:
     return tuple(
         SampledToken(
-            token_id,
+            logprobs.chosen.token_id,
             logprobs.chosen.logprob,
             tuple(TokenLogprob(top.token_id, top.logprob) for top in logprobs.top),
         )
-        for token_id, logprobs in zip(message.token_ids, message.logprobs, strict=True)
+        for logprobs in messages
     )
+
+
+def from_sum(message: generation_pb2.ChoiceFinished | generation_pb2.Choice) -> float | None:
+    return message.cumulative_logprob if message.HasField("cumulative_logprob") else None
 
 
 def from_reason(message: generation_pb2.ChoiceFinished | generation_pb2.Choice) -> FinishReason:

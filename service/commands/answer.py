@@ -16,6 +16,7 @@ from pageturner.service.client import (
     Client,
     FinishedEvent,
     Options,
+    ScoredTokensEvent,
     TokenEvent,
 )
 from pageturner.service.client.server_process import running_server
@@ -23,7 +24,7 @@ from pageturner.service.client.targets import TARGET_FORMS
 from pageturner.service.commands.credentials import add_credential_flags
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note
-from pageturner.service.core.outputs import RequestTimings, Usage
+from pageturner.service.core.outputs import RequestTimings, SampledToken, Usage
 from pageturner.service.engine.api import Prompt
 from pageturner.service.errors import PageturnerError
 
@@ -39,6 +40,8 @@ class ChoiceText:
     finish_reason: str = ""
     matched: str | int | None = None
     score: float | None = None
+    cumulative_logprob: float | None = None
+    logprobs: tuple[SampledToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Answer:
     timings: RequestTimings
     ttft_seconds: float
     decode_seconds: float
+    prompt_logprobs: tuple[SampledToken, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:
@@ -82,6 +86,7 @@ async def ask(
     first = last = 0.0
     request_id, seed = "", 0
     choices = [ChoiceText() for _ in range(options.get("n", 1))]
+    prompt_logprobs: tuple[SampledToken, ...] = ()
     finished: FinishedEvent | None = None
     async with aclosing(client.stream(prompt, **options)) as events:
         async for event in events:
@@ -95,11 +100,15 @@ async def ask(
                     choice = choices[event.index]
                     choice.text += event.text
                     choice.token_ids += tuple(token.token_id for token in event.tokens)
+                    choice.logprobs += tuple(token for token in event.tokens if token.logprob is not None)
                     on_text(event.index, event.text)
                 case ChoiceFinishedEvent():
                     choices[event.index].finish_reason = event.reason.value
                     choices[event.index].matched = event.matched
                     choices[event.index].score = event.score
+                    choices[event.index].cumulative_logprob = event.cumulative_logprob
+                case ScoredTokensEvent():
+                    prompt_logprobs += event.tokens
                 case FinishedEvent():
                     finished = event
     assert finished is not None, "a stream that ends without an error ends with FinishedEvent"
@@ -111,6 +120,7 @@ async def ask(
         finished.timings,
         ttft_seconds=max(first - started, 0.0),
         decode_seconds=last - first,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

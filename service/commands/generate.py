@@ -49,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[each.value for each in EarlyStopping],
         help="when the search ends that has as many answers as beams (default heuristic)",
     )
+    parser.add_argument("--best-of", type=int, help="answers to sample, of which the n likeliest are shown")
+    for name, whose in (("--logprobs", "answer"), ("--prompt-logprobs", "prompt")):
+        words = f"with --json: log-probabilities of the {whose}'s tokens, and of so many alternatives"
+        parser.add_argument(name, type=int, help=words)
     parser.add_argument("--timeout-seconds", type=float, metavar="X", help="time limit, kept by the server")
     parser.add_argument("--priority", type=int, metavar="X", help="larger is more urgent")
     parser.add_argument("--json", action="store_true", help="no stream; the answer and its figures as JSON")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pageturner.service.core.sample_row import SampledToken as SampledToken
 from pageturner.service.core.sample_row import SampleRow as SampleRow
+from pageturner.service.core.sample_row import ScoreRun as ScoreRun
 from pageturner.service.core.sample_row import TokenLogprob as TokenLogprob
 from pageturner.service.core.sample_row import record as record
 from pageturner.service.core.stats import SchedulerStats as SchedulerStats
@@ -63,7 +64,8 @@ class ScheduledSequence:
     start + len(token_ids) tokens. samples: empty for an unfinished chunk, n rows at a fork; each draws the
     token of position `end`, the counter of its random stream. adapter: as `NewRequest` has it. num_drafts: so
     many of the tokens, the last ones, are guesses; the one sample row draws a token behind the token before
-    them, and behind each.
+    them, and behind each. scored: known tokens whose log-probabilities are wanted, by rows of this part: one
+    run, or at a fork one of a token each, all by the last row.
     """
 
     seq_id: int
@@ -76,11 +78,20 @@ class ScheduledSequence:
     samples: tuple[SampleRow, ...]
     adapter: str = ""
     num_drafts: int = 0
+    scored: tuple[ScoreRun, ...] = ()
 
     @property
     def end(self) -> int:
         """Position behind the last token computed."""
         return self.start + len(self.token_ids)
+
+    @property
+    def scored_rows(self) -> range:
+        """Positions whose logits score known tokens; none of them is sampled from."""
+        if not self.scored:
+            return range(0)
+        run = self.scored[0]
+        return range(run.start, run.start + len(run.token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +116,14 @@ class SampledSequence:
     """What one SampleRow yielded: a token, behind drafts that came true, or the reason there is none.
 
     That of a beam is the likeliest one, whose top_logprobs are the candidates to continue the beam with.
+    scores: in place of tokens, what one ScoreRun yielded: its tokens, each with its log-probability.
     """
 
     seq_id: int
     epoch: int
     tokens: tuple[SampledToken, ...]
     error: PageturnerError | None = None
+    scores: tuple[SampledToken, ...] = ()
 
 
 class FinishReason(Enum):
@@ -133,15 +146,31 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredTokensEvent:
+    """Log-probabilities of known tokens, in order: of the prompt's, or of continuation `index`.
+
+    start: position of the first of them in the prompt, or in the continuation. A prompt's all come before the
+    first sampled token, and none is of position 0, which follows nothing.
+    """
+
+    request_id: str
+    index: int | None
+    start: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceFinishedEvent:
     """One choice ended. matched: the stop string or stop token id that ended it, if one did. score: of an
-    answer of a beam search, as `BeamSearch.length_penalty` has it."""
+    answer of a beam search, as `BeamSearch.length_penalty` has it. cumulative_logprob: sum over its tokens,
+    where these have log-probabilities and were all sampled here."""
 
     request_id: str
     index: int
     reason: FinishReason
     matched: str | int | None = None
     score: float | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +187,7 @@ class FinishedEvent:
     """Whether policies were changed while it lived."""
 
 
-Event = TokenEvent | ChoiceFinishedEvent | FinishedEvent
+Event = TokenEvent | ScoredTokensEvent | ChoiceFinishedEvent | FinishedEvent
 
 
 @dataclass(frozen=True, slots=True)

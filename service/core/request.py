@@ -6,6 +6,7 @@ of it; only the core changes them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +19,9 @@ from pageturner.service.core.outlook import Work
 from pageturner.service.core.sample_row import SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenLog, TokenView
+
+NOTHING_SCORED = sys.maxsize
+"""A row that no sequence reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class NewRequest:
     cache nor waits for a producer. trace_parent: W3C trace context of the call that brought it, for those who
     listen; decides nothing. eos_token_ids: tokens that end a sequence unless params.ignore_eos. resumed: by
     choice, what is known of an answer that goes on here; empty for one that begins. fingerprint, is_exact:
-    for its AcceptedEvent.
+    for its AcceptedEvent. is_scoring: `resumed` holds continuations of the prompt, at least a token each,
+    that are to be scored; nothing is sampled.
     """
 
     request_id: str
@@ -62,6 +67,17 @@ class NewRequest:
     resumed: tuple[ResumedChoice, ...] = ()
     fingerprint: str = ""
     is_exact: bool = False
+    is_scoring: bool = False
+
+    @property
+    def num_score_top(self) -> int | None:
+        """Alternatives wanted beside the log-probability of each scored token; None where none is scored.
+
+        The prompt's are not told again to a client that has tokens of the answer: they came before these.
+        """
+        if self.is_scoring:
+            return self.params.logprobs or 0
+        return None if self.num_resumed_tokens else self.params.prompt_logprobs
 
     @property
     def num_resumed_tokens(self) -> int:
@@ -101,8 +117,10 @@ class Sequence:
         until then.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
     num_ever_computed: leading positions whose KV was made at some time and given up since.
+    next_scored: the first row whose logits are wanted to score the token behind it, and have not come yet.
+        It is computed whether or not its KV is there.
     num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
-        num_computed_tokens by one where the last token is computed again for its logits only.
+        num_computed_tokens where rows are computed again for their logits only: the last, or scored ones.
     num_accepted_tokens: leading positions whose KV an ended step has made; these may be cached.
     last_step: the last step that computes it, or copies its blocks.
     epoch: raised whenever work in flight becomes void; results of an older epoch are dropped.
@@ -128,12 +146,18 @@ class Sequence:
     num_kv_tokens: int = 0
     num_accepted_tokens: int = 0
     num_cached_blocks: int = 0
+    next_scored: int = NOTHING_SCORED
 
     def __post_init__(self) -> None:
         new = self.request.new
         self.tokens = list(new.prompt_token_ids)
-        if new.resumed:
+        if new.is_scoring:
+            self.next_scored = len(self.tokens) - 1
+            self.tokens += new.resumed[self.index].token_ids[:-1]  # the last one is scored, never computed
+        elif new.resumed:
             self.tokens += new.resumed[self.index].token_ids
+        if new.num_score_top is not None and not new.is_scoring and not self.index:
+            self.next_scored = 0 if len(new.prompt_token_ids) > 1 else NOTHING_SCORED
         self.num_given_tokens = len(self.tokens)
 
     @property
@@ -181,7 +205,21 @@ class Sequence:
         logits, or at the end of a prompt the moment to fork."""
         self.num_kv_tokens = num_kv_tokens
         self.num_accepted_tokens = num_kv_tokens
-        self.num_computed_tokens = min(num_kv_tokens, self.num_known_tokens - 1)
+        self.num_computed_tokens = self.next_position(num_kv_tokens)
+
+    def next_position(self, num_kv_tokens: int) -> int:
+        """Where it goes on with KV up to there: rows whose logits are wanted are computed all the same, and
+        write nothing."""
+        return min(num_kv_tokens, self.num_known_tokens - 1, self.next_scored)
+
+    def scored_tokens(self, first: int, end: int) -> tuple[int, ...]:
+        """The known tokens that rows first .. end-1 score, first at least `next_scored`."""
+        request = self.request
+        num_prompt_tokens = request.num_prompt_tokens
+        if request.new.is_scoring:
+            before = num_prompt_tokens - 1
+            return request.new.resumed[self.index].token_ids[first - before : end - before]
+        return request.new.prompt_token_ids[first + 1 : end + 1]
 
 
 @dataclass(slots=True, eq=False, repr=False)

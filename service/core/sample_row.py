@@ -23,6 +23,21 @@ def record(cls: type[T]) -> type[T]:
 
 
 @record
+class ScoreRun:
+    """Known tokens of which log-probabilities are wanted, each given all before it.
+
+    token_ids[i] stands at position start + 1 + i, and the logits of row start + i score it. The result is of
+    seq_id: at a fork that of a choice whose first token the shared row scores. num_top: alternatives wanted.
+    """
+
+    seq_id: int
+    epoch: int
+    start: int
+    token_ids: tuple[int, ...]
+    num_top: int
+
+
+@record
 class SampleRow:
     """One token to be sampled from the last computed row of a scheduled sequence, for the position behind it.
 

@@ -100,6 +100,20 @@ class SamplingParams:
     They change no token."""
     beam_search: BeamSearch | None = None
     """In place of sampling: the n best answers of a search, best first."""
+    best_of: int | None = None
+    """Samples of which the n with the highest cumulative log-probability are returned; None is n."""
+    prompt_logprobs: int | None = None
+    """As logprobs, of each prompt token but the first, given those before it."""
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether more are sampled than returned, so that nothing is told before all have ended."""
+        return self.best_of is not None and self.best_of > self.n
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether log-probabilities of the sampled tokens are asked for, or tell which choices are best."""
+        return self.logprobs is not None or self.best_of is not None
 
     @property
     def is_greedy(self) -> bool:
@@ -114,7 +128,7 @@ class SamplingParams:
     @property
     def num_sequences(self) -> int:
         """Sequences that run for it: more than are returned, where they compete."""
-        return self.n if self.beam_search is None else self.beam_search.width
+        return (self.best_of or self.n) if self.beam_search is None else self.beam_search.width
 
     def check(self, vocab_size: int, max_n: int) -> None:
         """Raise InvalidArgument, naming the field, unless every value is in range."""
@@ -126,6 +140,8 @@ class SamplingParams:
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_int("top_k", self.top_k, 0, None)
         _check_int("n", self.n, 1, max_n)
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, self.n, max_n)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         if self.max_tokens is not None:
@@ -135,6 +151,8 @@ class SamplingParams:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.max_draft_tokens is not None:
             _check_int("max_draft_tokens", self.max_draft_tokens, 0, MAX_DRAFT_TOKENS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidArgument("stop", f"{len(self.stop)} strings; at most {MAX_STOP_STRINGS}")
         for position, text in enumerate(self.stop):
@@ -168,8 +186,9 @@ _DRAWING = (
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
+    "best_of",
 )
-"""What bends the model's distribution before a token is drawn from it."""
+"""What bends the model's distribution before a token is drawn from it, or ranks what was drawn."""
 
 
 def _check_float(field: str, value: float, low: float, high: float) -> None:

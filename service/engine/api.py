@@ -20,8 +20,12 @@ from pageturner.service.core.options import SpeculationOptions as SpeculationOpt
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
+    RequestTimings,
+    SampledToken,
     SchedulerStats,
+    ScoredTokensEvent,
     TokenEvent,
+    Usage,
 )
 from pageturner.service.core.request import ResumedChoice as ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
@@ -96,6 +100,8 @@ class GenerationRequest:
     """The W3C trace context of the call that brings it; empty where it is not traced."""
     resume: Resumption | None = None
     """What is known of the answer already; None for one that begins."""
+    continuations: tuple[tuple[int, ...], ...] = ()
+    """Token ids that are to be scored behind the prompt, `params.n` of them, in place of an answer."""
     identity: Identity = ANONYMOUS
     """Who asks, as proved. Its tenant takes the place of `tenant` where authentication is on."""
 
@@ -122,11 +128,51 @@ class AcceptedEvent:
     is_exact: bool = False
 
 
-StreamEvent = AcceptedEvent | TokenEvent | ChoiceFinishedEvent | FinishedEvent
+StreamEvent = AcceptedEvent | TokenEvent | ScoredTokensEvent | ChoiceFinishedEvent | FinishedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Continuations of one prompt, of which it is asked how likely they are; fields as of GenerationRequest.
+
+    num_top: most likely tokens wanted beside each token's own.
+    """
+
+    prompt: Prompt
+    continuations: tuple[str | tuple[int, ...], ...]
+    num_top: int = 0
+    request_id: str = ""
+    model: str = ""
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    deadline_seconds: float | None = None
+    trace_parent: str = ""
+    identity: Identity = ANONYMOUS
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationScore:
+    """How likely a continuation is. logprob: the sum of its tokens'. is_greedy: greedy decoding gives it."""
+
+    logprob: float
+    is_greedy: bool
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreAnswer:
+    """scores: of the continuations, in order. usage: the prompt counts once, continuations as output."""
+
+    request_id: str
+    scores: tuple[ContinuationScore, ...]
+    usage: Usage
+    timings: RequestTimings
 
 
 class RequestStream(Protocol):
-    """The events of one request, in order: Accepted, tokens and finishes, Finished last.
+    """The events of one request, in order: Accepted, scores of the prompt, tokens and ends, Finished last.
 
     Iteration raises the request's PageturnerError in place of a Finished that carries one. Adjacent
     token events of one choice that already wait are delivered as one. Leaving early must be followed
@@ -358,6 +404,11 @@ class EngineClient(Protocol):
         """Check, tokenize and queue; returns once accepted. Raises what refuses it (InvalidArgument,
         ModelNotFound, DuplicateRequest, QueueFull, Loading, Draining, EngineDead). A caller that is
         cancelled meanwhile leaves nothing behind: the request is withdrawn."""
+        ...
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """How likely continuations are. Raises as `submit` and its stream do; a caller that is cancelled
+        leaves nothing behind."""
         ...
 
     async def abort(

@@ -23,6 +23,8 @@ from pageturner.service.engine.api import (
     ModelInfo,
     PolicyChange,
     Prompt,
+    ScoreAnswer,
+    ScoreRequest,
     ServerInfo,
 )
 from pageturner.service.engine.door import Door
@@ -40,6 +42,7 @@ from pageturner.service.engine.pending_changes import PendingChanges
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.reception import Fitting, Reception
+from pageturner.service.engine.scoring import Scorer
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.tenants import TenantLedger, TenantsReport
@@ -104,16 +107,18 @@ class AsyncEngine(EngineOverview):
         self._door = Door(scheduler_options, clock, random, lambda: self._stats)
         self._tenants = TenantLedger(scheduler_options, self.load, clock.now)
         self._live = LiveRequests(options, clock, logger, self._send, self._door, self._tenants)
+        fitting = Fitting(scheduler_options, server_info.num_blocks, server_info.block_size)
         self._reception = Reception(
             inputs,
             self._door,
             self._tenants,
             self._live,
             self._health,
-            limits=Fitting(scheduler_options, server_info.num_blocks, server_info.block_size),
+            limits=fitting,
             clock=clock,
             metrics=engine.metrics,
         )
+        self._scorer = Scorer(self._prompts, self._limits.generation, fitting, self.submit, clock)
         self._changes = PendingChanges(self._health, logger, self._send)
         self._inspections = Inspections(clock, self._send, num_blocks=engine.stats.num_blocks)
         self._has_ended = asyncio.Event()
@@ -181,6 +186,11 @@ class AsyncEngine(EngineOverview):
     async def submit(self, request: GenerationRequest) -> BufferedStream:
         """Accept a request and open its stream. Raises the refusal: InvalidArgument, QueueFull and others."""
         return await self._reception.take(request)
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """How likely continuations of a prompt are. Raises the refusal, and what ends its requests."""
+        self._health.refuse_unless_serving()
+        return await self._scorer.score(request, self._reception.name(request.request_id))
 
     def tenants(self, limit: int) -> TenantsReport:
         """What tenants hold now, of at most `limit` of them."""

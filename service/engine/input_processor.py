@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from random import Random
 
-from pageturner.service.core.request import NewRequest
+from pageturner.service.core.request import NewRequest, ResumedChoice
 from pageturner.service.core.sampling_params import BeamSearch
 from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt, Resumption
 from pageturner.service.engine.fingerprint import Fingerprint
@@ -59,6 +59,8 @@ class InputProcessor:
             if request.deadline_seconds <= 0:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
         num_tokens = self._prompts.check_size(request.prompt, self._limits)
+        if request.continuations:
+            return num_tokens + self._check_continuations(request.continuations)
         return (
             num_tokens if request.resume is None else num_tokens + self._check_resume(request, request.resume)
         )
@@ -75,19 +77,33 @@ class InputProcessor:
             reason = "a beam search begins anew: what was received says nothing of the other beams"
             raise InvalidArgument("resume", reason)
 
+    def _check_continuations(self, continuations: tuple[tuple[int, ...], ...]) -> int:
+        """Refuse what the model has no token for. Returns how many tokens there are."""
+        for index, token_ids in enumerate(continuations):
+            path = f"continuations[{index}]"
+            if not token_ids:
+                raise InvalidArgument(path, "has no tokens")
+            self._check_ids(token_ids, path)
+        return sum(map(len, continuations))
+
+    def _check_ids(self, token_ids: tuple[int, ...], path: str) -> None:
+        vocab_size = self._model.vocab_size
+        self._limits.check_tokens(len(token_ids), path)
+        if token_ids and max(token_ids) >= vocab_size:
+            position = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
+            reason = f"{token_ids[position]} is not in [0, {vocab_size - 1}]"
+            raise InvalidArgument(f"{path}[{position}]", reason)
+
     def _check_resume(self, request: GenerationRequest, resume: Resumption) -> int:
         """Refuse what no answer of this request and model can be. Returns the tokens that are known."""
         self._fingerprint.check_server(resume.fingerprint, allow_inexact=resume.allow_inexact)
         if len(resume.choices) != request.params.n:
             raise InvalidArgument("resume.choices", f"{len(resume.choices)} choices; n is {request.params.n}")
-        vocab_size = self._model.vocab_size
         for index, choice in enumerate(resume.choices):
-            path = f"resume.choices[{index}].token_ids"
-            self._limits.check_tokens(len(choice.token_ids), path)
-            if choice.token_ids and max(choice.token_ids) >= vocab_size:
-                position = next(i for i, token_id in enumerate(choice.token_ids) if token_id >= vocab_size)
-                reason = f"{choice.token_ids[position]} is not in [0, {vocab_size - 1}]"
-                raise InvalidArgument(f"{path}[{position}]", reason)
+            if request.params.is_selective and (choice.token_ids or choice.is_finished):
+                reason = "of the best of more choices, a part can't be gone on with; ask for the answer anew"
+                raise InvalidArgument(f"resume.choices[{index}]", reason)
+            self._check_ids(choice.token_ids, f"resume.choices[{index}].token_ids")
         return sum(len(choice.token_ids) for choice in resume.choices)
 
     async def encode(self, prompt: Prompt, tenant: str) -> tuple[int, ...]:
@@ -96,9 +112,9 @@ class InputProcessor:
         self._limits.check_tokens(len(token_ids), "prompt")
         return token_ids
 
-    def name(self, request: GenerationRequest) -> str:
-        """The id that the client gave it, or one that is drawn."""
-        return request.request_id or f"{self._random.getrandbits(64):016x}"
+    def name(self, request_id: str) -> str:
+        """The id that a client gave, or one that is drawn."""
+        return request_id or f"{self._random.getrandbits(64):016x}"
 
     def complete(
         self, request: GenerationRequest, request_id: str, token_ids: tuple[int, ...], arrival_time: float
@@ -125,10 +141,20 @@ class InputProcessor:
             bypass_prefix_cache=request.bypass_prefix_cache,
             deadline=None if seconds is None else arrival_time + seconds,
             trace_parent=request.trace_parent,
-            resumed=() if resume is None else resume.choices,
+            resumed=_known_choices(request),
             fingerprint=self._fingerprint.of_prompt(token_ids) if params.beam_search is None else "",
             is_exact=self._fingerprint.is_exact and params.beam_search is None,
+            is_scoring=bool(request.continuations),
         )
+
+
+def _known_choices(request: GenerationRequest) -> tuple[ResumedChoice, ...]:
+    """What is known of the answer's choices: to be scored, or to be gone on with."""
+    if request.continuations:
+        return tuple(map(ResumedChoice, request.continuations))
+    if request.resume is None or request.params.is_selective:
+        return ()  # of selected choices nothing was told, and all are sampled once more
+    return request.resume.choices
 
 
 def as_it_began(request: GenerationRequest) -> GenerationRequest:

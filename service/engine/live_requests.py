@@ -14,8 +14,9 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outlook import Work
-from pageturner.service.core.outputs import Event, FinishedEvent, TokenEvent
+from pageturner.service.core.outputs import Event, FinishedEvent, ScoredTokensEvent, TokenEvent
 from pageturner.service.core.request import NewRequest
+from pageturner.service.core.selection import Selection
 from pageturner.service.engine.api import AbortOutcome, AcceptedEvent
 from pageturner.service.engine.door import Door
 from pageturner.service.engine.options import EngineOptions
@@ -40,7 +41,8 @@ ENDED_TEXT = "the server is shutting down; this request was not done in time"
 class _Live:
     """A request between its acceptance by `submit` and its terminal event.
 
-    is_renamed: its client knows it by another id than the scheduler.
+    is_renamed: its client knows it by another id than the scheduler. selection: None where every choice is
+    told as it comes, without sums.
     """
 
     work: Work
@@ -49,6 +51,7 @@ class _Live:
     stream: BufferedStream
     accepted: asyncio.Future[None]
     logger: FilteringBoundLogger
+    selection: Selection | None = None
 
     def refuse(self, error: PageturnerError) -> None:
         """Nothing comes after this: tell the caller, who waits for acceptance or for events."""
@@ -57,7 +60,14 @@ class _Live:
             self.accepted.set_exception(error)
 
     def push(self, event: AcceptedEvent | Event) -> None:
-        """Hand an event on under the id that the client knows."""
+        """Hand an event on, or what it leads to, under the id that the client knows."""
+        if self.selection is None or isinstance(event, AcceptedEvent):
+            self._hand_on(event)
+        else:
+            for told in self.selection.told(event):
+                self._hand_on(told)
+
+    def _hand_on(self, event: AcceptedEvent | Event) -> None:
         if self.is_renamed:
             name = self.stream.request_id
             if type(event) is TokenEvent:  # almost all of them, and `replace` takes ten times as long
@@ -161,7 +171,11 @@ class LiveRequests:
             logger = logger.bind(tenant=request.tenant)
         if request.trace_parent:
             logger = logger.bind(trace_id=trace_id_of(request.trace_parent))
-        live = _Live(self._door.admit(request), request_id != client_id, holding, stream, accepted, logger)
+        selection = None
+        if request.params.needs_logprobs and not request.is_scoring:
+            selection = Selection(request.params, has_all_tokens=not request.num_resumed_tokens)
+        is_renamed = request_id != client_id
+        live = _Live(self._door.admit(request), is_renamed, holding, stream, accepted, logger, selection)
         self._live[request_id] = live
         self._num_unread += 1
         self.is_empty.clear()
@@ -187,6 +201,8 @@ class LiveRequests:
                 self._tenants.start(live.holding)
             live.push(output)
             return
+        if isinstance(output, ScoredTokensEvent) and live.holding.is_waiting:
+            self._tenants.start(live.holding)
         if isinstance(output, SubmitRefused | AcceptedEvent):
             self._door.answered(live.work)
         if isinstance(output, SubmitRefused):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduling.intake import checked_max_tokens
+from pageturner.service.core.scheduling.views import num_peak_blocks
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.engine.door import Door
 from pageturner.service.engine.health import Health
@@ -31,6 +33,16 @@ class Fitting:
     def max_tokens(self, new: NewRequest) -> int:
         """The bound on a choice that the scheduler will put in force. Raises InvalidArgument as it would."""
         return checked_max_tokens(new, self.options, self.num_blocks, self.block_size)
+
+    def num_side_by_side(self, num_prompt_tokens: int, lengths: Sequence[int]) -> int:
+        """How many of the first of these continuations one request may hold; 0 where not even one fits."""
+        count = min(self.options.max_n, self.options.max_num_seqs, len(lengths))
+        while count:
+            longest = max(lengths[:count])
+            if num_peak_blocks(num_prompt_tokens, longest, count, self.block_size) <= self.num_blocks:
+                break
+            count //= 2
+        return count
 
 
 class Reception:
@@ -61,6 +73,10 @@ class Reception:
         self._clock = clock
         self._metrics = metrics
 
+    def name(self, request_id: str) -> str:
+        """The id that a client gave, or one that is drawn."""
+        return self._inputs.name(request_id)
+
     async def take(self, request: GenerationRequest) -> BufferedStream:
         """Its stream, once the scheduler has it. Raises the refusal: InvalidArgument, QueueFull ..."""
         try:
@@ -74,15 +90,17 @@ class Reception:
         self._health.refuse_unless_serving()
         request = as_it_began(request)
         num_tokens = self._inputs.check(request)
-        priority = self._tenants.check(request.identity, request.params, request.priority)
+        params = replace(request.params, max_tokens=None) if request.continuations else request.params
+        priority = self._tenants.check(request.identity, params, request.priority)
         if priority != request.priority:
             request = replace(request, priority=priority)
-        tenant, request_id = request.identity.tenant, self._inputs.name(request)
+        tenant, request_id = request.identity.tenant, self.name(request.request_id)
         self._live.refuse_duplicate(tenant, request_id)
         self._door.check(request, arrival_time, num_tokens)  # before the work of reading the prompt
         likely = request.params.max_tokens or request.identity.limits.max_tokens
         likely = likely or self._limits.options.max_model_len - num_tokens
-        holding = self._tenants.enter(request.identity, num_tokens, request.params.n * likely)
+        likely = 0 if request.continuations else likely
+        holding = self._tenants.enter(request.identity, num_tokens, request.params.num_sequences * likely)
         try:
             token_ids = await self._inputs.encode(request.prompt, tenant)
             # Encoding may have taken a while. From here to the scheduler nothing is waited for.
@@ -102,10 +120,11 @@ class Reception:
         Raises InvalidArgument as the scheduler would, or TenantLimitReached.
         """
         limits, num_prompt, num_resumed = identity.limits, len(new.prompt_token_ids), new.num_resumed_tokens
-        if limits.max_tokens is None and limits.tokens_per_minute is None:
+        if new.is_scoring or (limits.max_tokens is None and limits.tokens_per_minute is None):
             self._tenants.charge(identity, holding, num_prompt, num_resumed, num_resumed)
             return new
         fitting = self._limits.max_tokens(new)
         max_tokens = fitting if limits.max_tokens is None else min(fitting, limits.max_tokens)
-        self._tenants.charge(identity, holding, num_prompt, new.params.n * max_tokens, num_resumed)
+        num_outputs = new.params.num_sequences * max_tokens
+        self._tenants.charge(identity, holding, num_prompt, num_outputs, num_resumed)
         return replace(new, params=replace(new.params, max_tokens=max_tokens))

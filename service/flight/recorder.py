@@ -60,6 +60,7 @@ from pageturner.service.flight.records import (
     error_name,
     pack_found_drafts,
     pack_rows,
+    results_of,
 )
 from pageturner.service.flight.ring import EntryRing
 from pageturner.service.policy_host.calls import safe_spec
@@ -88,7 +89,7 @@ class FlightRecorder:
         # Set where the clock moved and no request ended: noted only if a call reads it before the next step.
         self._unnoted_now: float | None = None
         self._new_specs: PolicySpecs = {}
-        # For each sample of the step that is being taken: its sequence if it lives, and its tokens before.
+        # For each result of the step that is being taken: its sequence if it lives, and its tokens before.
         self._samples: list[tuple[Sequence | None, int]] = []
         self._has_beams = False
         self._manager.noted_hashes = {}
@@ -127,8 +128,7 @@ class FlightRecorder:
                 self._has_beams = bool(self._state.searching)
                 self._samples = [
                     (None, 0) if sequence is None else (sequence, len(sequence.tokens))
-                    for part in output.scheduled
-                    for row in part.samples
+                    for row in results_of(output)
                     for sequence in (sequences.get(row.seq_id),)
                 ]
         if isinstance(call, (Schedule, Update, FailStep, SetPolicies, Quarantine, EndTransfers)):
@@ -287,6 +287,8 @@ class FlightRecorder:
                 results.append(beams.recorded(row, sequence.request, result.tokens[0], has_no_text=failed))
                 continue
             num_now = num_before if sequence is None else len(sequence.tokens)
+            if result.scores:
+                continue  # nothing hangs on them
             if has_common_end and num_now == num_before + 1 and num_now % block_size and result.error is None:
                 continue
             names = tuple(self._name(sequence, end) for end in range(num_before + 1, num_now + 1))

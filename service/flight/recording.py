@@ -192,14 +192,15 @@ class WorkloadRecorder:
         assert self._first_arrival is not None, "a request was accepted before it ended"
         new = request.new
         # What was known of an answer that is resumed is computed as a prompt is.
-        num_given = len(new.prompt_token_ids) + new.num_resumed_tokens // new.params.n
+        n = new.params.num_sequences
+        num_given = len(new.prompt_token_ids) + new.num_resumed_tokens // n
         self._file.write(
             {
                 "timestamp": round(1e3 * (new.arrival_time - self._first_arrival), 3),
                 "input_length": num_given,
-                "output_length": max(1, num_sampled // new.params.n),
+                "output_length": max(1, num_sampled // n),
                 "hash_ids": self._hash_ids(request),
-                "num_choices": new.params.n,
+                "num_choices": n,
                 "max_tokens": new.params.max_tokens,
                 "tenant": new.tenant,
                 "priority": new.priority,

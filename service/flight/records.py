@@ -17,7 +17,7 @@ from pageturner.policies.views import Rates
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.memory.transfers import TransferEnd
 from pageturner.service.core.options import CacheOptions, SchedulerOptions, SpeculationOptions
-from pageturner.service.core.outputs import BlockCopies, SchedulerOutput
+from pageturner.service.core.outputs import BlockCopies, SampleRow, SchedulerOutput, ScoreRun
 from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus, ResumedChoice
 from pageturner.service.core.sampling_params import BeamSearch, SamplingParams
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
@@ -74,7 +74,8 @@ class RecordedRequest:
     """All of a request that scheduling depends on, nothing of what it says.
 
     block_names: of the full blocks of its prompt; none if it was refused. max_tokens: as asked for, None if
-    left open. resumed: by choice, of an answer that began elsewhere.
+    left open. n: sequences that run for it. resumed: by choice, of an answer that began elsewhere; or, where
+    is_scoring, of the continuations that are scored. scores_prompt: whether the prompt is scored.
     """
 
     request_id: str
@@ -92,6 +93,8 @@ class RecordedRequest:
     resumed: tuple[RecordedChoice, ...] = ()
     max_draft_tokens: int | None = None
     beam_search: BeamSearch | None = None
+    is_scoring: bool = False
+    scores_prompt: bool = False
 
     @classmethod
     def of(
@@ -110,7 +113,7 @@ class RecordedRequest:
             block_names,
             new.arrival_time,
             params.max_tokens,
-            params.n,
+            params.num_sequences,
             params.min_tokens,
             params.needs_history,
             new.priority,
@@ -120,6 +123,8 @@ class RecordedRequest:
             resumed,
             params.max_draft_tokens,
             params.beam_search,
+            new.is_scoring,
+            params.prompt_logprobs is not None,
         )
 
     def stand_in(self, block_size: int) -> NewRequest:
@@ -135,6 +140,7 @@ class RecordedRequest:
                 max_draft_tokens=self.max_draft_tokens,
                 stop_token_ids=() if self.beam_search is None else (STOP_STAND_IN,),
                 beam_search=self.beam_search,
+                prompt_logprobs=0 if self.scores_prompt else None,
             ),
             seed=0,
             arrival_time=self.arrival_time,
@@ -143,6 +149,7 @@ class RecordedRequest:
             bypass_prefix_cache=self.bypass_prefix_cache,
             deadline=self.deadline,
             resumed=tuple(self._resumed_stand_in(choice, block_size) for choice in self.resumed),
+            is_scoring=self.is_scoring,
         )
 
     def _resumed_stand_in(self, choice: RecordedChoice, block_size: int) -> ResumedChoice:
@@ -408,6 +415,12 @@ def pack_rows(output: SchedulerOutput) -> bytes:
         )
     ]
     return struct.pack(f"<{len(flat)}I", *flat)
+
+
+def results_of(output: SchedulerOutput) -> tuple[ScoreRun | SampleRow, ...]:
+    """What the results of a step come of, in their order: what is scored, then what is sampled."""
+    runs = [run for part in output.scheduled for run in part.scored]
+    return (*runs, *(row for part in output.scheduled for row in part.samples))
 
 
 def unpack_rows(rows: bytes) -> list[tuple[int, ...]]:

@@ -15,7 +15,13 @@ from pageturner.policies import registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.core.outputs import SampledSequence, SampledToken, SchedulerOutput, TextDelta
+from pageturner.service.core.outputs import (
+    SampledSequence,
+    SampledToken,
+    SchedulerOutput,
+    ScoreRun,
+    TextDelta,
+)
 from pageturner.service.core.request import NewRequest, Sequence
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import InvalidArgument, PageturnerError, TextFailed
@@ -42,6 +48,7 @@ from pageturner.service.flight.records import (
     Scheduled,
     Transferred,
     Updated,
+    results_of,
     unpack_found_drafts,
 )
 
@@ -250,8 +257,13 @@ class _Player:
 
     def _sampled(self, entry: Updated, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         """The results of the step: one token each, save for those recorded as unlike it."""
-        rows = [row for part in output.scheduled for row in part.samples]
-        sampled = [SampledSequence(row.seq_id, row.epoch, (SampledToken(0),)) for row in rows]
+        rows = results_of(output)
+        sampled = [
+            SampledSequence(row.seq_id, row.epoch, (), scores=tuple(map(SampledToken, row.token_ids)))
+            if isinstance(row, ScoreRun)
+            else SampledSequence(row.seq_id, row.epoch, (SampledToken(0),))
+            for row in rows
+        ]
         self._stops.num_left.clear()
         self._stops.without_text.clear()
         for result in entry.results:

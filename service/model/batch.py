@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -20,8 +20,8 @@ class ForwardBatch:
     """T rows of S sequences, flat, in the order in which they were scheduled.
 
     token_ids: int64 [T]. attention: which rows attend to what; holds the positions.
-    logit_rows: int64 [R], the last row of each sequence that samples, and with drafts the one before each of
-    them. adapters: None where no row has one.
+    logit_rows: int64 [R], ascending: of each sequence rows that are scored, then the last row if it samples,
+    and with drafts the one before each of them. adapters: None where no row has one.
     """
 
     token_ids: torch.Tensor
@@ -72,6 +72,9 @@ def build_batch(
 
     num_sampled = np.array([sequence.num_drafts + 1 if sequence.samples else 0 for sequence in scheduled])
     last_sampled = np.cumsum(num_sampled)
+    wanted_rows = np.arange(last_sampled[-1]) + np.repeat(query_start_loc[1:] - last_sampled, num_sampled)
+    if any(sequence.scored for sequence in scheduled):
+        wanted_rows = np.sort(np.concatenate((wanted_rows, *_scored_rows(scheduled, query_start_loc))))
     host = HostBatch(
         query_start_loc=query_start_loc.astype(np.int32),
         seq_lens=seq_lens.astype(np.int32),
@@ -82,7 +85,7 @@ def build_batch(
         (
             token_ids,
             positions,
-            np.arange(last_sampled[-1]) + np.repeat(query_start_loc[1:] - last_sampled, num_sampled),
+            wanted_rows,
             host.query_start_loc,
             host.seq_lens,
             host.block_tables,
@@ -104,6 +107,15 @@ def build_batch(
         ),
         logit_rows=logit_rows,
     )
+
+
+def _scored_rows(
+    scheduled: tuple[ScheduledSequence, ...], first_rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """The rows of each sequence whose logits score known tokens. first_rows: where each sequence begins."""
+    for sequence, first in zip(scheduled, first_rows.tolist(), strict=False):
+        positions = sequence.scored_rows
+        yield np.arange(positions.start, positions.stop, dtype=np.int64) + (first - sequence.start)
 
 
 def _padded_tables(

@@ -26,10 +26,10 @@ from pageturner.service.core.outputs import (
     SampledToken,
     SampleRow,
     SchedulerOutput,
-    TokenLogprob,
 )
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits, PageturnerError
+from pageturner.service.model.logprobs import take_scores, token_logprobs
 from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.token_counts import CountsOfSequences, TokenCounts
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
@@ -57,18 +57,23 @@ class Sampler:
         self._counts = CountsOfSequences()
 
     def sample(self, logits: torch.Tensor, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
-        """One SampledSequence for each SampleRow, in order.
+        """One SampledSequence for each ScoreRun, then one for each SampleRow, in order.
 
-        logits: [R, vocab_size], any float dtype, on any device; a row for each scheduled sequence whose
-        `samples` is not empty, and one more for each of its drafts. They are not written to. A row that holds
-        NaN or +inf, or nothing but -inf, yields NonFiniteLogits in its own results only.
+        logits: [R, vocab_size], any float dtype, on any device: of each scheduled sequence in turn the rows
+        that are scored, then the one that is sampled from if `samples` is not empty, with one more before it
+        for each of its drafts. They are not written to. A row that holds NaN or +inf, or nothing but -inf,
+        yields NonFiniteLogits in its own results only.
         """
+        chunk_rows = _CPU_CHUNK_ROWS if logits.device.type == "cpu" else _GPU_CHUNK_ROWS
+        scores: tuple[SampledSequence, ...] = ()
+        if any(part.scored for part in output.scheduled):
+            logits, scores = take_scores(logits, output, chunk_rows)
         wanted = [part for part in output.scheduled if part.samples]
         num_drafts = sum(part.num_drafts for part in wanted)
         num_rows = len(wanted) + num_drafts
         assert logits.shape == (num_rows, self._vocab_size), f"{logits.shape} for {num_rows} rows"
         if not wanted:
-            return ()
+            return scores
         rows, samples, positions = drafted_rows(wanted) if num_drafts else plain_rows(wanted)
         outcomes: list[_Outcome] = []
         slow: list[int] = []
@@ -81,7 +86,6 @@ class Sampler:
                 outcomes.append(greedy_ids[row])
                 if not sample.params.is_greedy or _edits(sample):
                     slow.append(place)
-        chunk_rows = _CPU_CHUNK_ROWS if logits.device.type == "cpu" else _GPU_CHUNK_ROWS
         for places in batched(slow, chunk_rows):
             edited = _rows(logits, [rows[i] for i in places]).float()
             chosen = _choose(
@@ -91,8 +95,8 @@ class Sampler:
                 outcomes[i] = outcome
 
         tokens = {i: SampledToken(token) for i, token in enumerate(outcomes) if isinstance(token, int)}
-        for places in batched([i for i in tokens if samples[i].params.logprobs is not None], chunk_rows):
-            with_logprobs = _logprobs(
+        for places in batched([i for i in tokens if samples[i].params.needs_logprobs], chunk_rows):
+            with_logprobs = token_logprobs(
                 _rows(logits, [rows[i] for i in places]).float(),
                 [tokens[i].token_id for i in places],
                 [samples[i].params.logprobs or 0 for i in places],
@@ -104,7 +108,7 @@ class Sampler:
             else SampledSequence(sample.seq_id, sample.epoch, (tokens[i],))
             for i, (sample, outcome) in enumerate(zip(samples, outcomes, strict=True))
         )
-        return verified(sampled, wanted) if num_drafts else sampled
+        return scores + (verified(sampled, wanted) if num_drafts else sampled)
 
 
 def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
@@ -264,36 +268,3 @@ def _draw(
         weights[cut_rows] = part
     ids: list[int] = inverse_cdf(weights, draws).tolist()
     return ids
-
-
-def _logprobs(logits: torch.Tensor, token_ids: list[int], counts: list[int]) -> Iterator[SampledToken]:
-    """Each row's token with its logprob and that of the `count` likeliest; logits: float32 [R, V]."""
-    logprobs = torch.log_softmax(logits, -1)
-    (own_ids,) = upload((np.array(token_ids, dtype=np.int64),), logits.device)
-    own = logprobs.gather(-1, own_ids.unsqueeze(-1))
-    values, ids = _largest(logprobs, min(max(counts), logits.shape[-1]))
-    # float64 holds the logprobs and the ids exactly, in one transfer.
-    table = torch.cat((own.double(), values.double(), ids.double()), dim=-1).tolist()
-    width = values.shape[-1]
-    for token_id, (logprob, *top), count in zip(token_ids, table, counts, strict=True):
-        likeliest = zip(top[:width][:count], top[width:][:count], strict=True)
-        yield SampledToken(token_id, logprob, tuple(TokenLogprob(int(i), value) for value, i in likeliest))
-
-
-def _largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, ids) [R, count] of the largest of each row [R, V], by value, then by lowest id."""
-    if values.device.type != "cpu":
-        # Slower than topk, but nothing has to be looked at on the host.
-        ranked, ids = values.sort(stable=True, dim=-1, descending=True)
-        return ranked[:, :count], ids[:, :count]
-    width = min(count + 1, values.shape[-1])
-    top = values.topk(width, sorted=False)
-    ids, order = top.indices.sort(-1)
-    ranked, rank = top.values.gather(-1, order).sort(stable=True, dim=-1, descending=True)
-    ids = ids.gather(-1, rank)
-    if 0 < count < width:
-        # topk is free to choose among equals at its edge; the lowest ids are found the long way.
-        tied = (ranked[:, count - 1] == ranked[:, count]).nonzero().squeeze(-1)
-        whole, whole_ids = values[tied].sort(stable=True, dim=-1, descending=True)
-        ranked[tied], ids[tied] = whole[:, :width], whole_ids[:, :width]
-    return ranked[:, :count], ids[:, :count]

@@ -13,6 +13,7 @@ from pageturner.service.core.outputs import (
     RequestTimings,
     SampledToken,
     SchedulerStats,
+    ScoredTokensEvent,
     TokenEvent,
     Usage,
 )
@@ -20,6 +21,7 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ModelInfo,
+    ScoreAnswer,
     ServerInfo,
     StreamEvent,
 )
@@ -55,6 +57,9 @@ def from_event(event: StreamEvent) -> generation_pb2.GenerateStreamResponse:
             message.delta.text = event.text
             message.delta.token_ids.extend(token.token_id for token in event.tokens)
             message.delta.logprobs.extend(from_logprobs(event.tokens))
+        case ScoredTokensEvent():
+            message.prompt_logprobs.start = event.start
+            message.prompt_logprobs.logprobs.extend(from_logprobs(event.tokens))
         case ChoiceFinishedEvent():
             message.choice_finished.index = event.index
             set_finish(message.choice_finished, event)
@@ -76,6 +81,8 @@ def set_finish(
         message.stop_string = event.matched
     elif event.matched is not None:
         message.stop_token_id = event.matched
+    if event.cumulative_logprob is not None:
+        message.cumulative_logprob = event.cumulative_logprob
 
 
 def from_logprobs(tokens: Iterable[SampledToken]) -> Iterable[generation_pb2.TokenLogprobs]:
@@ -89,6 +96,20 @@ def from_logprobs(tokens: Iterable[SampledToken]) -> Iterable[generation_pb2.Tok
                     for top in token.top_logprobs
                 ],
             )
+
+
+def from_scores(answer: ScoreAnswer) -> generation_pb2.ScoreResponse:
+    return generation_pb2.ScoreResponse(
+        request_id=answer.request_id,
+        scores=[
+            generation_pb2.ContinuationScore(
+                logprob=score.logprob, greedy=score.is_greedy, tokens=from_logprobs(score.tokens)
+            )
+            for score in answer.scores
+        ],
+        usage=from_usage(answer.usage),
+        timings=from_timings(answer.timings),
+    )
 
 
 def from_usage(usage: Usage) -> generation_pb2.Usage:

@@ -25,10 +25,12 @@ from pageturner.service.engine.api import (
     Prompt,
     ResumedChoice,
     Resumption,
+    ScoreRequest,
     TextPrompt,
 )
 from pageturner.service.engine.fingerprint import MAX_CHARACTERS
-from pageturner.service.engine.prompt_limits import PromptLimits
+from pageturner.service.engine.prompt_limits import MAX_PROMPT_CHARACTERS, PromptLimits
+from pageturner.service.engine.scoring import MAX_CONTINUATION_TOKENS, MAX_CONTINUATIONS
 from pageturner.service.errors import InvalidArgument, PermissionDenied, RefusalCause
 from pageturner.service.identity import Identity
 from pageturner.v1 import admin_pb2, generation_pb2
@@ -71,6 +73,54 @@ def to_generation_request(
         identity=caller,
         resume=to_resumption(request.resume, limits) if request.HasField("resume") else None,
     )
+
+
+def to_score_request(
+    request: generation_pb2.ScoreRequest,
+    request_id: str,
+    deadline_seconds: float | None,
+    limits: PromptLimits,
+    caller: Identity,
+    trace_parent: str = "",
+) -> ScoreRequest:
+    """Raises InvalidArgument with the field's path in the request, and PermissionDenied as `tenant_of`."""
+    _refuse_above("continuations", len(request.continuations), MAX_CONTINUATIONS, "entries")
+    num_tokens = sum(len(each.token_ids.ids) for each in request.continuations)
+    _refuse_above("continuations", num_tokens, MAX_CONTINUATION_TOKENS, "tokens together")
+    num_characters = sum(len(each.text) for each in request.continuations)
+    _refuse_above("continuations", num_characters, MAX_PROMPT_CHARACTERS, "characters together")
+    return ScoreRequest(
+        to_prompt(request.prompt, limits),
+        tuple(_to_continuation(index, each) for index, each in enumerate(request.continuations)),
+        request.logprobs,
+        request_id,
+        request.model,
+        request.priority,
+        tenant_of(request.tenant, caller),
+        request.cache_salt,
+        request.bypass_prefix_cache,
+        deadline_seconds,
+        trace_parent,
+        caller,
+    )
+
+
+def _to_continuation(index: int, continuation: generation_pb2.Continuation) -> str | tuple[int, ...]:
+    match continuation.WhichOneof("input"):
+        case "text" if continuation.text:
+            return continuation.text
+        case "token_ids" if continuation.token_ids.ids:
+            return tuple(continuation.token_ids.ids)
+        case None:
+            raise InvalidArgument(f"continuations[{index}]", "none of text and token_ids is given")
+        case form:
+            leaf = ".ids" if form == "token_ids" else ""
+            raise InvalidArgument(f"continuations[{index}].{form}{leaf}", "is empty")
+
+
+def to_score_path(error: InvalidArgument, prompt: Prompt) -> InvalidArgument:
+    """As `to_wire_path`, of a request to score; what it names of its own is named as on the wire already."""
+    return error if error.field == "logprobs" else to_wire_path(error, prompt)
 
 
 def to_resumption(resume: generation_pb2.Resume, limits: PromptLimits) -> Resumption:

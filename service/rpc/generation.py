@@ -7,7 +7,12 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import structlog
 
-from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
+from pageturner.service.core.outputs import (
+    ChoiceFinishedEvent,
+    FinishedEvent,
+    ScoredTokensEvent,
+    TokenEvent,
+)
 from pageturner.service.engine.api import (
     MAX_NAME_CHARACTERS,
     AcceptedEvent,
@@ -74,6 +79,8 @@ class GenerationServicer(GenerationServiceServicer):
                         for index in range(generation.params.n):
                             response.choices.add(index=index)
                             texts.append([])
+                    case ScoredTokensEvent():
+                        response.prompt_logprobs.extend(convert.from_logprobs(event.tokens))
                     case TokenEvent():
                         choice = response.choices[event.index]
                         texts[event.index].append(event.text)
@@ -89,6 +96,28 @@ class GenerationServicer(GenerationServiceServicer):
         for choice, parts in zip(response.choices, texts, strict=True):
             choice.text = "".join(parts)
         return response
+
+    async def Score(
+        self, request: pb.ScoreRequest, context: Context[pb.ScoreRequest, pb.ScoreResponse]
+    ) -> pb.ScoreResponse:
+        engine = self._lifecycle.engine
+        request_id = self._named(request.request_id)
+        wanted = from_wire.to_score_request(
+            request,
+            request_id,
+            context.time_remaining(),
+            engine.limits.generation,
+            current_caller(),
+            current_trace_parent(),
+        )
+        if self._options.log_prompts:
+            self._logger.info(
+                "prompt", request_id=request_id, prompt=wanted.prompt, continuations=wanted.continuations
+            )
+        try:
+            return convert.from_scores(await engine.score(wanted))
+        except InvalidArgument as error:
+            raise from_wire.to_score_path(error, wanted.prompt) from error
 
     async def Abort(
         self, request: pb.AbortRequest, context: Context[pb.AbortRequest, pb.AbortResponse]
@@ -130,8 +159,7 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: pb.GenerateRequest | pb.GenerateStreamRequest, deadline_seconds: float | None
     ) -> GenerationRequest:
         limits = self._lifecycle.engine.limits.generation
-        request_id = request.request_id or self._new_request_id()
-        structlog.contextvars.bind_contextvars(request_id=request_id[:MAX_NAME_CHARACTERS])
+        request_id = self._named(request.request_id)
         generation = from_wire.to_generation_request(
             request, request_id, deadline_seconds, limits, current_caller(), current_trace_parent()
         )
@@ -140,3 +168,9 @@ class GenerationServicer(GenerationServiceServicer):
         if self._options.log_prompts:
             self._logger.info("prompt", request_id=request_id, prompt=generation.prompt)
         return generation
+
+    def _named(self, request_id: str) -> str:
+        """The id that the client gave, or one that is drawn; from now on log lines of the call have it."""
+        request_id = request_id or self._new_request_id()
+        structlog.contextvars.bind_contextvars(request_id=request_id[:MAX_NAME_CHARACTERS])
+        return request_id

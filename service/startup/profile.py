@@ -5,7 +5,7 @@ from __future__ import annotations
 from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
 from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput
+from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput, ScoreRun
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
@@ -32,12 +32,16 @@ def run_largest_steps(
 
 
 def largest_step(limits: SchedulerOptions, num_sequences: int, block_size: int) -> SchedulerOutput:
-    """max_num_batched_tokens over so many sequences, each of max_model_len when it has computed its own."""
+    """max_num_batched_tokens over so many sequences, each of max_model_len when it has computed its own; as
+    many rows as may be are scored."""
     share, rest = divmod(limits.max_num_batched_tokens, num_sequences)
     scheduled = []
+    scored_left = limits.max_scored_rows
     for number in range(num_sequences):
         count = min(share + (number < rest), limits.max_model_len)
         end = limits.max_model_len
+        num_scored = min(count - 1, scored_left)
+        scored_left -= num_scored
         scheduled.append(
             ScheduledSequence(
                 seq_id=number,
@@ -48,6 +52,7 @@ def largest_step(limits: SchedulerOptions, num_sequences: int, block_size: int) 
                 write_start=end - count,
                 block_table=(0,) * -(-end // block_size),
                 samples=(SampleRow(number, 0, 0, 0, _MOST_TEMPORARIES),),
+                scored=(ScoreRun(number, 0, end - count, (0,) * num_scored, 1),) if num_scored else (),
             )
         )
     return SchedulerOutput(0, tuple(scheduled))

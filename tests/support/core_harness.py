@@ -17,6 +17,7 @@ from pageturner.service.core.outputs import (
     FinishedEvent,
     SampledSequence,
     SchedulerOutput,
+    ScoredTokensEvent,
     TextDelta,
     TokenEvent,
 )
@@ -28,7 +29,7 @@ from pageturner.service.errors import PageturnerError, RequestAborted, TextFaile
 from pageturner.service.policy_host.calls import CallWatch
 from support.beam_reference import Answer, expected_answers
 from support.fake_disk import FakeDisk
-from support.fake_model import FakeModel, Stop, expected_tokens
+from support.fake_model import FakeModel, Stop, expected_score, expected_tokens
 from support.inspection_checks import check_inspection
 
 GUARDED_PATIENCE = 2
@@ -68,6 +69,7 @@ class Record:
     finished_choices: set[int] = field(default_factory=set)
     answers: list[Answer] | None = None
     """Of a beam search, what is expected."""
+    scores: dict[int | None, list[float]] = field(default_factory=dict)
     end: FinishedEvent | None = None
 
 
@@ -170,11 +172,15 @@ class CoreHarness:
         tenant: str = "",
         max_draft_tokens: int | None = None,
         beam_search: BeamSearch | None = None,
+        best_of: int | None = None,
+        scores_prompt: bool = False,
+        continuations: tuple[tuple[int, ...], ...] = (),
     ) -> str:
         """Add a request; raises what the scheduler raises.
 
         known: of an answer that is resumed, how many tokens its client has of each choice, round and round.
-        Of a choice with all of them it may know the end, too.
+        Of a choice with all of them it may know the end, too. continuations: to be scored, in place of an
+        answer.
         """
         request_id = request_id or f"r{len(self.records)}"
         params = SamplingParams(
@@ -185,7 +191,11 @@ class CoreHarness:
             presence_penalty=penalty,
             max_draft_tokens=max_draft_tokens,
             beam_search=beam_search,
+            best_of=best_of,
+            prompt_logprobs=0 if scores_prompt else None,
         )
+        if continuations:
+            params = SamplingParams(n=len(continuations), max_tokens=max(map(len, continuations)))
         new = NewRequest(
             request_id,
             prompt,
@@ -198,6 +208,9 @@ class CoreHarness:
             bypass_prefix_cache=bypass,
             deadline=deadline,
         )
+        if continuations:
+            new = replace(new, is_scoring=True, resumed=tuple(map(ResumedChoice, continuations)))
+            known = None
         record = Record(new, Stop(max_tokens, min_tokens, stop_ids))
         if beam_search is not None:
             record.answers = expected_answers(prompt, beam_search, record.stop)
@@ -318,6 +331,8 @@ class CoreHarness:
                     )
                     record.outputs.setdefault(event.index, []).extend(t.token_id for t in event.tokens)
                     record.token_times.setdefault(event.index, []).extend(self.now for _ in event.tokens)
+                case ScoredTokensEvent():
+                    self._take_scores(record, event)
                 case ChoiceFinishedEvent():
                     assert event.index not in record.finished_choices, "terminal: a choice ended twice"
                     record.finished_choices.add(event.index)
@@ -327,10 +342,42 @@ class CoreHarness:
                     record.end = event
                     assert not isinstance(event.error, TextFailed), f"text: {event.error}"
                     if event.error is None:
-                        assert record.finished_choices == set(range(record.new.params.n)), "terminal: early"
+                        num_sequences = record.new.params.num_sequences
+                        assert record.finished_choices == set(range(num_sequences)), "terminal: early"
+                        self._check_scores(record)
             self._check_tokens(record)
 
+    def _take_scores(self, record: Record, event: ScoredTokensEvent) -> None:
+        """Each known token is scored once, in order, as it would be without a cache and a scheduler."""
+        new, index = record.new, event.index
+        prompt = new.prompt_token_ids
+        if index is None:
+            assert not record.outputs or not any(record.outputs.values()), "scores: after the first token"
+        known = prompt if index is None else prompt + new.resumed[index].token_ids
+        scores = record.scores.setdefault(index, [])
+        first = 1 if index is None else len(prompt)
+        assert event.start == len(scores) + (1 if index is None else 0), "scores: a piece is missing or twice"
+        for token in event.tokens:
+            end = first + len(scores) + 1
+            assert token.token_id == known[end - 1], "scores: of another token"
+            assert token.logprob == expected_score(list(known[:end])), (
+                f"scores: {new.request_id}[{index}] at {end - 1}, of what unlimited memory does not hold"
+            )
+            scores.append(token.logprob)
+
+    def _check_scores(self, record: Record) -> None:
+        new = record.new
+        counts = {index: len(scores) for index, scores in record.scores.items()}
+        expected: dict[int | None, int] = {}
+        if new.is_scoring:
+            expected = {index: len(choice.token_ids) for index, choice in enumerate(new.resumed)}
+        elif new.num_score_top is not None and len(new.prompt_token_ids) > 1:
+            expected = {None: len(new.prompt_token_ids) - 1}
+        assert counts == expected, f"scores: {counts} of {expected}"
+
     def _check_tokens(self, record: Record) -> None:
+        if record.new.is_scoring:
+            assert not record.outputs, "scores: a token was sampled"
         for index, outputs in record.outputs.items():
             if record.answers is None:
                 expected = expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)

@@ -31,6 +31,7 @@ from pageturner.service.engine.api import (
     ChatMessage,
     ChatPrompt,
     Condition,
+    ContinuationScore,
     DrainOutcome,
     EngineHealth,
     GenerationRequest,
@@ -40,6 +41,8 @@ from pageturner.service.engine.api import (
     Prompt,
     RecentLoad,
     SchedulerInspection,
+    ScoreAnswer,
+    ScoreRequest,
     ServerInfo,
     StreamEvent,
     TextPrompt,
@@ -298,6 +301,16 @@ class FakeEngine:
         self.live[key] = stream
         self.unread.add(stream)
         return stream
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """Of ids alone: each token has the log-probability of minus its id."""
+        scores = []
+        for continuation in request.continuations:
+            assert not isinstance(continuation, str), "the fake has no tokenizer for continuations"
+            tokens = tuple(SampledToken(token_id, -float(token_id)) for token_id in continuation)
+            scores.append(ContinuationScore(-float(sum(continuation)), is_greedy=False, tokens=tokens))
+        usage = Usage(1, 0, sum(len(score.tokens) for score in scores))
+        return ScoreAnswer(request.request_id, tuple(scores), usage, RequestTimings(0.0, 0.0, 0.0, 0, 0, 0))
 
     async def drain(self, grace_seconds: float) -> DrainOutcome:
         self.set_health(EngineHealth.DRAINING)

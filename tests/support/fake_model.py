@@ -23,6 +23,7 @@ from pageturner.service.core.outputs import (
     SampleRow,
     ScheduledSequence,
     SchedulerOutput,
+    ScoreRun,
     TokenLogprob,
 )
 from pageturner.service.errors import NonFiniteLogits
@@ -61,6 +62,13 @@ def candidates_of(content: Array) -> list[TokenLogprob]:
     return sorted(offered, key=lambda candidate: (-candidate.logprob, candidate.token_id))
 
 
+def score_of(content: Array, token: int) -> float:
+    """The log-probability of `token` behind what was read; content: as `next_token`'s."""
+    digest = hashlib.blake2b(content.tobytes(), digest_size=8)
+    digest.update(f"score/{token}".encode())
+    return -float(int.from_bytes(digest.digest(), "little") % 4096) / 256
+
+
 def content_of(tokens: list[int]) -> Array:
     """What an uncorrupted cache holds for `tokens`."""
     chain = 0.0
@@ -91,6 +99,11 @@ def expected_tokens(prompt: tuple[int, ...], seed: int, index: int, stop: Stop) 
         if token in stop.stop_ids and num_outputs + 1 >= stop.min_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def expected_score(tokens: list[int]) -> float:
+    """The log-probability of the last of these tokens behind the others."""
+    return score_of(content_of(tokens[:-1]), tokens[-1])
 
 
 class FakeModel:
@@ -125,6 +138,8 @@ class FakeModel:
             self._compute(sequence, token_ids[first:last], slots[first:last])
             first = last
         for sequence in output.scheduled:
+            results += [self._score(sequence, run) for run in sequence.scored]
+        for sequence in output.scheduled:
             results += [self._sample(sequence, row) for row in sequence.samples]
         self._sampled = {(r.seq_id, r.epoch): r.tokens[-1].token_id for r in results if r.tokens}
         return tuple(results)
@@ -155,6 +170,16 @@ class FakeModel:
         positions = np.arange(first, last)
         blocks = np.array(sequence.block_table)[positions // self.block_size]
         return self._pool[blocks, :, :, positions % self.block_size]
+
+    def _score(self, sequence: ScheduledSequence, run: ScoreRun) -> SampledSequence:
+        if sequence.request_id in self.poisoned_requests:
+            return SampledSequence(run.seq_id, run.epoch, (), NonFiniteLogits("poisoned"))
+        scores = []
+        for row, token_id in enumerate(run.token_ids, run.start):
+            assert sequence.start <= row < sequence.end, f"row {row} is scored and not computed"
+            content = np.ascontiguousarray(self._read(sequence, 0, row + 1))
+            scores.append(SampledToken(token_id, score_of(content, token_id)))
+        return SampledSequence(run.seq_id, run.epoch, (), scores=tuple(scores))
 
     def _sample(self, sequence: ScheduledSequence, row: SampleRow) -> SampledSequence:
         if sequence.request_id in self.poisoned_requests:

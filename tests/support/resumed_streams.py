@@ -184,7 +184,7 @@ def completion(events: Sequence[StreamEvent]) -> Completion:
         if isinstance(event, TokenEvent):
             assert event.index not in ended, "text of a choice that had ended"
             assert event.tokens or event.text, "an event that says nothing"
-        elif not isinstance(event, (AcceptedEvent, FinishedEvent)):
+        elif isinstance(event, ChoiceFinishedEvent):
             assert event.index not in ended, "a choice ended twice"
             ended.add(event.index)
         builder.add(event)

@@ -114,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     drafter: Callable[[CoreHarness], Drafter] | None = None
     favoured_request: tuple[tuple[str, Any], ...] = ()
     favoured_policies: tuple[tuple[str, str], ...] = ()
+    max_scored_rows: int = SchedulerOptions().max_scored_rows
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             depth=depth if self.speculation.method == "none" else 0,
-            options=options,
+            options=replace(options, max_scored_rows=self.max_scored_rows),
             enable_prefix_caching=enable_prefix_caching,
             reuse_partial_blocks=reuse_partial_blocks,
             rates=Rates(swap_out_bytes_per_second=speed, swap_in_bytes_per_second=speed),
@@ -312,3 +313,22 @@ class SearchingMachine(SchedulerMachine):
     @rule(wanted=requests(), search=beam_searches())
     def search(self, wanted: dict[str, Any], search: dict[str, Any]) -> None:
         self._submit(wanted | search)
+
+
+class ScoringMachine(SchedulerMachine):
+    """The same, and requests whose prompts are scored, of which the best choices are wanted, or that have
+    continuations scored in place of an answer. A machine of its own, for the same reason."""
+
+    max_scored_rows = 3
+
+    @rule(wanted=requests(), extra=st.sampled_from((None, 1, 2)))
+    def score_prompt(self, wanted: dict[str, Any], extra: int | None) -> None:
+        best_of = None if extra is None else wanted["n"] + extra
+        self._submit(wanted | {"scores_prompt": True, "best_of": best_of})
+
+    @rule(
+        wanted=requests(),
+        continuations=st.lists(PROMPTS.map(lambda tokens: tokens[:6]), min_size=1, max_size=4).map(tuple),
+    )
+    def score(self, wanted: dict[str, Any], continuations: tuple[tuple[int, ...], ...]) -> None:
+        self._submit(wanted | {"continuations": continuations, "n": len(continuations)})

@@ -54,6 +54,11 @@ class GenerationServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/pageturner.v1.GenerationService/Score',
+                request_serializer=pageturner_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/pageturner.v1.GenerationService/Abort',
                 request_serializer=pageturner_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
@@ -100,6 +105,13 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """Log-likelihoods of given continuations of one prompt, whose KV they share. Nothing is sampled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Ends requests by id. Aborting twice, or an id that never was, is no error. The call that owns an
         aborted request ends with the status ABORTED.
@@ -134,6 +146,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=pageturner_dot_v1_dot_generation__pb2.GenerateStreamRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_generation__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=pageturner_dot_v1_dot_generation__pb2.ScoreRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_generation__pb2.ScoreResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -215,6 +232,33 @@ class GenerationService(object):
             '/pageturner.v1.GenerationService/GenerateStream',
             pageturner_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
             pageturner_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.GenerationService/Score',
+            pageturner_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+            pageturner_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

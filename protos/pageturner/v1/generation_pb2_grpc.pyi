@@ -50,6 +50,8 @@ class GenerationServiceStub:
     the choices interleaved; one Finished. A stream that ends before its Finished ends with an error
     status.
     """
+    Score: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ScoreRequest, _generation_pb2.ScoreResponse]
+    """Log-likelihoods of given continuations of one prompt, whose KV they share. Nothing is sampled."""
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends requests by id. Aborting twice, or an id that never was, is no error. The call that owns an
     aborted request ends with the status ABORTED.
@@ -81,6 +83,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     the choices interleaved; one Finished. A stream that ends before its Finished ends with an error
     status.
     """
+    Score: _aio.UnaryUnaryMultiCallable[_generation_pb2.ScoreRequest, _generation_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Log-likelihoods of given continuations of one prompt, whose KV they share. Nothing is sampled."""
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends requests by id. Aborting twice, or an id that never was, is no error. The call that owns an
     aborted request ends with the status ABORTED.
@@ -121,6 +125,14 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         the choices interleaved; one Finished. A stream that ends before its Finished ends with an error
         status.
         """
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _generation_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.ScoreResponse, _abc.Awaitable[_generation_pb2.ScoreResponse]]:
+        """Log-likelihoods of given continuations of one prompt, whose KV they share. Nothing is sampled."""
 
     @_abc_1.abstractmethod
     def Abort(

@@ -231,7 +231,7 @@ class AdmissionPlanner:
                 self._ledger.claim(block_id)
             claims[sequence.seq_id] = hits
             num_kv = sequence.num_kv_tokens + len(hits) * self._block_size
-            num_computed = min(num_kv, sequence.num_known_tokens - 1)
+            num_computed = sequence.next_position(num_kv)
             places[sequence.seq_id] = Place((*table, *hits), num_computed, num_kv)
         return places, PlannedAdmission(request, claims, {})
 
@@ -258,7 +258,7 @@ class AdmissionPlanner:
             start.partial_tokens[sequence.seq_id] = num_tokens
             place.table = (*place.table, block_id)
             place.num_kv += num_tokens
-            place.num_computed = min(place.num_kv, sequence.num_known_tokens - 1)
+            place.num_computed = sequence.next_position(place.num_kv)
         return num_without_copy
 
     def _claim_swapped(self, request: Request) -> tuple[dict[int, Place], PlannedAdmission]:
@@ -284,6 +284,8 @@ class AdmissionPlanner:
         index = len(place.table)
         if not producing or place.num_kv != index * self._block_size:
             return None
+        if lead.next_scored < place.num_kv + self._block_size:
+            return None  # its rows have to be computed all the same
         if (index + 1) * self._block_size > lead.num_known_tokens or request.new.bypass_prefix_cache:
             return None
         producer = producing.get(self._manager.block_hash(lead, index))

@@ -16,6 +16,7 @@ from pageturner.service.core.outputs import (
     SchedulerOutput,
 )
 from pageturner.service.core.request import Sequence
+from pageturner.service.core.scheduling.scores import score_runs
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.core.scheduling.step_plan import Chunk, StepPlan
 from pageturner.service.core.scheduling.transitions import Transitions
@@ -106,8 +107,11 @@ class Committer:
             sequence.num_kv_tokens = end
         sequence.last_step = step_id
         samples: tuple[SampleRow, ...] = ()
-        if chunk.is_last:
-            samples = self._sample(sequence) if request.is_forked else self._fork(sequence, step_id)
+        scored = () if sequence.next_scored >= end else score_runs(sequence, start, end)
+        if chunk.is_last and not request.is_forked:
+            samples = self._fork(sequence, step_id)
+        elif chunk.is_last and not request.new.is_scoring:
+            samples = self._sample(sequence)
         token_ids = sequence.tokens[start:end]
         if len(token_ids) < chunk.num_tokens:
             token_ids.append(UNKNOWN_TOKEN)
@@ -121,6 +125,7 @@ class Committer:
             self._manager.tables[sequence.seq_id],
             samples,
             request.new.adapter,
+            scored=scored,
         )
 
     def _fork(self, lead: Sequence, step_id: int) -> tuple[SampleRow, ...]:
@@ -138,6 +143,8 @@ class Committer:
                 child.num_computed_tokens = child.num_kv_tokens = num_shared
                 child.last_step = step_id
         request.is_forked = True
+        if request.new.is_scoring:
+            return ()
         beginning = (sequence for sequence in request.unfinished if not sequence.num_output_tokens)
         return tuple(row for sequence in beginning for row in self._sample(sequence))
 

@@ -24,7 +24,7 @@ def plan_decodes(state: SchedulerState, guarded: Request | None) -> StepPlan | N
 
     It runs through every sequence in every step, so it asks `has_slot_of_its_own` and its like in place.
     """
-    if len(state.running) < len(state.requests) or state.suspects is not None:
+    if len(state.running) < len(state.requests) or state.suspects is not None or state.num_scoring:
         return None
     if guarded is None or guarded.is_paused or guarded.status is not RequestStatus.RUNNING:
         return None  # another guarded request is to be chosen

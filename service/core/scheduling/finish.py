@@ -40,8 +40,9 @@ class Finisher:
     def abort(self, request: Request, error: PageturnerError) -> FinishedEvent:
         """End a request early."""
         for sequence in request.unfinished:
-            with suppress(Exception):  # the text of what is cut short is dropped
-                self._stop_condition.finish(sequence.seq_id)
+            if not request.new.is_scoring:
+                with suppress(Exception):  # the text of what is cut short is dropped
+                    self._stop_condition.finish(sequence.seq_id)
             self.retire(sequence)
         return self.complete(request, error)
 
@@ -78,7 +79,7 @@ class Finisher:
             Usage(
                 request.num_prompt_tokens,
                 request.num_cached_prompt_tokens,
-                sum(sequence.num_output_tokens for sequence in request.sequences[: request.new.params.n]),
+                _num_output_tokens(request),
                 request.new.num_resumed_tokens,
                 request.num_drafted_tokens,
                 request.num_accepted_drafts,
@@ -95,3 +96,11 @@ class Finisher:
             state.policy_host.names,
             policies_changed=request.policies is not state.policy_host.names,
         )
+
+
+def _num_output_tokens(request: Request) -> int:
+    """Of its answers, all that were sampled for them included; of continuations, those that were scored."""
+    if request.new.is_scoring:
+        return request.new.num_resumed_tokens
+    answers = request.sequences if request.beams is None else request.sequences[: request.new.params.n]
+    return sum(sequence.num_output_tokens for sequence in answers)

@@ -13,7 +13,7 @@ from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.deadlines import Deadlines
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.policy_events import tell_queued
-from pageturner.service.core.scheduling.resume import ChoiceStart, events_of, start_choice
+from pageturner.service.core.scheduling.resume import AFRESH, ChoiceStart, events_of, start_choice
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.errors import (
     DeadlineTooClose,
@@ -84,6 +84,7 @@ def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: i
     num_prompt = len(new.prompt_token_ids)
     n = new.params.num_sequences
     field, kind = ("n", "choices") if new.params.beam_search is None else ("beam_search.width", "beams")
+    field = field if new.params.best_of is None else "best_of"
     if num_prompt == 0:
         raise InvalidArgument("prompt", "has no tokens")
     if n > min(options.max_n, options.max_num_seqs):
@@ -178,11 +179,13 @@ class Intake:
     def restore(self, request: Request) -> None:
         """Watch a request, and begin the texts of its choices, after a restore."""
         self._deadlines.watch(request)
-        for sequence in request.unfinished:
+        for sequence in () if request.new.is_scoring else request.unfinished:
             self._stop_condition.start(sequence.seq_id, request.new)
 
     def _start_choices(self, seq_ids: range, new: NewRequest, max_tokens: int) -> list[ChoiceStart]:
         """Begin the text of every choice, or of none. Raises TextFailed, or what `start_choice` refuses."""
+        if new.is_scoring:  # no text comes of it
+            return [AFRESH for _ in seq_ids]
         starts: list[ChoiceStart] = []
         for index, seq_id in enumerate(seq_ids):
             try:

@@ -15,6 +15,7 @@ from pageturner.service.core.outputs import (
 from pageturner.service.core.request import Sequence
 from pageturner.service.core.scheduling.beams import BeamProcessor
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
+from pageturner.service.core.scheduling.scores import keep_scores
 from pageturner.service.core.scheduling.speculation import settle_drafts
 from pageturner.service.core.scheduling.state import SchedulerState
 
@@ -43,7 +44,9 @@ class OutputProcessor:
             sequence = sequences.get(result.seq_id)
             if sequence is None or sequence.epoch != result.epoch:
                 continue
-            if sequence.request.beams is None:
+            if result.scores:
+                events += keep_scores(self._state, self._finisher, sequence, result.scores)
+            elif sequence.request.beams is None:
                 self._accept(sequence, result.tokens, events)
             else:
                 self._beams.take(sequence, result.tokens, events)

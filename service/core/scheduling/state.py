@@ -23,9 +23,9 @@ from pageturner.service.policy_host.host import PolicyHost
 
 @dataclass(slots=True)
 class SchedulerState:
-    """requests, sequences: all that live, by id. num_live: requests by tenant, none of 0. searching: those of
-    a beam search, by Request.order. running: likewise, in the order of their start. waiting: everything
-    else that lives.
+    """requests, sequences: all that live, by id. num_live: requests by tenant, none of 0. num_scoring: those
+    requests that sample nothing. searching: those of a beam search, by Request.order. running: likewise, in
+    the order of their start. waiting: everything else that lives.
 
     producing: hashes of blocks that requests scheduled in the last step are about to compute.
     holders: waiting requests that hold blocks (their tail was reclaimed).
@@ -56,6 +56,7 @@ class SchedulerState:
     requests: dict[str, Request] = field(default_factory=dict)
     searching: set[int] = field(default_factory=set)
     num_live: Counter[str] = field(default_factory=Counter)
+    num_scoring: int = 0
     sequences: dict[int, Sequence] = field(default_factory=dict)
     running: dict[int, Request] = field(default_factory=dict)
     holders: dict[int, Request] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class SchedulerState:
         self.num_live[request.new.tenant] += 1
         if request.beams is not None:
             self.searching.add(request.order)
+        self.num_scoring += request.new.is_scoring
 
     def forget(self, request: Request) -> None:
         """It lives no more."""
@@ -85,6 +87,7 @@ class SchedulerState:
         del self.requests[request.request_id]
         self.searching.discard(request.order)
         self.num_live[request.new.tenant] -= 1
+        self.num_scoring -= request.new.is_scoring
         if not self.num_live[request.new.tenant]:
             del self.num_live[request.new.tenant]
 
@@ -179,6 +182,8 @@ class SchedulerState:
         self.manager.check_integrity()
         num_live = Counter(request.new.tenant for request in self.requests.values())
         assert self.num_live == num_live, "tenants: the count of live requests disagrees"
+        num_scoring = sum(request.new.is_scoring for request in self.requests.values())
+        assert self.num_scoring == num_scoring, "scoring: the count of live requests disagrees"
         for request in self.requests.values():
             is_waiting, is_running = request in self.waiting, request.order in self.running
             assert is_waiting != is_running, f"status: {request.request_id} is in both lists or in none"
@@ -202,6 +207,9 @@ class SchedulerState:
         assert self.searching == {request.order for request in searching}, "beams: who searches is not known"
         for request in searching:
             _check_beams(request)
+            assert sequence.next_scored >= sequence.num_computed_tokens or self.unfinished_steps, (
+                f"scored: row {sequence.next_scored} of sequence {sequence.seq_id} was passed over"
+            )
         slots = sum(request.num_slots for request in self.running.values())
         assert slots <= self.options.max_num_seqs, f"slots: {slots} sequences run"
 

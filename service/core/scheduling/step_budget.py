@@ -35,7 +35,7 @@ class Savepoint:
     """What was booked, to return to."""
 
     ledger: LedgerSavepoint
-    budget: tuple[int, int, int]
+    budget: tuple[int, int, int, int]
     shares: dict[str, int] | None
     num_chunks: int
     num_promised: int
@@ -45,8 +45,9 @@ class StepBudget:
     """guarded: owed one token whatever the split. slots: sequences that may start.
 
     producing: hashes that chunks of this step, or of the last, are making. planned_producing: of this
-    step alone. total_left, decode_left, prefill_left: tokens of budget. num_promised: blocks that those
-    booked have yet to take, in later steps, for tokens they know already.
+    step alone. total_left, decode_left, prefill_left: tokens of budget. scored_left: rows that may yet score
+    known tokens. num_promised: blocks that those booked have yet to take, in later steps, for tokens they
+    know already.
     """
 
     def __init__(self, state: SchedulerState, guarded: Request | None, slots: int) -> None:
@@ -62,6 +63,7 @@ class StepBudget:
         self.total_left = state.options.max_num_batched_tokens
         self.decode_left = 0
         self.prefill_left = 0
+        self.scored_left = state.options.max_scored_rows
         self.num_promised = 0
         self._chunk_tokens: int | None = None
         self._shares: dict[str, int] | None = None
@@ -86,14 +88,14 @@ class StepBudget:
 
     def savepoint(self) -> Savepoint:
         """What `restore` goes back to."""
-        budget = (self.total_left, self.decode_left, self.prefill_left)
+        budget = (self.total_left, self.decode_left, self.prefill_left, self.scored_left)
         shares = None if self._shares is None else dict(self._shares)
         return Savepoint(self.ledger.savepoint(), budget, shares, len(self.chunks), self.num_promised)
 
     def restore(self, savepoint: Savepoint) -> None:
         """Forget chunks and bookings made since."""
         self.ledger.restore(savepoint.ledger)
-        self.total_left, self.decode_left, self.prefill_left = savepoint.budget
+        self.total_left, self.decode_left, self.prefill_left, self.scored_left = savepoint.budget
         self._shares = savepoint.shares
         del self.chunks[savepoint.num_chunks :]
         self.num_promised = savepoint.num_promised
@@ -143,6 +145,9 @@ class StepBudget:
         request = sequence.request
         remaining = place.remaining_of(sequence)
         num_tokens = self.allowance(request, remaining)
+        num_unscored = sequence.next_scored - place.num_computed
+        if num_tokens > num_unscored:
+            num_tokens = min(num_tokens, max(0, num_unscored) + self.scored_left)
         ledger, block_size = self.ledger, self._block_size
         if num_tokens <= 0:
             num_known = blocks_for(place.num_computed + remaining, block_size)
@@ -175,6 +180,7 @@ class StepBudget:
             ledger.drop((shared,), in_flight=False)
         elif written is not None:
             ledger.overwrite(written)
+        self.scored_left -= max(0, num_tokens - max(0, num_unscored))
         self._spend(request, remaining, num_tokens)
         self.chunks.append(Chunk(sequence, num_tokens, is_last=num_tokens == remaining))
         if remaining > 1:

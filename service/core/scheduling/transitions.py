@@ -127,7 +127,8 @@ class Transitions:
         state.waiting.remove(request)
         if request.admitted_at is None:
             request.admitted_at = now
-            request.num_cached_prompt_tokens = min(num_hit_tokens, request.num_prompt_tokens - 1)
+            skippable = min(request.num_prompt_tokens - 1, request.computing[0].next_scored)
+            request.num_cached_prompt_tokens = min(num_hit_tokens, skippable)
             state.counters["prefix_query_tokens"] += request.num_prompt_tokens
             state.counters["prefix_hit_tokens"] += request.num_cached_prompt_tokens
         else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.scheduler_machine import ResumingMachine, SchedulerMachine, SwappingMachine
+from support.scheduler_machine import ResumingMachine, SchedulerMachine, ScoringMachine, SwappingMachine
 
 from pageturner.policies.interfaces import BatchSplit
 from pageturner.policies.views import BatchView
@@ -40,6 +40,20 @@ def test_tokens_and_books_while_policies_are_swapped() -> None:
 def test_tokens_and_books_while_answers_are_resumed() -> None:
     run_state_machine_as_test(
         ResumingMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
+    )
+
+
+def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored() -> None:
+    run_state_machine_as_test(
+        ScoringMachine, settings=settings(COMMON, max_examples=60, stateful_step_count=20)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored_at_length() -> None:
+    run_state_machine_as_test(
+        ScoringMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
     )
 
 

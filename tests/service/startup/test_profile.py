@@ -57,5 +57,6 @@ def test_the_largest_steps_choose_a_token_for_every_sequence(tmp_path: Path) -> 
     limits = SchedulerOptions(max_model_len=48, max_num_seqs=6, max_num_batched_tokens=80)
     sampler = Watching()
     run_largest_steps(decoder, layout, ops, limits, sampler)
-    assert [len(sampled) for sampled in sampler.seen] == [6, 2]
+    assert [sum(bool(each.tokens) for each in sampled) for sampled in sampler.seen] == [6, 2]
+    assert [sum(len(each.scores) for each in sampled) for sampled in sampler.seen] == [74, 78]
     assert all(result.error is None for sampled in sampler.seen for result in sampled)
