@@ -192,7 +192,7 @@ class WorkloadRecorder:
         assert self._first_arrival is not None, "a request was accepted before it ended"
         new = request.new
         # What was known of an answer that is resumed is computed as a prompt is.
-        n = new.params.num_sequences
+        n = new.params.best_of or new.params.n
         num_given = len(new.prompt_token_ids) + new.num_resumed_tokens // n
         self._file.write(
             {

@@ -74,7 +74,7 @@ class RecordedRequest:
     """All of a request that scheduling depends on, nothing of what it says.
 
     block_names: of the full blocks of its prompt; none if it was refused. max_tokens: as asked for, None if
-    left open. n: sequences that run for it. resumed: by choice, of an answer that began elsewhere; or, where
+    left open. n: choices that are sampled for it, or told of a beam search. resumed: by choice, of an answer that began elsewhere; or, where
     is_scoring, of the continuations that are scored. scores_prompt: whether the prompt is scored.
     """
 
@@ -113,7 +113,7 @@ class RecordedRequest:
             block_names,
             new.arrival_time,
             params.max_tokens,
-            params.num_sequences,
+            params.best_of or params.n,
             params.min_tokens,
             params.needs_history,
             new.priority,

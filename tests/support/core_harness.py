@@ -342,8 +342,9 @@ class CoreHarness:
                     record.end = event
                     assert not isinstance(event.error, TextFailed), f"text: {event.error}"
                     if event.error is None:
-                        num_sequences = record.new.params.num_sequences
-                        assert record.finished_choices == set(range(num_sequences)), "terminal: early"
+                        params = record.new.params
+                        num_told = params.n if params.beam_search else params.num_sequences
+                        assert record.finished_choices == set(range(num_told)), "terminal: early"
                         self._check_scores(record)
             self._check_tokens(record)
 

@@ -178,7 +178,9 @@ class FakeModel:
         for row, token_id in enumerate(run.token_ids, run.start):
             assert sequence.start <= row < sequence.end, f"row {row} is scored and not computed"
             content = np.ascontiguousarray(self._read(sequence, 0, row + 1))
-            scores.append(SampledToken(token_id, score_of(content, token_id)))
+            ranked = sorted(range(ALPHABET), key=lambda token: -score_of(content, token))[: run.num_top]
+            top = tuple(TokenLogprob(token, score_of(content, token)) for token in ranked)
+            scores.append(SampledToken(token_id, score_of(content, token_id), top))
         return SampledSequence(run.seq_id, run.epoch, (), scores=tuple(scores))
 
     def _sample(self, sequence: ScheduledSequence, row: SampleRow) -> SampledSequence:
