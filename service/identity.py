@@ -16,6 +16,8 @@ class TenantLimits:
     """Prompt tokens of its waiting requests together."""
     tokens_per_minute: int | None = None
     """Prompt and output tokens, as a bucket that holds one minute's worth and fills evenly."""
+    tokenized_per_minute: int | None = None
+    """Characters that Tokenize is given, and ids that Detokenize is, as a bucket like the one above."""
     max_tokens: int | None = None
     """Output tokens of one choice."""
     min_priority: int | None = None

@@ -247,7 +247,7 @@ async def _start_monitoring(
         lambda: log.num_lines_lost,
         lambda: None if certificates is None else certificates.current.ends.timestamp(),
     )
-    monitoring = MonitoringPort(sources, clock, logger)
+    monitoring = MonitoringPort(sources, clock, logger, names=options.names.split(","))
     await monitoring.start(options.host, options.port)
     return monitoring
 

@@ -427,12 +427,13 @@ class EngineClient(Protocol):
         ...
 
     async def tokenize(
-        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+        self, prompt: Prompt, *, add_special_tokens: bool = True, identity: Identity = ANONYMOUS
     ) -> tuple[int, ...]:
-        """tenant: the proved one that asks; what one has read leaves room for others, here and below."""
+        """identity: of the caller, whose tenant's limits hold and who leaves room for others, here and
+        below. Raises TenantLimitReached."""
         ...
 
-    async def detokenize(self, token_ids: tuple[int, ...], *, tenant: str = "") -> str: ...
+    async def detokenize(self, token_ids: tuple[int, ...], *, identity: Identity = ANONYMOUS) -> str: ...
 
     def models(self) -> tuple[ModelInfo, ...]: ...
 

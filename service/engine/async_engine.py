@@ -58,7 +58,7 @@ from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.engine.watchdog import Watchdog
 from pageturner.service.errors import Draining, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
-from pageturner.service.identity import scoped_id
+from pageturner.service.identity import ANONYMOUS, Identity, scoped_id
 from pageturner.service.policy_host.reports import PoliciesInfo
 
 _POLICIES_ANSWERS = (PoliciesChanged, PolicyChangeRefused)
@@ -204,16 +204,22 @@ class AsyncEngine(EngineOverview):
         return self._live.abort(scoped, error or RequestAborted("aborted by its id"))
 
     async def tokenize(
-        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+        self, prompt: Prompt, *, add_special_tokens: bool = True, identity: Identity = ANONYMOUS
     ) -> tuple[int, ...]:
-        """The ids of a prompt. Raises InvalidArgument where it is longer than `limits.tokenization`."""
+        """The ids of a prompt. Raises InvalidArgument where it is longer than `limits.tokenization`,
+        TenantLimitReached where the caller's tenant has had as many characters tokenized as it may."""
+        limits = self._limits.tokenization
+        self._tenants.take_text(identity, self._prompts.measure(prompt, limits))
         return await self._prompts.encode(
-            prompt, self._limits.tokenization, add_special_tokens=add_special_tokens, tenant=tenant
+            prompt, limits, add_special_tokens=add_special_tokens, tenant=identity.tenant
         )
 
-    async def detokenize(self, token_ids: tuple[int, ...], *, tenant: str = "") -> str:
-        """The text of ids. Raises InvalidArgument."""
-        return await self._prompts.decode(token_ids, self._limits.tokenization, tenant=tenant)
+    async def detokenize(self, token_ids: tuple[int, ...], *, identity: Identity = ANONYMOUS) -> str:
+        """The text of ids. Raises InvalidArgument, or TenantLimitReached as `tokenize` does."""
+        limits = self._limits.tokenization
+        limits.check_tokens(len(token_ids), "token_ids")
+        self._tenants.take_text(identity, len(token_ids))
+        return await self._prompts.decode(token_ids, limits, tenant=identity.tenant)
 
     # What operators do; what they read is `EngineOverview`
 

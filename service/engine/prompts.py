@@ -44,15 +44,20 @@ class PromptReader:
     def check_size(self, prompt: Prompt, limits: PromptLimits) -> int:
         """The fewest tokens that the prompt can become, by its counts alone. Raises InvalidArgument if they
         pass the limits, naming the field."""
+        size = self.measure(prompt, limits)
+        return size if isinstance(_with_choices(prompt), tuple) else self._fewest_tokens(size)
+
+    def measure(self, prompt: Prompt, limits: PromptLimits) -> int:
+        """Its characters, or its ids. Raises InvalidArgument as `check_size` does."""
         prompt = _with_choices(prompt)
         if isinstance(prompt, TextPrompt):
             limits.check_characters(len(prompt.text), "prompt.text")
-            return self._fewest_tokens(len(prompt.text))
+            return len(prompt.text)
         if isinstance(prompt, ChatPrompt):
             limits.check_messages(len(prompt.messages), "prompt.chat")
             num_characters = sum(len(turn.role) + len(turn.content) for turn in prompt.messages)
             limits.check_characters(num_characters, "prompt.chat")
-            return self._fewest_tokens(num_characters)
+            return num_characters
         limits.check_tokens(len(prompt), "prompt")
         return len(prompt)
 

@@ -43,6 +43,7 @@ class Cause(Enum):
     CONCURRENT_REQUESTS = "max_concurrent_requests"
     QUEUED_TOKENS = "max_queued_tokens"
     TOKENS_PER_MINUTE = "tokens_per_minute"
+    TOKENIZED_PER_MINUTE = "tokenized_per_minute"
     MAX_TOKENS = "max_tokens"
     PRIORITY = "priority"
     QUEUE_SHARE = "queue_share"
@@ -78,11 +79,13 @@ class TenantsReport:
 class Account:
     """One tenant; only the ledger changes it.
 
+    bucket, text_bucket: of tokens_per_minute and tokenized_per_minute, where it has such a limit.
     mean_seconds: from entering to the end, of late; None before the first end.
     """
 
     limits: TenantLimits
     bucket: TokenBucket | None
+    text_bucket: TokenBucket | None
     starts: RateMeter
     started_tokens: RateMeter
     mean_seconds: float | None = None
@@ -210,6 +213,23 @@ class TenantLedger:
             account.bucket.take(most, self._now())
             holding.bucket, holding.num_charged = account.bucket, most
 
+    def take_text(self, identity: Identity, size: int) -> None:
+        """Let in a text of so many characters, or so many ids, to be turned into the other for its own sake.
+
+        Raises TenantLimitReached, and nothing is taken then. What is taken stays taken, whatever comes of it.
+        """
+        if identity.limits.tokenized_per_minute is None:
+            return
+        account, now = self._account(identity), self._now()
+        bucket = account.text_bucket
+        assert bucket is not None, "an account has a bucket for each limit of a rate"
+        seconds = bucket.seconds_until(size, now)
+        if seconds > 0:
+            left, rate = max(0, int(bucket.level(now))), identity.limits.tokenized_per_minute
+            reason = f"{size} characters or ids; {left} are left of {rate} a minute"
+            raise self._limit_reached(identity, Cause.TOKENIZED_PER_MINUTE, reason, seconds)
+        bucket.take(size, now)
+
     def start(self, holding: Holding) -> None:
         """Its first token came: it waits no more."""
         account, now = holding.account, self._now()
@@ -311,15 +331,13 @@ class TenantLedger:
         tenant, limits, now = identity.tenant, identity.limits, self._now()
         account = self._accounts.get(tenant)
         if account is None:
-            bucket = _bucket(limits, now)
-            account = Account(limits, bucket, RateMeter(now), RateMeter(now))
+            buckets = _bucket(limits.tokens_per_minute, now), _bucket(limits.tokenized_per_minute, now)
+            account = Account(limits, *buckets, RateMeter(now), RateMeter(now))
             self._accounts[tenant] = account
             self._forget_idle(now)
         elif account.limits != limits:
-            if account.bucket is None or limits.tokens_per_minute is None:
-                account.bucket = _bucket(limits, now)
-            else:
-                account.bucket.resize(limits.tokens_per_minute, now)
+            account.bucket = _resized(account.bucket, limits.tokens_per_minute, now)
+            account.text_bucket = _resized(account.text_bucket, limits.tokenized_per_minute, now)
             account.limits = limits
         self._accounts.move_to_end(tenant)
         return account
@@ -331,7 +349,8 @@ class TenantLedger:
             if len(self._accounts) <= MAX_IDLE_ACCOUNTS:
                 return
             tenant, account = next(iter(self._accounts.items()))
-            if account.num_requests or (account.bucket is not None and not account.bucket.is_full(now)):
+            buckets = (account.bucket, account.text_bucket)
+            if account.num_requests or not all(bucket is None or bucket.is_full(now) for bucket in buckets):
                 self._accounts.move_to_end(tenant)
             else:
                 del self._accounts[tenant]
@@ -344,8 +363,16 @@ class TenantLedger:
             holding.num_prompt_tokens = 0
 
 
-def _bucket(limits: TenantLimits, now: float) -> TokenBucket | None:
-    return None if limits.tokens_per_minute is None else TokenBucket(limits.tokens_per_minute, now)
+def _bucket(per_minute: int | None, now: float) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute, now)
+
+
+def _resized(bucket: TokenBucket | None, per_minute: int | None, now: float) -> TokenBucket | None:
+    """The bucket under another limit."""
+    if bucket is None or per_minute is None:
+        return _bucket(per_minute, now)
+    bucket.resize(per_minute, now)
+    return bucket
 
 
 def _bounded(seconds: float | None) -> float:

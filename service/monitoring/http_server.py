@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import h11
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.errors import ConfigError
+from pageturner.service.monitoring.host_names import HostNames
 from pageturner.service.monitoring.routes import HttpResponse, Router
 
 MAX_REQUEST_BYTES = 16 << 10
@@ -45,7 +46,10 @@ _ALWAYS = (
 
 
 class HttpServer:
-    """Listens from `start` to `aclose`. Raises ConfigError where it cannot."""
+    """Listens from `start` to `aclose`. Raises ConfigError where it cannot.
+
+    names: by which it is asked, beside those that `HostNames` knows.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class HttpServer:
         *,
         max_connections: int = MAX_CONNECTIONS,
         times: HttpTimes = HttpTimes(),
+        names: Iterable[str] = (),
     ) -> None:
         self._router = router
         self._logger = logger
@@ -63,6 +68,8 @@ class HttpServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._idle: dict[asyncio.Task[None], None] = {}  # in the order in which they began to wait
         self._is_local = False
+        self._names = tuple(names)
+        self._host_names = HostNames()
 
     @property
     def num_connections(self) -> int:
@@ -79,6 +86,7 @@ class HttpServer:
                 reason = f"{host}:{port} is in use: another server listens there"
             raise ConfigError("metrics.port", reason) from error
         addresses = [socket.getsockname() for socket in self._server.sockets]
+        self._host_names = HostNames.of(host, self._names)
         self._is_local = all(ipaddress.ip_address(address[0]).is_loopback for address in addresses)
         bound: int = addresses[0][1]
         return bound
@@ -129,8 +137,9 @@ class HttpServer:
 
     async def _answer(self, request: h11.Request) -> HttpResponse:
         headers = {name.decode(): value.decode("latin-1") for name, value in request.headers}
-        if self._is_local and not _is_own_name(headers.get("host", "")):
-            return HttpResponse.of_text("asked for by a name that is not this machine's own", 421)
+        if not self._host_names.is_right(headers.get("host", ""), is_local=self._is_local):
+            known = "" if self._is_local else "; metrics.names lists those that are"
+            return HttpResponse.of_text(f"asked for by a name that is not this machine's own{known}", 421)
         try:
             method, target = request.method.decode(), request.target.decode("latin-1")
             return await self._router.answer(method, target, headers)
@@ -199,19 +208,3 @@ class _Connection:
         self._writer.write(b"".join(part for part in parts if part))
         async with asyncio.timeout(self._times.write):
             await self._writer.drain()
-
-
-def _is_own_name(host: str) -> bool:
-    """Whether a Host header names this machine itself.
-
-    A page of another site may lead a browser here by a name of its own that resolves to this machine, and
-    then read what is shown. An address it cannot make its own.
-    """
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    if name in ("", "localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True

@@ -21,6 +21,10 @@ class MetricsOptions:
     port: int | None = None
     """Where to listen, such as 9464; 0 takes any free port. Unset: nothing is listened on, so that a second
     server of the same machine starts, too."""
+    names: str = ""
+    """Names, divided by commas, by which browsers and scrapes ask where the port is not on a loopback
+    address. Addresses, this machine's name, names without a dot and those that nobody can register need not
+    be listed. By any other name a request is answered with 421: a page of another site may lead here."""
     max_tenants: int = DEFAULT_MAX_TENANTS
     """Tenants that metrics tell apart, the first that come; the rest are counted together as "other"."""
 

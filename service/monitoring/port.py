@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
@@ -13,7 +15,8 @@ from pageturner.service.monitoring.routes import Router
 
 
 class MonitoringPort:
-    """router: for more pages, which are added before `start`. fresh_seconds: as `MetricsPage` says."""
+    """router: for more pages, which are added before `start`. fresh_seconds: as `MetricsPage`
+    says. names: as `HttpServer` says."""
 
     def __init__(
         self,
@@ -21,12 +24,13 @@ class MonitoringPort:
         clock: Clock,
         logger: FilteringBoundLogger,
         fresh_seconds: float = FRESH_SECONDS,
+        names: Iterable[str] = (),
     ) -> None:
         self.router = Router()
         self.router.add("/metrics", MetricsPage(sources, clock, fresh_seconds).answer)
         add_probes(self.router, sources.condition)
         LivePage(sources.condition, sources.engine, clock).add_to(self.router)
-        self._server = HttpServer(self.router, logger)
+        self._server = HttpServer(self.router, logger, names=names)
         self._logger = logger
 
     async def start(self, host: str, port: int) -> int:

@@ -140,7 +140,7 @@ class GenerationServicer(GenerationServiceServicer):
         prompt = from_wire.to_prompt(request.prompt, engine.limits.tokenization)
         try:
             token_ids = await engine.tokenize(
-                prompt, add_special_tokens=add_special_tokens, tenant=current_caller().tenant
+                prompt, add_special_tokens=add_special_tokens, identity=current_caller()
             )
         except InvalidArgument as error:
             raise from_wire.to_wire_path(error, prompt) from error
@@ -152,7 +152,7 @@ class GenerationServicer(GenerationServiceServicer):
         engine = self._lifecycle.engine
         find_model(engine, request.model)
         engine.limits.tokenization.check_tokens(len(request.token_ids), "token_ids")
-        text = await engine.detokenize(tuple(request.token_ids), tenant=current_caller().tenant)
+        text = await engine.detokenize(tuple(request.token_ids), identity=current_caller())
         return pb.DetokenizeResponse(text=text)
 
     def _generation(

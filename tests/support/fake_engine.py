@@ -60,7 +60,7 @@ from pageturner.service.errors import (
     RequestAborted,
     StaleRevision,
 )
-from pageturner.service.identity import scoped_id
+from pageturner.service.identity import ANONYMOUS, Identity, scoped_id
 from pageturner.service.policy_host.reports import Disagreement, PoliciesInfo, PolicyInfo, ShadowInfo
 
 VOCAB_SIZE = 0x110000
@@ -347,7 +347,7 @@ class FakeEngine:
         return AbortOutcome.ABORTED
 
     async def tokenize(
-        self, prompt: Prompt, *, add_special_tokens: bool = True, tenant: str = ""
+        self, prompt: Prompt, *, add_special_tokens: bool = True, identity: Identity = ANONYMOUS
     ) -> tuple[int, ...]:
         """One token a character; a text that wants special tokens is not changed by them."""
         if isinstance(prompt, TextPrompt):
@@ -369,7 +369,7 @@ class FakeEngine:
                 )
         return tuple(token_ids)
 
-    async def detokenize(self, token_ids: tuple[int, ...], *, tenant: str = "") -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], *, identity: Identity = ANONYMOUS) -> str:
         for position, token_id in enumerate(token_ids):
             if token_id >= VOCAB_SIZE:
                 raise InvalidArgument(f"token_ids[{position}]", f"{token_id} is not in [0, {VOCAB_SIZE - 1}]")

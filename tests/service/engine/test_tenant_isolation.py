@@ -225,6 +225,19 @@ async def test_tokens_a_minute_are_charged_by_what_was_used() -> None:
         assert caught.value.retry_after_seconds > 0
 
 
+async def test_texts_that_are_turned_to_ids_and_back_count_for_their_tenant() -> None:
+    caller = limited(tokenized_per_minute=20)
+    async with serving() as (engine, _):
+        token_ids = await engine.tokenize("0 1 2 0 1 2", identity=caller)
+        assert await engine.detokenize(token_ids, identity=caller)
+        with pytest.raises(TenantLimitReached) as caught:
+            await engine.tokenize("0 1 2 0 1 2", identity=caller)
+        assert caught.value.limit == "tokenized_per_minute"
+        with pytest.raises(TenantLimitReached):
+            await engine.detokenize(tuple(range(20)), identity=caller)
+        assert await engine.tokenize("0 1 2 0 1 2", identity=Identity("bob")) == token_ids
+
+
 async def test_every_end_frees_what_was_held() -> None:
     caller = limited(max_concurrent_requests=1)
     async with serving() as (engine, model):

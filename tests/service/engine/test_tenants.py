@@ -224,6 +224,26 @@ def test_a_flood_leaves_room_in_the_queue_for_tenants_to_come() -> None:
     assert bench.report("a").refused == {Cause.QUEUE_SHARE: 1}
 
 
+def test_texts_a_minute_are_taken_whatever_comes_of_them() -> None:
+    bench = Bench()
+    caller = alice(tokenized_per_minute=600, tokens_per_minute=60)
+    bench.ledger.take_text(caller, 590)
+    with pytest.raises(TenantLimitReached, match="20 characters or ids; 10 are left of 600") as caught:
+        bench.ledger.take_text(caller, 20)
+    assert (caught.value.limit, caught.value.retry_after_seconds) == ("tokenized_per_minute", 1.0)
+    bench.clock.advance(1.0)
+    bench.ledger.take_text(caller, 20)
+    assert bench.report("alice").tokens_left == 60  # a bucket of its own
+    bench.clock.advance(60.0)
+    bench.ledger.take_text(caller, 6000)  # more than a bucket: let in when it is full, and owed
+    bench.clock.advance(100.0)
+    with pytest.raises(TenantLimitReached):
+        bench.ledger.take_text(alice(tokenized_per_minute=600), 1)
+    bench.ledger.take_text(alice(), 1 << 20)
+    bench.ledger.take_text(ANONYMOUS, 1 << 20)
+    assert bench.report("alice").refused == {Cause.TOKENIZED_PER_MINUTE: 2}
+
+
 def test_without_authentication_nothing_is_bounded() -> None:
     bench = Bench(max_waiting=4)
     for _ in range(10):
@@ -236,7 +256,7 @@ def test_tenants_that_came_and_went_are_forgotten_once_their_buckets_are_full(
 ) -> None:
     monkeypatch.setattr(tenants_module, "MAX_IDLE_ACCOUNTS", 8)
     bench = Bench()
-    limits = TenantLimits(tokens_per_minute=60)
+    limits = TenantLimits(tokens_per_minute=60, tokenized_per_minute=60)
     kept = bench.accept(Identity("kept"))
     for number in range(50):
         caller = Identity(f"t{number}", limits=limits)

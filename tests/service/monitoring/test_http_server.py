@@ -11,6 +11,7 @@ from support.http_pages import ask, get
 from support.serving import capturing_logger
 
 from pageturner.service.errors import ConfigError
+from pageturner.service.monitoring.host_names import HostNames
 from pageturner.service.monitoring.http_server import MAX_REQUEST_BYTES, HttpServer, HttpTimes
 from pageturner.service.monitoring.routes import HttpRequest, HttpResponse, Router
 
@@ -179,6 +180,42 @@ async def test_a_page_of_another_site_cannot_read_through_a_name_of_its_own(host
 async def test_addresses_and_localhost_are_own_names(host: str) -> None:
     async with _serving() as (port, _):
         assert (await get(port, "/echo", host=host)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_right"),
+    [
+        ("10.1.2.3:9464", True),
+        ("localhost", True),
+        ("pageturner:9464", True),
+        ("pod.default.svc.cluster.local:9464", True),
+        ("metrics.example.com", True),
+        ("Metrics.Example.com.:9464", True),
+        ("here.example.org", True),
+        ("rebound.example:9464", False),
+        ("local.evil.example", False),
+        ("evil.example.com", False),
+    ],
+)
+def test_off_the_loopback_address_names_that_strangers_can_have_are_not_ours(
+    host: str, is_right: bool
+) -> None:
+    names = HostNames.of("here.example.org", ("metrics.example.com", ""))
+    assert names.is_right(host, is_local=False) is is_right
+
+
+async def test_a_port_that_others_reach_asks_for_its_name_too() -> None:
+    router = Router()
+    router.add("/echo", _echo)
+    server = HttpServer(router, capturing_logger()[0], names=("mine.example",))
+    port = await server.start("0.0.0.0", 0)
+    try:
+        assert (await get(port, "/echo", host="mine.example")).status == 200
+        refused = await get(port, "/echo", host="evil.example")
+        assert refused.status == 421
+        assert "metrics.names" in refused.body
+    finally:
+        await server.aclose()
 
 
 async def test_a_port_that_is_taken_is_told() -> None:

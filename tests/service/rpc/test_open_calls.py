@@ -95,5 +95,28 @@ async def test_the_count_is_of_each_connection_and_goes_back() -> None:
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert not calls._num_calls
+    assert not calls.num_calls
     assert await answer(_messages(b"x"), context) == 1
+
+
+async def test_of_all_connections_the_one_with_most_calls_gives_its_oldest_up() -> None:
+    calls = OpenCalls(max_calls=4)
+    answer: Any = calls.unary(_length, bytes)
+
+    def hold(connection: int) -> asyncio.Task[int]:
+        return asyncio.create_task(answer(_never(), _Context(f"ipv4:10.0.0.1:{connection}")))
+
+    few, *many = hold(1), hold(2), hold(2), hold(2)
+    await asyncio.sleep(0)
+    assert await answer(_messages(b"x"), _Context("ipv4:10.0.0.2:1")) == 1  # a probe, while all are taken
+    with pytest.raises(QueueFull, match="4 such calls are open"):
+        await many[0]
+    assert calls.num_calls == 3
+    assert not any(task.done() for task in (few, *many[1:]))
+    later = [hold(connection) for connection in range(3, 7)]
+    await asyncio.wait(many[1:], return_when=asyncio.FIRST_COMPLETED)
+    assert calls.num_calls == 4
+    for task in (few, *many[1:], *later):
+        task.cancel()
+    await asyncio.gather(few, *many[1:], *later, return_exceptions=True)
+    assert not calls.num_calls
