@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from pageturner.loadtest.workload.mix import Mix
 from pageturner.loadtest.workload.named import NAMED, NamedWorkload
 
 DEFAULT_CONCURRENCY = 16
+TOKEN_FILE_VARIABLE = "PAGETURNER_TOKEN_FILE"  # noqa: S105  # its name
+"""As for the service's own commands."""
 FIRST_RATE = 1.0
 MAX_TIMEOUT_SECONDS = 1e8
 """Three years; gRPC's own count of time overflows not far above."""
@@ -43,7 +47,12 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         help="where it is (%(default)s)",
     )
     add("--admin-target", metavar="HOST:PORT|unix:PATH", help="where AdminService is, if apart from it")
-    add("--token-file", type=Path, metavar="FILE", help="with this caller's token")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"with this caller's token; else what {TOKEN_FILE_VARIABLE} names",
+    )
     add("--tls", action="store_true", help="encrypt, and trust the authorities that gRPC brings")
     add("--tls-ca", type=Path, metavar="FILE", help="encrypt, and trust these authorities (PEM) alone")
     add("--client-certificate", type=Path, metavar="FILE", help="this caller's certificate (PEM)")
@@ -110,7 +119,7 @@ def make_run(arguments: argparse.Namespace) -> Run:
         check_address("target", arguments.address),
         arguments.model,
         _seconds("timeout", arguments.timeout),
-        access=_access(arguments),
+        access=_access(arguments, os.environ),
         admin_address=check_address("admin-target", arguments.admin_target) if arguments.admin_target else "",
     )
     workload = _workload(arguments)
@@ -123,13 +132,15 @@ def make_run(arguments: argparse.Namespace) -> Run:
     return Run(target, workload, concurrency, arguments.processes, arguments.warmup)
 
 
-def _access(arguments: argparse.Namespace) -> Access:
+def _access(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Access:
     """Raises OptionError for a file that can't be read, or that needs another."""
     if (arguments.client_certificate is None) != (arguments.client_key is None):
         raise OptionError("client-certificate", "and --client-key need each other")
-    token = _content("token-file", arguments.token_file) or b""
+    named = environ.get(TOKEN_FILE_VARIABLE)
+    token_file = arguments.token_file or (Path(named).expanduser() if named else None)
+    token = _content("token-file", token_file) or b""
     if not token.isascii():
-        raise OptionError("token-file", f"{arguments.token_file} holds no token")
+        raise OptionError("token-file", f"{token_file} holds no token")
     return Access(
         token.decode("ascii").strip(),
         arguments.tls,

@@ -23,7 +23,7 @@ from pageturner import __version__
 from pageturner.service.commands import signals
 from pageturner.service.commands.output import discard_output, last_word, prepare_streams
 from pageturner.service.commands.parser import Parser, UsageError
-from pageturner.service.errors import PageturnerError
+from pageturner.service.errors import PageturnerError, Unauthenticated
 
 COMMANDS: dict[str, str] = {
     "serve": "pageturner.service.commands.serve",
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(number, _leave)
         return cast(int, arguments.run(arguments))
     except (UsageError, PageturnerError) as error:
-        last_word(" ".join(filter(None, ("pageturner", name))) + f": {error}")
+        last_word(" ".join(filter(None, ("pageturner", name))) + f": {error}{_hint(error)}")
         return EXIT_USER_ERROR
     except ModuleNotFoundError as error:
         library = (error.name or "pageturner").partition(".")[0]
@@ -122,6 +122,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard_output()  # the reader of standard output went away
         return 1
+
+
+def _hint(error: Exception) -> str:
+    """What a command's user can do where the server's own words are for callers of any kind."""
+    if not isinstance(error, Unauthenticated):
+        return ""
+    from pageturner.service.config import TOKEN_FILE_VARIABLE
+
+    return f"; --token-file FILE or {TOKEN_FILE_VARIABLE} names the file with yours"
 
 
 def _unknown_command(word: str) -> str:

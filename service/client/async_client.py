@@ -110,7 +110,13 @@ class Client:
         return await self._servers.ask(calls.score(prompt, continuations, options))
 
     async def generate(self, prompt: PromptLike, **options: Unpack[Options]) -> Completion:
-        """The whole answer at once. Where its server is lost it is computed anew: `stream` would go on."""
+        """The whole answer at once.
+
+        Where its server is lost another one goes on with it, as with a `stream`. An only server, which has to
+        come back first, computes it anew.
+        """
+        if self._servers.can_stand_in:
+            return await self._servers.complete(calls.stream(prompt, options))
         return await self._servers.ask(calls.generate(prompt, options))
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> AsyncAnswerStream:

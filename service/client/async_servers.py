@@ -22,6 +22,7 @@ from pageturner.service.client.failures import (
 )
 from pageturner.service.client.partial_answer import PartialAnswer
 from pageturner.service.client.retry import Routing
+from pageturner.service.client.values import Completion, CompletionBuilder
 from pageturner.service.client.wire import to_timeout
 from pageturner.service.engine.api import StreamEvent
 from pageturner.service.errors import DeadlineExceeded, DuplicateRequest, PageturnerError
@@ -114,6 +115,19 @@ class AsyncServers:
             if isinstance(failure, DuplicateRequest) and server in holders:
                 await self._end_there(server, answer.request_id)
             await self._sleep(wait)
+
+    @property
+    def can_stand_in(self) -> bool:
+        """Whether an answer that breaks off may go on elsewhere."""
+        return len(self._connections) > 1 and self._routing.retry.resumes
+
+    async def complete(self, call: AnswerCall) -> Completion:
+        """The whole of an answer, put together from as many streams as it takes."""
+        builder = CompletionBuilder()
+        async with aclosing(self.answer(call, self.partial_answer(call))) as events:
+            async for event in events:
+                builder.add(event)
+        return builder.build()
 
     async def wait_until_serving(self, timeout_seconds: float) -> None:
         """Return once a server can be reached and says it is ready; raises DeadlineExceeded."""

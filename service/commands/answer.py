@@ -26,9 +26,13 @@ from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note
 from pageturner.service.core.outputs import RequestTimings, SampledToken, Usage
 from pageturner.service.engine.api import Prompt
-from pageturner.service.errors import PageturnerError
+from pageturner.service.errors import InvalidArgument, PageturnerError
 
 CONNECT_SECONDS = 10.0
+"""For a server that is there and loads its model."""
+
+DEFAULT_MAX_TOKENS = 512
+"""Of an answer whose length nobody stated, so that a model that finds no end does not fill its context."""
 
 
 @dataclass(slots=True)
@@ -124,6 +128,29 @@ async def ask(
     )
 
 
+async def ask_for_some(
+    client: Client, prompt: Prompt, options: Options, on_text: Callable[[int, str], None]
+) -> Answer:
+    """As `ask`; without `max_tokens` DEFAULT_MAX_TOKENS at most, or what fits where those do not."""
+    if "max_tokens" in options:
+        return await ask(client, prompt, options, on_text)
+    try:
+        return await ask(client, prompt, {**options, "max_tokens": DEFAULT_MAX_TOKENS}, on_text)
+    except InvalidArgument as error:
+        if error.field.rpartition(".")[2] != "max_tokens":
+            raise
+    return await ask(client, prompt, options, on_text)
+
+
+async def wait_while_it_loads(client: Client) -> None:
+    """Return once the server is ready; one that loads its model is waited for, one that is not there is not.
+
+    Raises the error of a server that can't be reached, at once, or DeadlineExceeded.
+    """
+    if not await client.is_serving(timeout_seconds=CONNECT_SECONDS):
+        await client.wait_until_serving(CONNECT_SECONDS)
+
+
 def add_target_flags(parser: argparse.ArgumentParser, positionals: str = "") -> None:
     """`--target`, and the flags of a server that is started where it is not given."""
     parser.add_argument(
@@ -164,7 +191,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None
         ("max-draft-tokens", int, "guesses that a step verifies at most, 0 for none; no token changes"),
     ):
         default = defaults.get(name.replace("-", "_"))
-        shown = f"{doc} (default {default})" if default is not None else doc
+        in_force = DEFAULT_MAX_TOKENS if name == "max-tokens" and default is None else default
+        shown = doc if in_force is None else f"{doc} (default {in_force})"
         group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=shown)
     group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
 

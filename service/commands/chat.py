@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pageturner.service.client import Client, Credentials
 from pageturner.service.commands import signals
 from pageturner.service.commands.answer import (
-    CONNECT_SECONDS,
     Answer,
     add_sampling_flags,
     add_target_flags,
-    ask,
+    ask_for_some,
     sampling_options,
     target_of,
+    wait_while_it_loads,
 )
 from pageturner.service.commands.credentials import credentials_of
 from pageturner.service.commands.output import OutputLost, note, standard_output, write
@@ -33,7 +33,7 @@ COMMANDS = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C end
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message in front of the conversation")
     add_template_flags(parser)
-    add_sampling_flags(parser, temperature=0.7, max_tokens=512)
+    add_sampling_flags(parser, temperature=0.7)
     add_target_flags(parser)
 
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _connect(target: str, credentials: Credentials) -> Client:
     client = Client(target, credentials=credentials)
-    await client.wait_until_serving(CONNECT_SECONDS)
+    await wait_while_it_loads(client)
     return client
 
 
@@ -82,7 +82,9 @@ def _converse(runner: asyncio.Runner, client: Client, arguments: argparse.Namesp
 
 async def _answer(client: Client, messages: list[ChatMessage], arguments: argparse.Namespace) -> Answer:
     prompt = chat_prompt(messages, arguments)
-    return await ask(client, prompt, sampling_options(arguments), lambda _index, text: write(text, end=""))
+    return await ask_for_some(
+        client, prompt, sampling_options(arguments), lambda _index, text: write(text, end="")
+    )
 
 
 def _lines() -> Iterator[str]:

@@ -9,18 +9,20 @@ import sys
 from pageturner.service.client import BeamSearch, Client, EarlyStopping, Options
 from pageturner.service.commands import signals
 from pageturner.service.commands.answer import (
-    CONNECT_SECONDS,
+    DEFAULT_MAX_TOKENS,
     Answer,
     add_sampling_flags,
     add_target_flags,
-    ask,
+    ask_for_some,
     sampling_options,
     target_of,
+    wait_while_it_loads,
 )
 from pageturner.service.commands.credentials import credentials_of
 from pageturner.service.commands.output import note, write, write_json
 from pageturner.service.commands.template_variables import add_template_flags, chat_prompt
 from pageturner.service.commands.text import input_text
+from pageturner.service.core.outputs import FinishReason
 from pageturner.service.engine.api import ChatMessage, Prompt
 from pageturner.service.errors import ConfigError
 
@@ -76,6 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         write()
     if not arguments.json and sys.stderr.isatty():
         note(answer.figures())
+        ended = [choice.finish_reason for choice in answer.choices]
+        if arguments.max_tokens is None and FinishReason.LENGTH.value in ended:
+            note(f"it was cut; without --max-tokens there are at most {DEFAULT_MAX_TOKENS} tokens")
     return 0
 
 
@@ -110,8 +115,8 @@ async def _generate(target: str, prompt: Prompt, options: Options, arguments: ar
             write(text, end="")
 
     async with Client(target, credentials=credentials_of(arguments)) as client:
-        await client.wait_until_serving(CONNECT_SECONDS)
-        return await ask(client, prompt, options, show)
+        await wait_while_it_loads(client)
+        return await ask_for_some(client, prompt, options, show)
 
 
 def to_json(answer: Answer) -> dict[str, object]:

@@ -271,7 +271,9 @@ class Engine:
             request.fingerprint,
             request.is_exact,
         )
-        self.metrics.accepted(accepted, request.arrival_time, request.tenant)
+        self.metrics.accepted(
+            accepted, request.arrival_time, request.tenant, is_resumed=bool(request.resumed)
+        )
         self._settle(acceptance.events)
         return (accepted, *acceptance.events)
 

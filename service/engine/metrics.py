@@ -124,6 +124,7 @@ class Metrics:
         self._num_generation_tokens = 0
         self._num_stalls = 0
         self._num_given_up = 0
+        self._num_resumed = 0
         self._outcomes: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._sheds: Counter[str] = Counter()
@@ -165,8 +166,12 @@ class Metrics:
 
     # The engine's requests
 
-    def accepted(self, event: AcceptedEvent, arrival_time: float, tenant: str = "") -> None:
-        """A request was accepted. arrival_time: on the engine's clock."""
+    def accepted(
+        self, event: AcceptedEvent, arrival_time: float, tenant: str = "", *, is_resumed: bool = False
+    ) -> None:
+        """A request was accepted. arrival_time: on the engine's clock. is_resumed: its answer had begun
+        elsewhere, or here on a connection that was lost."""
+        self._num_resumed += is_resumed
         tenant = self._tenants.of(tenant)
         self._timelines[event.request_id] = _Timeline(arrival_time, tenant)
         self._num_prompt_tokens += event.num_prompt_tokens
@@ -216,6 +221,7 @@ class Metrics:
                 "prompt_tokens_total": self._num_prompt_tokens,
                 "generation_tokens_total": self._num_generation_tokens,
                 "requests_given_up_total": self._num_given_up,
+                "requests_resumed_total": self._num_resumed,
                 "engine_stalls_total": self._num_stalls,
                 "num_preemptions_total": stats.num_swap_preemptions_total
                 + stats.num_recompute_preemptions_total

@@ -49,6 +49,7 @@ _DOCS: Mapping[str, str] = {
     "prompt_tokens_total": "Prompt tokens of accepted requests.",
     "generation_tokens_total": "Tokens generated.",
     "requests_given_up_total": "Requests given up because nothing could be scheduled.",
+    "requests_resumed_total": "Accepted requests whose answer had begun before, and went on here.",
     "engine_stalls_total": "Times that nothing went forward for engine.stall_seconds.",
     "num_preemptions_total": "Preemptions of any kind.",
     "prefix_cache_queries_total": "Prompt tokens looked up in the prefix cache.",

@@ -18,7 +18,7 @@ from pageturner.loadtest.channel import Access
 from pageturner.loadtest.cli import add_arguments
 from pageturner.loadtest.errors import OptionError, ServerError
 from pageturner.loadtest.monitor import Monitor
-from pageturner.loadtest.options import make_run
+from pageturner.loadtest.options import TOKEN_FILE_VARIABLE, make_run
 from pageturner.loadtest.server import Target, discover
 from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.rpc.certificates import Certificates
@@ -105,6 +105,16 @@ def test_flags_become_the_access(tmp_path: Path) -> None:
     assert run.target.admin_address == "localhost:7"
     assert SEARCH.text not in repr(run)
     assert "b'K'" not in repr(run)
+
+
+def test_the_environment_names_a_token_where_no_flag_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(SEARCH.text)
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
+    assert make_run(arguments_of()).target.access == Access(SEARCH.text)
+    (tmp_path / "other").write_text("pt_other")
+    assert make_run(arguments_of(f"--token-file={tmp_path}/other")).target.access == Access("pt_other")
 
 
 @pytest.mark.parametrize(

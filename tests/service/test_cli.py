@@ -14,13 +14,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.fake_engine import FakeEngine, FakeStream
+from support.serving import serving
 
 from pageturner.policies.interfaces import AXES
 from pageturner.service.cli import COMMANDS, main
+from pageturner.service.client import Client, Options
 from pageturner.service.client.server_process import PROGRAM
-from pageturner.service.commands import generate, policies, serve, signals
+from pageturner.service.commands import policies, serve, signals
+from pageturner.service.commands.answer import DEFAULT_MAX_TOKENS, ask_for_some
 from pageturner.service.commands.flags import flag_of
 from pageturner.service.config import KEYS, load_config
+from pageturner.service.engine.api import GenerationRequest
+from pageturner.service.errors import InvalidArgument, RefusalCause, Unauthenticated
 
 
 def run(*words: str) -> int:
@@ -418,9 +424,55 @@ def test_a_module_of_ours_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPat
         run("serve")
 
 
-def test_a_server_that_is_not_there_is_named(
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_server_that_is_not_there_is_named_without_a_wait(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def wait(_client: Client, _seconds: float) -> None:
+        raise AssertionError("nobody is there to be waited for")
+
+    monkeypatch.setattr(Client, "wait_until_serving", wait)
+    assert run(command, *["hello"][: command == "generate"], "--target=127.0.0.1:1") == 2
+    error = capsys.readouterr().err
+    assert "UNAVAILABLE" in error
+    assert "127.0.0.1:1" in error
+
+
+class _Bounded(FakeEngine):
+    """Refuses answers that are stated to be longer than this."""
+
+    room = 1000
+
+    async def submit(self, request: GenerationRequest) -> FakeStream:
+        if (request.params.max_tokens or 0) > self.room:
+            raise InvalidArgument("max_tokens", f"{request.params.max_tokens} do not fit")
+        return await super().submit(request)
+
+
+async def test_an_answer_of_no_stated_length_has_a_bound_or_what_fits() -> None:
+    async with serving(_Bounded()) as served:
+
+        async def length(options: Options) -> int:
+            answer = await ask_for_some(served.client, "ab", options, lambda _index, _text: None)
+            return answer.usage.num_output_tokens
+
+        assert await length({}) == DEFAULT_MAX_TOKENS
+        assert await length({"max_tokens": 3}) == 3
+        served.engine.room = 100
+        assert await length({}) == 4  # what the engine takes for the room there is
+        with pytest.raises(InvalidArgument):
+            await length({"max_tokens": 101})
+        with pytest.raises(InvalidArgument, match="temperature"):
+            await length({"temperature": -1.0})
+        assert await length({"n": 2}) == 8
+
+
+def test_who_lacks_a_token_is_told_how_to_give_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(generate, "CONNECT_SECONDS", 0.2)
-    assert run("generate", "hello", "--target=127.0.0.1:1") == 2
-    assert "no server at 127.0.0.1:1 was ready within 0.2 s" in capsys.readouterr().err
+    def refuse(_arguments: argparse.Namespace) -> int:
+        raise Unauthenticated(RefusalCause.MISSING)
+
+    monkeypatch.setattr(policies, "run", refuse)
+    assert run("policies") == 2
+    assert "--token-file FILE or PAGETURNER_TOKEN_FILE" in capsys.readouterr().err

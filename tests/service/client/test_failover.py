@@ -11,6 +11,7 @@ from support.fake_model import Stop, expected_tokens
 from support.real_service import RealService, real_service
 
 from pageturner.service.client import (
+    NEVER,
     Client,
     Completion,
     FinishedEvent,
@@ -118,3 +119,30 @@ async def test_the_sync_client_moves_over_alike() -> None:
         tokens, num_resumes, num_output_tokens = await reading
     assert tokens == expected_tokens(PROMPT, 3, 0, Stop(MAX_TOKENS))
     assert (num_resumes, num_output_tokens) == (1, MAX_TOKENS)
+
+
+async def test_a_whole_answer_goes_on_elsewhere_too() -> None:
+    async with two_services() as (first, second):
+        first.hold_steps()
+        told: list[Retried] = []
+        async with Client([first.target, second.target], on_retry=told.append) as client:
+            asking = asyncio.create_task(client.generate(PROMPT, max_tokens=MAX_TOKENS, seed=5, n=2))
+            await first.until(lambda: first.num_live == 1)
+            await first.run_steps(7)
+            await first.engine.drain(0.0)
+            first.release_steps()
+            answer = await asking
+    check(answer, 5)
+    assert answer.usage.num_output_tokens == 2 * MAX_TOKENS
+    assert answer.usage.num_resumed_tokens
+    assert [retried.is_resumed for retried in told] == [True]
+    assert second.metrics.snapshot().counters["requests_resumed_total"] == 1
+
+
+async def test_an_only_server_or_a_client_that_resumes_nothing_is_asked_for_the_whole() -> None:
+    async with two_services() as (first, second):
+        for targets, retry in (([first.target], Retry()), ([first.target, second.target], NEVER)):
+            async with Client(targets, retry=retry) as client:
+                check(await client.generate(PROMPT, max_tokens=MAX_TOKENS, seed=5), 5)
+        calls = first.metrics.snapshot().grpc_server_started_total
+        assert {method.grpc_method: count for method, count in calls.items()} == {"Generate": 2}
