@@ -7,11 +7,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+TOKEN_FILE_VARIABLE = "PAGETURNER_TOKEN_FILE"  # noqa: S105  # its name
 _HOST = re.compile(r"(?:(?:dns|ipv4|ipv6):(?://[^/]*/)?)?(\[[^\]]*\]|[^:,]+)(?::\d+)?")
 
 
@@ -82,3 +84,9 @@ def _is_local(address: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def named_token_file() -> Path | None:
+    """The file with a caller's token that the environment names, as for the service's own commands."""
+    name = os.environ.get(TOKEN_FILE_VARIABLE)
+    return Path(name).expanduser() if name else None

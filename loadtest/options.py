@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pageturner.loadtest.address import check_address
-from pageturner.loadtest.channel import Access
+from pageturner.loadtest.channel import TOKEN_FILE_VARIABLE, Access, named_token_file
 from pageturner.loadtest.errors import OptionError
 from pageturner.loadtest.runner import Run
 from pageturner.loadtest.server import ServedModel, Target
@@ -22,8 +20,6 @@ from pageturner.loadtest.workload.mix import Mix
 from pageturner.loadtest.workload.named import NAMED, NamedWorkload
 
 DEFAULT_CONCURRENCY = 16
-TOKEN_FILE_VARIABLE = "PAGETURNER_TOKEN_FILE"  # noqa: S105  # its name
-"""As for the service's own commands."""
 FIRST_RATE = 1.0
 MAX_TIMEOUT_SECONDS = 1e8
 """Three years; gRPC's own count of time overflows not far above."""
@@ -119,7 +115,7 @@ def make_run(arguments: argparse.Namespace) -> Run:
         check_address("target", arguments.address),
         arguments.model,
         _seconds("timeout", arguments.timeout),
-        access=_access(arguments, os.environ),
+        access=_access(arguments),
         admin_address=check_address("admin-target", arguments.admin_target) if arguments.admin_target else "",
     )
     workload = _workload(arguments)
@@ -132,12 +128,11 @@ def make_run(arguments: argparse.Namespace) -> Run:
     return Run(target, workload, concurrency, arguments.processes, arguments.warmup)
 
 
-def _access(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Access:
+def _access(arguments: argparse.Namespace) -> Access:
     """Raises OptionError for a file that can't be read, or that needs another."""
     if (arguments.client_certificate is None) != (arguments.client_key is None):
         raise OptionError("client-certificate", "and --client-key need each other")
-    named = environ.get(TOKEN_FILE_VARIABLE)
-    token_file = arguments.token_file or (Path(named).expanduser() if named else None)
+    token_file = arguments.token_file or named_token_file()
     token = _content("token-file", token_file) or b""
     if not token.isascii():
         raise OptionError("token-file", f"{token_file} holds no token")

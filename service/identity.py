@@ -16,8 +16,6 @@ class TenantLimits:
     """Prompt tokens of its waiting requests together."""
     tokens_per_minute: int | None = None
     """Prompt and output tokens, as a bucket that holds one minute's worth and fills evenly."""
-    tokenized_per_minute: int | None = None
-    """Characters that Tokenize is given, and ids that Detokenize is, as a bucket like the one above."""
     max_tokens: int | None = None
     """Output tokens of one choice."""
     min_priority: int | None = None
@@ -26,6 +24,8 @@ class TenantLimits:
     """The most urgent priority that it may give."""
     adapters: tuple[str, ...] | None = None
     """Names of the adapters that it may use."""
+    tokenized_per_minute: int | None = None
+    """Characters that Tokenize is given, and ids that Detokenize is; a bucket like tokens_per_minute's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from support.fake_engine import FakeEngine
 from support.identities import OPERATOR, SEARCH, STRANGER, authenticator
 from support.serving import capturing_logger, serving
 
-from pageturner.loadtest.channel import Access
+from pageturner.loadtest.channel import TOKEN_FILE_VARIABLE, Access
 from pageturner.loadtest.cli import add_arguments
 from pageturner.loadtest.errors import OptionError, ServerError
 from pageturner.loadtest.monitor import Monitor
-from pageturner.loadtest.options import TOKEN_FILE_VARIABLE, make_run
+from pageturner.loadtest.options import make_run
 from pageturner.loadtest.server import Target, discover
 from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.rpc.certificates import Certificates

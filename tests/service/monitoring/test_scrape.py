@@ -126,9 +126,9 @@ async def test_what_is_counted_twice_is_caught(planted: str, monkeypatch: pytest
     name = {"prompt": "accepted", "token": "_observe_tokens", "end": "_observe_finish"}[planted]
     counted = getattr(Metrics, name)
 
-    def count_twice(*arguments: Any) -> Any:
-        counted(*arguments)
-        return counted(*arguments)
+    def count_twice(*arguments: Any, **options: Any) -> Any:
+        counted(*arguments, **options)
+        return counted(*arguments, **options)
 
     async with real_service() as service, monitoring(service.server, service.metrics) as monitored:
         monkeypatch.setattr(Metrics, name, count_twice)
