@@ -450,7 +450,8 @@ class _Bounded(FakeEngine):
 
 
 async def test_an_answer_of_no_stated_length_has_a_bound_or_what_fits() -> None:
-    async with serving(_Bounded()) as served:
+    engine = _Bounded()
+    async with serving(engine) as served:
 
         async def length(options: Options) -> int:
             answer = await ask_for_some(served.client, "ab", options, lambda _index, _text: None)
@@ -458,7 +459,7 @@ async def test_an_answer_of_no_stated_length_has_a_bound_or_what_fits() -> None:
 
         assert await length({}) == DEFAULT_MAX_TOKENS
         assert await length({"max_tokens": 3}) == 3
-        served.engine.room = 100
+        engine.room = 100
         assert await length({}) == 4  # what the engine takes for the room there is
         with pytest.raises(InvalidArgument):
             await length({"max_tokens": 101})

@@ -702,17 +702,19 @@ class Tenant(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., tokens_left: _Optional[float] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., refused_total: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TenantLimits(_message.Message):
-    __slots__ = ("max_concurrent_requests", "max_queued_tokens", "tokens_per_minute", "max_tokens", "min_priority", "max_priority")
+    __slots__ = ("max_concurrent_requests", "max_queued_tokens", "tokens_per_minute", "max_tokens", "min_priority", "max_priority", "tokenized_per_minute")
     MAX_CONCURRENT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MAX_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZED_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     max_concurrent_requests: int
     max_queued_tokens: int
     tokens_per_minute: int
     max_tokens: int
     min_priority: int
     max_priority: int
-    def __init__(self, max_concurrent_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ...) -> None: ...
+    tokenized_per_minute: int
+    def __init__(self, max_concurrent_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ..., tokenized_per_minute: _Optional[int] = ...) -> None: ...
