@@ -56,6 +56,14 @@ class CacheConfig:
     swap_space: Bytes = Bytes(1 << 30)
     """Host memory for the KV of requests swapped out, pinned where there is a GPU; 0 for none. The default
     shrinks to what weights and pool leave of the memory; a stated size that does not fit is refused."""
+    host_cache_memory: Bytes = Bytes(0)
+    """Host memory, beside the swap space, in which cached blocks live on that the device evicts, such as
+    "4GiB"; 0 for none. They take what of the swap space is free, too, and a swap takes their place."""
+    disk_cache_folder: Path | None = None
+    """Where cached blocks are kept on disk as well, through restarts. What prompts said can be told from it:
+    the folder is made for its owner alone. It needs host_cache_memory, through which its blocks pass."""
+    disk_cache_size: Bytes = Bytes(16 << 30)
+    """What the folder may hold, blocks of other models that were served from it included."""
     enable_prefix_caching: bool = True
     """Whether finished blocks are kept for later prompts that start alike."""
     reuse_partial_blocks: bool = True
@@ -68,6 +76,11 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ConfigError("cache.num_blocks", "cache.kv_cache_memory is given too; give one of them")
+        if self.host_cache_memory and not self.enable_prefix_caching:
+            raise ConfigError("cache.host_cache_memory", "needs cache.enable_prefix_caching")
+        if self.disk_cache_folder is not None and not self.host_cache_memory:
+            reason = "needs cache.host_cache_memory, through which its blocks pass"
+            raise ConfigError("cache.disk_cache_folder", reason)
 
 
 def _default(axis: str) -> PolicySpec:
@@ -154,6 +167,8 @@ _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
     "cache.kv_cache_memory": (1, None),
     "cache.gpu_memory_utilization": (0.01, 1.0),
     "cache.swap_space": (0, None),
+    "cache.host_cache_memory": (0, None),
+    "cache.disk_cache_size": (1, None),
     "scheduler.max_model_len": (2, _MAX_COUNT),
     "scheduler.max_num_seqs": (1, _MAX_COUNT),
     "scheduler.max_num_batched_tokens": (1, _MAX_COUNT),

@@ -44,6 +44,7 @@ from pageturner.service.engine.thread_messages import (
     Submit,
     SubmitRefused,
 )
+from pageturner.service.engine.tier_exchange import TierExchange
 from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
 from pageturner.service.policy_host.host import PolicyHost
 from pageturner.service.policy_host.reports import Asking
@@ -96,6 +97,7 @@ class Engine:
 
     depth: the scheduler's: 0, or 1 to have a step in flight while one is planned. device: None for the
     machine's own processor. on_fault: told, without a word of any user's, of the first step of a row to fail.
+    tiers: None where no blocks are kept on disk.
     """
 
     def __init__(
@@ -110,8 +112,11 @@ class Engine:
         depth: int = 0,
         device: Device | None = None,
         on_fault: Callable[[str], object] | None = None,
+        tiers: TierExchange | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._tiers = tiers
+        self._schedule = scheduler.schedule if tiers is None else tiers.schedule
         self._steps = steps
         self._clock = clock
         self._options = options
@@ -146,6 +151,8 @@ class Engine:
     def close(self) -> None:
         """The last call: no step follows."""
         self._steps.close()
+        if self._tiers is not None:
+            self._tiers.close(is_sound=not self._num_failures)
 
     def apply(self, command: Command) -> tuple[EngineOutput, ...]:
         """Carry out one command between two steps."""
@@ -178,7 +185,7 @@ class Engine:
         self._end_policies_step()
         events = self._expire()
         if self._in_flight is None or self._num_since_rest < REST_STEPS:
-            self._planned = self._scheduler.schedule(self._clock.now()) or None
+            self._planned = self._schedule(self._clock.now()) or None
             if self._planned is None and self._in_flight is None:
                 events += self._notice_standstill()
         self._settle(events)
@@ -254,6 +261,8 @@ class Engine:
             return EMPTY_SCHEDULE_PAUSE if self._num_empty_schedules else 0.0
         moments = [moment for moment in self._deadlines.values() if moment is not None]
         moments += self._paused_until.values()
+        if self._tiers is not None and self._tiers.is_busy:
+            moments.append(self._clock.now() + EMPTY_SCHEDULE_PAUSE)
         return max(0.0, min(moments) - self._clock.now()) if moments else None
 
     def _submit(self, request: NewRequest) -> tuple[EngineOutput, ...]:
@@ -352,6 +361,9 @@ class Engine:
         """Requests that no schedule advances would wait for ever, health SERVING: end the oldest."""
         if not self._scheduler.has_work():
             self._num_empty_schedules = 0
+            return ()
+        if self._tiers is not None and self._tiers.is_fetching:
+            self._num_empty_schedules = 1  # a pause before the next schedule, however many there are
             return ()
         self._num_empty_schedules += 1
         if self._num_empty_schedules < self._options.max_empty_schedules:

@@ -74,6 +74,11 @@ class Fences:
             self._last_copy[np.asarray(blocks, dtype=np.int64)] = self._num_copies
             self._settle_finished()
 
+    def copies_so_far(self) -> Event:
+        """The moment at which all copies enqueued by now are done: from then on blocks of the host that none
+        of those to come touches may be read and written by any thread."""
+        return self._streams.copies.record_event()
+
     def touch(self, blocks: BlockIds) -> None:
         """Let all that compute enqueues from now on find the copies of these device blocks done."""
         self._settle_finished()

@@ -22,6 +22,10 @@ class Event(Protocol):
         """Whether it has come, without waiting for it."""
         ...
 
+    def synchronize(self) -> None:
+        """Return when it has come. From any thread."""
+        ...
+
 
 class Stream(Protocol):
     """One queue of device work."""
@@ -50,6 +54,9 @@ class Streams:
 class _Come:
     def query(self) -> bool:
         return True
+
+    def synchronize(self) -> None:
+        return None
 
 
 class ImmediateStream:

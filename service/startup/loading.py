@@ -123,8 +123,9 @@ def load_model(
     largest_steps = partial(run_largest_steps, model, layout, ops, limits, sampler)
     memory = _host_memory(before_loading, model, backend)
     cache, kv_cache = make_cache(config.cache, layout, ops, backend, largest_steps, memory, loaded.origins)
-    if cache.num_host_blocks < config.cache.swap_space // layout.block_bytes:
-        swap_space = format_size(cache.num_host_blocks * layout.block_bytes)
+    num_swap_blocks = cache.num_host_blocks - cache.num_host_cache_blocks
+    if num_swap_blocks < config.cache.swap_space // layout.block_bytes:
+        swap_space = format_size(num_swap_blocks * layout.block_bytes)
         logger.warning("swap_space_reduced", swap_space=swap_space, reason=memory.figures())
     graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)

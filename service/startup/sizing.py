@@ -57,8 +57,26 @@ def size_cache(
     if pool_bytes > memory.left:
         reason = f"{about(pool_bytes)} are more than the {about(memory.left)} left: {memory.figures()}"
         raise ConfigError(key_of_blocks(config), reason)
-    swap_bytes = _fit_swap(config, memory.left - pool_bytes, memory, given)
-    return _options(config, num_blocks, swap_bytes // block_bytes)
+    return _options(
+        config, num_blocks, *_fit_host(config, memory.left - pool_bytes, memory, given, block_bytes)
+    )
+
+
+def _fit_host(
+    config: CacheConfig, left: int, memory: HostMemory, given: Container[str], block_bytes: int
+) -> tuple[int, int]:
+    """Blocks of the swap space, and of the cache beside it. Raises ConfigError for what does not fit."""
+    cache_bytes = int(config.host_cache_memory)
+    if cache_bytes > left:
+        reason = (
+            f"{about(cache_bytes)} are more than the {about(left)} left beside the pool: {memory.figures()}"
+        )
+        raise ConfigError("cache.host_cache_memory", reason)
+    if 0 < cache_bytes < block_bytes:
+        reason = f"{about(cache_bytes)} hold not one block of {about(block_bytes)}"
+        raise ConfigError("cache.host_cache_memory", reason)
+    swap_bytes = _fit_swap(config, left - cache_bytes, memory, given)
+    return swap_bytes // block_bytes, cache_bytes // block_bytes
 
 
 def _fit_swap(config: CacheConfig, left: int, memory: HostMemory, given: Container[str]) -> int:
@@ -114,8 +132,7 @@ def size_gpu_cache(
     if size > left:
         raise ConfigError(key, f"{about(size)} are more than the {about(max(left, 0))} left: {figures}")
     # Pinned memory can't be paged out: the machine must have it, and something else beside it.
-    swap_bytes = _fit_swap(config, memory.left, memory, given)
-    return _options(config, size // block_bytes, swap_bytes // block_bytes)
+    return _options(config, size // block_bytes, *_fit_host(config, memory.left, memory, given, block_bytes))
 
 
 def about(size: int) -> str:
@@ -131,11 +148,14 @@ def key_of_blocks(config: CacheConfig) -> str:
     return "cache.num_blocks" if config.num_blocks is not None else "cache.kv_cache_memory"
 
 
-def _options(config: CacheConfig, num_blocks: int, num_host_blocks: int) -> CacheOptions:
+def _options(
+    config: CacheConfig, num_blocks: int, num_swap_blocks: int, num_host_cache_blocks: int
+) -> CacheOptions:
     return CacheOptions(
         num_blocks=num_blocks,
         block_size=config.block_size,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=num_swap_blocks + num_host_cache_blocks,
+        num_host_cache_blocks=num_host_cache_blocks,
         enable_prefix_caching=config.enable_prefix_caching,
         reuse_partial_blocks=config.reuse_partial_blocks,
     )

@@ -22,6 +22,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import MeasuredProducts, ProductsInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
+from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.step_computation import DirectSteps, StepComputation, ThreadedSteps
 from pageturner.service.engine.text_output import TextOutput
@@ -37,6 +38,7 @@ from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.startup.fingerprint import describe_fingerprint
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
 from pageturner.service.startup.stages import OnStage, unheard
+from pageturner.service.startup.tiers import OpenedDisk, open_disk, tie_disk
 
 
 def build_service(
@@ -75,8 +77,11 @@ def build_engine(
     on_phases: Callable[[RequestPhases], None] | None = None,
 ) -> AsyncEngine:
     """The engine of a loaded model, not started. The arguments are those of `build_service`."""
-    depth = _depth(config, model)
-    scheduler, flight = build_scheduler(config, model, cache_dir, clock, logger, recording, depth=depth)
+    depth, fingerprint = _depth(config, model), describe_fingerprint(model)
+    model, disk = open_disk(config.cache, model, fingerprint.text, logger)
+    scheduler, flight = build_scheduler(
+        config, model, cache_dir, clock, logger, recording, depth=depth, disk=disk
+    )
     if on_phases is not None:
         scheduler.add_listener(PhaseRecorder(on_phases, clock))
     engine = AsyncEngine(
@@ -90,10 +95,11 @@ def build_engine(
             depth=depth,
             device=model.backend,
             on_fault=None if flight is None else flight.on_fault,
+            tiers=None if disk is None else tie_disk(disk, scheduler, model.kv_cache, logger),
         ),
         model.tokenizer,
         model=describe_model(model),
-        server_info=_describe_server(config, model, start_seconds=clock.now() - started_at),
+        server_info=_describe_server(config, model, fingerprint, start_seconds=clock.now() - started_at),
         scheduler_options=model.limits,
         options=config.engine,
         clock=clock,
@@ -128,6 +134,7 @@ def build_scheduler(
     recording: LineFile | None = None,
     *,
     depth: int = 0,
+    disk: OpenedDisk | None = None,
 ) -> tuple[Scheduler, FlightDumps | None]:
     """The scheduler, recorded as configured, and the dumps of the flight recorder if it is on."""
     scheduler = Scheduler(
@@ -137,12 +144,13 @@ def build_scheduler(
         TextOutput(model.tokenizer),
         model.rates,
         depth=depth,
-        # A secret of this process: no client can craft a prompt whose hash equals another prompt's, and no
-        # reader of a record can find out what a block says.
-        hash_key=secrets.token_bytes(16),
+        # A secret of this process, or of the folder of its blocks: no client can craft a prompt whose hash
+        # equals another prompt's, and no reader of a record can find out what a block says.
+        hash_key=secrets.token_bytes(16) if disk is None else disk.key,
         shadows=config.policies.create_shadows(),
         watch=CallWatch(time.perf_counter, escapes=()),
         speculation=config.speculation,
+        disk=None if disk is None else disk.tier,
     )
     if recording is not None:
         engine = RecordedEngine(
@@ -185,8 +193,9 @@ def _depth(config: ServiceConfig, model: LoadedModel) -> int:
     return 0 if model.backend.device.type == "cpu" else 1
 
 
-def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: float) -> ServerInfo:
-    fingerprint = describe_fingerprint(model)
+def _describe_server(
+    config: ServiceConfig, model: LoadedModel, fingerprint: Fingerprint, start_seconds: float
+) -> ServerInfo:
     return ServerInfo(
         version=__version__,
         start_seconds=start_seconds,
@@ -207,6 +216,8 @@ def _describe_server(config: ServiceConfig, model: LoadedModel, start_seconds: f
         exact_resume=fingerprint.is_exact,
         speculation=config.speculation,
         kv_dtype=name_of(model.model.kv_dtype),
+        num_host_cache_blocks=model.cache.num_host_cache_blocks,
+        num_disk_cache_blocks=model.cache.num_disk_cache_blocks,
     )
 
 

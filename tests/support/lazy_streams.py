@@ -23,6 +23,9 @@ class LazyEvent:
     def query(self) -> bool:
         return self.stream.num_done >= self.after
 
+    def synchronize(self) -> None:
+        self.come()
+
     def come(self) -> None:
         self.stream.run_until(self.after)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pageturner.service.core.memory.block import Block
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.memory.tiers import CacheTiers
 from pageturner.service.core.memory.transfers import TransferEnd
@@ -29,15 +28,6 @@ def _restore_without_copy(original: Any) -> Any:
         self.counts.restored += len(copies)
 
     return restore
-
-
-def _partial_spilled_as_full(original: Any) -> Any:
-    def spill(self: CacheTiers, block: Block) -> None:
-        num_tokens, block.num_partial_tokens = block.num_partial_tokens, 0
-        original(self, block)
-        block.num_partial_tokens = num_tokens
-
-    return spill
 
 
 def _found_before_it_is_read(original: Any) -> Any:
@@ -95,7 +85,6 @@ def _waits_for_ever(original: Any) -> Any:
 _PLANTED: tuple[tuple[str, Any, str, Callable[[Any], Any], str], ...] = (
     ("spill-without-copy", CacheTiers, "end_step", _spill_without_copy, "tokens"),
     ("restore-without-copy", CacheTiers, "restore", _restore_without_copy, "tokens"),
-    ("partial-spilled-as-full", CacheTiers, "spill", _partial_spilled_as_full, "tokens"),
     ("found-before-read", CacheTiers, "load", _found_before_it_is_read, "tiers"),
     ("failed-read-cached", CacheTiers, "end", _failed_read_is_cached, "tokens"),
     ("failed-spill-stays", CacheTiers, "fail_step", _failed_spill_stays, "tokens"),

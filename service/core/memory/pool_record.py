@@ -35,6 +35,13 @@ class PoolRecord:
         """The free and the pending ones. What is neither, and in no table, is evictable."""
         return tuple(self._free), tuple(self._pending)
 
+    def full_cached_blocks(self) -> list[tuple[bytes, int]]:
+        """(hash, block) of the full blocks that a hash finds: those let go last first, chains from their
+        heads."""
+        blocks = [b for b in self._blocks if b.block_hash is not None and not b.num_partial_tokens]
+        blocks.sort(key=lambda block: (-block.last_release.now, block.depth))
+        return [(block.block_hash, block.block_id) for block in blocks if block.block_hash is not None]
+
     def view(self) -> PoolView:
         """What policies see of the pool."""
         return PoolView(self.num_blocks, len(self._free), len(self._evictable), self.block_size)
