@@ -274,6 +274,8 @@ def load_config(
     if "model.source" in values:
         # Shells leave ~ alone in files, and in some flags; the loader may not ask where home is.
         values["model.source"] = os.path.expanduser(values["model.source"])
+    if values.get("cache.disk_cache_folder") is not None:
+        values["cache.disk_cache_folder"] = values["cache.disk_cache_folder"].expanduser()
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in values.items():
         sections[KEYS[name].section][KEYS[name].name] = value

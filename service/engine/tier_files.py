@@ -25,8 +25,6 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from pageturner.service.errors import PageturnerError
-
 MAGIC = b"ptkv-001"
 _HEAD = struct.Struct("<8s16s16sQ")
 """Magic, hash, seal, bytes of content."""
@@ -35,7 +33,7 @@ _SUFFIX = ".kv"
 _KEY_BYTES = 32
 
 
-class TierFolderUnusable(PageturnerError):
+class TierFolderUnusable(Exception):
     """The folder can't be made, read or written."""
 
 

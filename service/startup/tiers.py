@@ -46,7 +46,7 @@ def open_disk(
     block_bytes = model.block_bytes
     try:
         files = TierFiles(
-            config.disk_cache_folder.expanduser(),
+            config.disk_cache_folder,
             f"{fingerprint};layout={model.kv_cache.layout!r}",
             block_bytes,
         )

@@ -276,14 +276,15 @@ class CoreHarness:
         self.poison_free_blocks()
 
     @_move
-    def fail(self) -> None:
-        """Schedule a step and let it fail, after those before it have ended."""
+    def fail(self, *, moves_blocks: bool = True) -> None:
+        """Schedule a step and let it fail, after those before it have ended. moves_blocks: it had begun."""
         self.now += 1.0
         while self.in_flight:
             self.update()
         output = self._schedule()
         if output:
-            self.model.kv_cache.apply(output.block_copies)
+            if moves_blocks:
+                self.model.kv_cache.apply(output.block_copies)
             self.take(self.scheduler.fail_step(output, RuntimeError("planted"), self.now))
         self.check()
         self.poison_free_blocks()

@@ -113,6 +113,11 @@ class TieredMachine(ConversingMachine):
         for _ in range(3):
             self._step()
 
+    @precondition(lambda self: self.live.num_steps > 8)
+    @rule()
+    def fail_before_blocks_move(self) -> None:
+        self.live.fail(moves_blocks=False)
+
     def teardown(self) -> None:
         super().teardown()
         if self.harness is not None:
