@@ -12,7 +12,7 @@ from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.scheduling.fetching import Fetching
 from pageturner.service.core.scheduling.ledger import Ledger
 from support.bad_machines import PlantedBug
-from support.tier_machine import TieredMachine
+from support.tier_machine import DiskMachine, TieredMachine
 
 
 def _spill_without_copy(original: Any) -> Any:
@@ -82,19 +82,35 @@ def _waits_for_ever(original: Any) -> Any:
     return end
 
 
-# (name, owner, method, mistake, caught by, seed), as `PlantedBug` says.
-_PLANTED: tuple[tuple[str, Any, str, Callable[[Any], Any], str, int], ...] = (
-    ("spill-without-copy", CacheTiers, "end_step", _spill_without_copy, "tokens", 0),
-    ("restore-without-copy", CacheTiers, "restore", _restore_without_copy, "tokens", 0),
-    ("found-before-read", CacheTiers, "load", _found_before_it_is_read, "tiers", 1),
-    ("failed-read-cached", CacheTiers, "end", _failed_read_is_cached, "tokens", 5),
-    ("failed-spill-stays", CacheTiers, "fail_step", _failed_spill_stays, "tokens", 6),
-    ("host-room-promised-twice", Ledger, "can_hold", _host_room_promised_twice, "OutOfBlocks", 24),
-    ("one-block-for-all", Ledger, "restore_block", _one_block_for_all, "OutOfBlocks", 0),
-    ("restored-in-another-order", BlockManager, "restore", _restored_in_another_order, "tokens", 0),
-    ("waits-for-ever", Fetching, "end", _waits_for_ever, "fetching", 0),
+# (name, owner, method, mistake, caught by, machine, seed), as `PlantedBug` says.
+_PLANTED: tuple[tuple[str, Any, str, Callable[[Any], Any], str, type[TieredMachine], int], ...] = (
+    ("spill-without-copy", CacheTiers, "end_step", _spill_without_copy, "tokens", TieredMachine, 0),
+    ("restore-without-copy", CacheTiers, "restore", _restore_without_copy, "tokens", TieredMachine, 0),
+    (
+        "restored-in-another-order",
+        BlockManager,
+        "restore",
+        _restored_in_another_order,
+        "tokens",
+        TieredMachine,
+        0,
+    ),
+    ("failed-spill-stays", CacheTiers, "fail_step", _failed_spill_stays, "tokens", TieredMachine, 6),
+    ("one-block-for-all", Ledger, "restore_block", _one_block_for_all, "OutOfBlocks", TieredMachine, 0),
+    (
+        "host-room-promised-twice",
+        Ledger,
+        "can_hold",
+        _host_room_promised_twice,
+        "OutOfBlocks",
+        TieredMachine,
+        24,
+    ),
+    ("found-before-read", CacheTiers, "load", _found_before_it_is_read, "tiers", DiskMachine, 0),
+    ("failed-read-cached", CacheTiers, "end", _failed_read_is_cached, "tokens", DiskMachine, 0),
+    ("waits-for-ever", Fetching, "end", _waits_for_ever, "fetching", DiskMachine, 0),
 )
 TIER_BUGS = tuple(
-    PlantedBug(name, owner, method, mistake, caught_by, machine=TieredMachine, seed=seed)
-    for name, owner, method, mistake, caught_by, seed in _PLANTED
+    PlantedBug(name, owner, method, mistake, caught_by, machine=machine, seed=seed)
+    for name, owner, method, mistake, caught_by, machine, seed in _PLANTED
 )

@@ -29,6 +29,7 @@ class TieredMachine(ConversingMachine):
     """A small pool over a host tier, with a disk or without. totals: of all runs of this class."""
 
     totals: ClassVar[dict[str, int]] = {}
+    is_all_on_disk: ClassVar[bool] = False
 
     @initialize(
         policies=policy_sets(),
@@ -62,6 +63,8 @@ class TieredMachine(ConversingMachine):
         favoured: dict[str, Any] = {
             axis: registry.create(axis, name) for axis, name in self.favoured_policies
         }
+        if self.is_all_on_disk:
+            has_disk, num_swap_blocks, num_cache_blocks = True, 0, min(num_cache_blocks, 4)
         self.harness = CoreHarness(
             replace(policies, **favoured),
             num_blocks=num_blocks,
@@ -128,3 +131,9 @@ class TieredMachine(ConversingMachine):
                 "num_spilled_blocks_total",
             ):
                 self.totals[name] = self.totals.get(name, 0) + getattr(stats, name)
+
+
+class DiskMachine(TieredMachine):
+    """The same with a disk in each run, behind so small a host that much of it comes back from there."""
+
+    is_all_on_disk = True
