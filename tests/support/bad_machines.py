@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pageturner.policies.interfaces import Reclaim
+from pageturner.service.core.beam_search import BeamGroup
 from pageturner.service.core.memory.block import Release
 from pageturner.service.core.memory.block_manager import BlockManager, blocks_for
 from pageturner.service.core.memory.block_pool import BlockPool
@@ -19,12 +20,13 @@ from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.outputs import BlockCopies, BlockCopy
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import attempt as attempt_module
+from pageturner.service.core.scheduling.beams import BeamProcessor
 from pageturner.service.core.scheduling.committer import Committer
 from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.step_plan import PlannedAdmission, Preemption
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.model.kv_cache import KvCache
-from support.scheduler_machine import ConversingMachine, SchedulerMachine
+from support.scheduler_machine import ConversingMachine, SchedulerMachine, SearchingMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +288,43 @@ def _partial_length_is_kept(original: Any) -> Any:
     return remove_length
 
 
+def _beam_shares_full_blocks_only(original: Any) -> Any:
+    def branch(self: BeamProcessor, parent: Sequence, child: Sequence) -> None:
+        original(self, parent, child)
+        num_full = child.num_kv_tokens // self._manager.block_size
+        self._manager.truncate(child, num_full, Release())
+
+    return branch
+
+
+def _beam_keeps_the_progress_of_the_dead(original: Any) -> Any:
+    def branch(self: BeamProcessor, parent: Sequence, child: Sequence) -> None:
+        cached, hashes = child.num_cached_blocks, child.block_hashes
+        original(self, parent, child)
+        child.num_cached_blocks, child.block_hashes = min(cached, child.num_cached_blocks), hashes
+
+    return branch
+
+
+def _beam_takes_tokens_without_their_blocks(original: Any) -> Any:
+    def branch(self: BeamProcessor, parent: Sequence, child: Sequence) -> None:
+        tokens = list(child.tokens)
+        original(self, parent, child)
+        child.tokens[: len(tokens)] = tokens
+
+    return branch
+
+
+def _told_before_it_is_settled(original: Any) -> Any:
+    def settle(self: BeamProcessor, request: Request, group: BeamGroup, events: Any) -> None:
+        shared = request.num_shared_tokens
+        request.num_shared_tokens = min(shared + 1, len(request.sequences[0].tokens))
+        original(self, request, group, events)
+        request.num_shared_tokens = shared
+
+    return settle
+
+
 ONE_LONG_PROMPT = (("prompt", (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)), ("salt", ""), ("bypass", False))
 CHOICES = (("n", 2),)
 SWAPS_UNDER_PRESSURE = (("admission", "first-chunk"), ("reclaim", "always-swap"))
@@ -410,5 +449,37 @@ PLANTED_BUGS = (
         _partial_length_is_kept,
         "partial",
         machine=ConversingMachine,
+    ),
+    PlantedBug(
+        "beam-shares-full-blocks-only",
+        BeamProcessor,
+        "_branch",
+        _beam_shares_full_blocks_only,
+        "tokens|IndexError|write",
+        machine=SearchingMachine,
+    ),
+    PlantedBug(
+        "beam-keeps-the-progress-of-the-dead",
+        BeamProcessor,
+        "_branch",
+        _beam_keeps_the_progress_of_the_dead,
+        "tokens|inspection|chain",
+        machine=SearchingMachine,
+    ),
+    PlantedBug(
+        "beam-takes-tokens-without-their-blocks",
+        BeamProcessor,
+        "_branch",
+        _beam_takes_tokens_without_their_blocks,
+        "tokens|beams",
+        machine=SearchingMachine,
+    ),
+    PlantedBug(
+        "told-before-it-is-settled",
+        BeamProcessor,
+        "_settle",
+        _told_before_it_is_settled,
+        "tokens",
+        machine=SearchingMachine,
     ),
 )

@@ -1,0 +1,164 @@
+"""Beam searches over the wire: the answers of the search, settled text early, refusals by field."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.beam_reference import expected_answers
+from support.fake_model import Stop
+from support.real_service import RealService, real_service
+
+from pageturner.service.client import (
+    BeamSearch,
+    ChoiceFinishedEvent,
+    Completion,
+    EarlyStopping,
+    FinishedEvent,
+    FinishReason,
+    SyncClient,
+    TokenEvent,
+)
+from pageturner.service.client.partial_answer import PartialAnswer
+from pageturner.service.errors import InvalidArgument, RequestAborted
+from pageturner.v1 import generation_pb2 as pb
+from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
+
+PROMPT = (0, 1, 2, 0)
+SEARCH = BeamSearch(3, 0.5, EarlyStopping.NEVER)
+OPTIONS: dict[str, Any] = {"max_tokens": 9, "stop_token_ids": (5,), "n": 3}
+ANSWERS = expected_answers(PROMPT, SEARCH, Stop(9, 0, (5,)))
+
+
+def assert_expected(completion: Completion) -> None:
+    assert [[token.token_id for token in choice.tokens] for choice in completion.choices] == [
+        tokens for tokens, _ in ANSWERS
+    ]
+    assert [choice.score for choice in completion.choices] == [score for _, score in ANSWERS]
+    assert completion.usage.num_output_tokens == sum(len(tokens) for tokens, _ in ANSWERS)
+
+
+async def test_whole_answers_come_best_first_with_their_scores() -> None:
+    async with real_service() as service:
+        completion = await service.client.generate(PROMPT, beam_search=SEARCH, **OPTIONS)
+        assert_expected(completion)
+        for choice, (tokens, _) in zip(completion.choices, ANSWERS, strict=True):
+            is_stopped = tokens[-1] == 5
+            assert choice.reason is (FinishReason.STOP if is_stopped else FinishReason.LENGTH)
+            assert choice.matched == (5 if is_stopped else None)
+        load = await service.client.load()
+        assert load.num_beam_selections_total > 0
+        assert 0 < load.num_beam_blocks_total < load.num_beam_table_entries_total
+
+
+async def test_the_client_without_a_loop_takes_a_mapping() -> None:
+    async with real_service() as service:
+
+        def ask() -> Completion:
+            with SyncClient(service.target) as client:
+                return client.generate(
+                    PROMPT,
+                    beam_search={"width": 3, "length_penalty": 0.5, "early_stopping": "never"},
+                    **OPTIONS,
+                )
+
+        assert_expected(await asyncio.to_thread(ask))
+
+
+async def test_a_stream_tells_early_what_all_answers_begin_with() -> None:
+    async with real_service() as service:
+        events = [e async for e in service.client.stream(PROMPT, beam_search=SEARCH, **OPTIONS)]
+        told: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        ends = [event for event in events if isinstance(event, ChoiceFinishedEvent)]
+        for event in events:
+            if isinstance(event, TokenEvent):
+                told[event.index] += [token.token_id for token in event.tokens]
+        assert [told[index] for index in range(3)] == [tokens for tokens, _ in ANSWERS]
+        assert [event.score for event in ends] == [score for _, score in ANSWERS]
+        assert isinstance(events[-1], FinishedEvent)
+
+
+async def test_tokens_that_are_settled_come_before_the_search_ends() -> None:
+    async with real_service() as service:
+        settled = 0
+        for first in range(3):
+            stream = service.client.stream((first, 1), max_tokens=12, beam_search=BeamSearch(2))
+            events = [e async for e in stream]
+            first_tokens = [e for e in events if isinstance(e, TokenEvent) and e.tokens]
+            settled += len(first_tokens) > 1
+        assert settled
+
+
+async def test_log_probabilities_come_with_the_tokens_that_were_chosen() -> None:
+    async with real_service() as service:
+        options = OPTIONS | {"logprobs": 2}
+        completion = await service.client.generate(PROMPT, beam_search=SEARCH, **options)
+        assert_expected(completion)
+        for choice, (tokens, score) in zip(completion.choices, ANSWERS, strict=True):
+            total = sum(token.logprob or 0.0 for token in choice.tokens)
+            assert total / len(tokens) ** 0.5 == pytest.approx(score)
+            assert {len(token.top_logprobs) for token in choice.tokens} == {2}
+
+
+async def test_a_search_that_is_aborted_leaves_nothing() -> None:
+    async with real_service() as service:
+        service.hold_steps()
+        stream = service.client.stream(PROMPT, beam_search=SEARCH, request_id="gone", **OPTIONS)
+        events = aiter(stream)
+        await anext(events)
+        await service.run_steps(3)
+        await service.client.abort("gone")
+        service.release_steps()
+        with pytest.raises(RequestAborted):
+            [event async for event in events]
+        await service.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("sampling.beam_search.width", {"beam_search": BeamSearch(9)}),
+        ("sampling.beam_search.width", {"beam_search": {}}),
+        ("sampling.beam_search.length_penalty", {"beam_search": BeamSearch(2, float("inf"))}),
+        ("sampling.n", {"beam_search": BeamSearch(2), "n": 3}),
+        ("sampling.temperature", {"beam_search": BeamSearch(2), "temperature": 0.5}),
+        ("sampling.stop", {"beam_search": BeamSearch(2), "stop": "x"}),
+        ("sampling.beam_search.early_stopping", {"beam_search": {"width": 2, "early_stopping": "soon"}}),
+        ("sampling.beam_search.width", {"beam_search": {"width": -1}}),
+        ("sampling.beam_search.width", {"beam_search": {"width": 2.5}}),
+        ("sampling.max_tokens", {"beam_search": BeamSearch(8), "max_tokens": 40}),
+    ],
+)
+async def test_what_cannot_be_searched_is_refused_by_its_field(field: str, options: dict[str, Any]) -> None:
+    async with real_service() as service:
+        with pytest.raises(InvalidArgument) as caught:
+            await service.client.generate(PROMPT, **options)
+        assert caught.value.field == field
+        await service.until_idle()
+
+
+async def test_an_option_that_a_search_has_not_is_a_programming_error() -> None:
+    async with real_service() as service:
+        with pytest.raises(TypeError, match="no option 'beams'"):
+            await service.client.generate(PROMPT, beam_search={"beams": 2})  # type: ignore[typeddict-unknown-key]
+
+
+async def refused_resume(service: RealService, request: pb.GenerateStreamRequest) -> None:
+    request.resume.CopyFrom(pb.Resume(seed=1, fingerprint="x", choices=[pb.ReceivedChoice()]))
+    stream = GenerationServiceStub(service.channel).GenerateStream(request)
+    with pytest.raises(Exception, match="begins anew"):
+        [message async for message in stream]
+
+
+async def test_a_search_is_not_resumed_and_says_so_from_the_start() -> None:
+    async with real_service() as service:
+        request = pb.GenerateStreamRequest(
+            prompt=pb.Prompt(token_ids=pb.TokenIds(ids=PROMPT)),
+            sampling=pb.SamplingParams(max_tokens=4, beam_search=pb.BeamSearch(width=2)),
+        )
+        answer = PartialAnswer(request)
+        async for message in GenerationServiceStub(service.channel).GenerateStream(request):
+            answer.take(message)
+        assert not answer.can_be_resumed
+        await refused_resume(service, request)
