@@ -166,6 +166,8 @@ class _RequestHistory:
             facts.append(f"resumed with {known} of them")
         if request.n > 1:
             facts.append(f"{request.n} choices")
+        if request.beam_search is not None:
+            facts.append(f"the best of {request.beam_search.width} beams")
         if request.priority:
             facts.append(f"priority {request.priority}")
         if request.tenant:

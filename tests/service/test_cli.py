@@ -121,6 +121,7 @@ def test_the_configuration_printed_is_one_that_reads_back(
         (["plan", "--num-layers=0", "--num-kv-heads=2", "--head-dim=8"], "num_layers"),
         (["generate", "hi", "--target=x:1", "--block-size=8"], "--block-size"),
         (["generate", "hi", "--target="], "HOST:PORT"),
+        (["generate", "hi", "--target=x:1", "--length-penalty=2"], "--beam-width"),
         (["plan", f"--num-layers={10**400}", "--num-kv-heads=2", "--head-dim=8"], "num_layers"),
         (["explain", "x", "--file="], "cannot read"),
     ],

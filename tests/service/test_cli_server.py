@@ -94,6 +94,15 @@ def test_generate_streams_text(server: RunningServer) -> None:
     assert answer["usage"]["num_output_tokens"] == len(answer["choices"][0]["token_ids"]) > 0
 
 
+def test_generate_shows_the_best_answers_of_a_search(server: RunningServer) -> None:
+    words = ["generate", "hello", f"--target={server.target}", "--max-tokens=8", "--n=2", "--beam-width=3"]
+    found = run(*words, "--length-penalty=0", "--early-stopping=never", "--json")
+    assert found.returncode == 0, found.stderr
+    scores = [choice["score"] for choice in json.loads(found.stdout)["choices"]]
+    assert scores == sorted(scores, reverse=True)
+    assert f"score {scores[0]:.4f}" in run(*words, "--length-penalty=0", "--early-stopping=never").stdout
+
+
 def test_generate_reads_a_raw_prompt_from_standard_input(server: RunningServer) -> None:
     words = (
         "generate",
