@@ -198,8 +198,8 @@ class CpuDecoder:
         """token_ids int64 [T], logit_rows int64 [R] of rows -> logits float32 [R, vocab_size].
 
         Writes the KV of every row that has a slot into pool [num_blocks, num_layers, 2, num_kv_heads,
-        block_size, head_dim], float32 or bfloat16, or one of codes. adapters: which row has which of them. Not
-        for two threads at once. Raises MemoryError for a step that the system has no memory for.
+        block_size, head_dim], float32 or bfloat16, or one of codes. adapters: which row has which of them.
+        Not for two threads at once. Raises MemoryError for a step that the system has no memory for.
         """
         num_rows = batch.slot_mapping.shape[0]
         self._check_step(token_ids, batch, logit_rows, pool)

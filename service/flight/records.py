@@ -74,8 +74,9 @@ class RecordedRequest:
     """All of a request that scheduling depends on, nothing of what it says.
 
     block_names: of the full blocks of its prompt; none if it was refused. max_tokens: as asked for, None if
-    left open. n: choices that are sampled for it, or told of a beam search. resumed: by choice, of an answer that began elsewhere; or, where
-    is_scoring, of the continuations that are scored. scores_prompt: whether the prompt is scored.
+    left open. n: choices that are sampled for it, or told of a beam search. resumed: by choice, of an answer
+    that began elsewhere; or, where is_scoring, of the continuations that are scored. scores_prompt: whether
+    the prompt is scored.
     """
 
     request_id: str

@@ -297,15 +297,6 @@ def _beam_shares_full_blocks_only(original: Any) -> Any:
     return branch
 
 
-def _beam_keeps_the_progress_of_the_dead(original: Any) -> Any:
-    def branch(self: BeamProcessor, parent: Sequence, child: Sequence) -> None:
-        cached, hashes = child.num_cached_blocks, child.block_hashes
-        original(self, parent, child)
-        child.num_cached_blocks, child.block_hashes = min(cached, child.num_cached_blocks), hashes
-
-    return branch
-
-
 def _beam_takes_tokens_without_their_blocks(original: Any) -> Any:
     def branch(self: BeamProcessor, parent: Sequence, child: Sequence) -> None:
         tokens = list(child.tokens)
@@ -456,14 +447,6 @@ PLANTED_BUGS = (
         "_branch",
         _beam_shares_full_blocks_only,
         "tokens|IndexError|write",
-        machine=SearchingMachine,
-    ),
-    PlantedBug(
-        "beam-keeps-the-progress-of-the-dead",
-        BeamProcessor,
-        "_branch",
-        _beam_keeps_the_progress_of_the_dead,
-        "tokens|inspection|chain",
         machine=SearchingMachine,
     ),
     PlantedBug(
