@@ -141,7 +141,7 @@ async def test_what_cannot_be_searched_is_refused_by_its_field(field: str, optio
 async def test_an_option_that_a_search_has_not_is_a_programming_error() -> None:
     async with real_service() as service:
         with pytest.raises(TypeError, match="no option 'beams'"):
-            await service.client.generate(PROMPT, beam_search={"beams": 2})  # type: ignore[typeddict-unknown-key]
+            await service.client.generate(PROMPT, beam_search={"beams": 2})  # type: ignore[arg-type]
 
 
 async def refused_resume(service: RealService, request: pb.GenerateStreamRequest) -> None:
