@@ -345,7 +345,10 @@ def from_server_info(info: admin_pb2.GetServerInfoResponse) -> ServerInfo:
 def _speculation(info: admin_pb2.GetServerInfoResponse) -> SpeculationOptions:
     if not info.HasField("speculation"):  # a server that knows of none
         return SpeculationOptions()
-    return SpeculationOptions(**field_values(SpeculationOptions, info.speculation))
+    values = field_values(SpeculationOptions, info.speculation)
+    if not info.speculation.HasField("row_cost"):
+        values["row_cost"] = None
+    return SpeculationOptions(**values)
 
 
 def _products(products: admin_pb2.Products) -> ProductsInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pageturner.service.core.drafting.draft_counts import MAX_DRAFT_TOKENS
+from pageturner.service.core.drafting.draft_counts import LEAST_ROW_COST, MAX_DRAFT_TOKENS
 from pageturner.service.errors import ConfigError
 
 
@@ -91,6 +91,8 @@ class SpeculationOptions:
     """Equal tokens beyond which a match is no better."""
     min_ngram: int = 2
     """Equal tokens that are a match at least."""
+    row_cost: float | None = None
+    """What one more row adds to a step, as a share of a step of one row. Unset: measured at the start."""
 
     def __post_init__(self) -> None:
         bounds = (("num_tokens", MAX_DRAFT_TOKENS), ("max_ngram", 64), ("min_ngram", self.max_ngram))
@@ -98,6 +100,9 @@ class SpeculationOptions:
             value = getattr(self, name)
             if not 1 <= value <= most:
                 raise ConfigError(f"speculation.{name}", f"{value} is not in [1, {most}]")
+        if self.row_cost is not None and not LEAST_ROW_COST <= self.row_cost <= 1:
+            reason = f"{self.row_cost} is not in [{LEAST_ROW_COST}, 1]"
+            raise ConfigError("speculation.row_cost", reason)
 
 
 NO_SPECULATION = SpeculationOptions()

@@ -9,9 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pageturner.policies.views import Rates
-from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
+from pageturner.service.core.drafting.draft_counts import LEAST_ROW_COST
+from pageturner.service.core.outputs import (
+    BlockCopies,
+    BlockCopy,
+    SampleRow,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+from pageturner.service.core.sampling_params import SamplingParams
 
 _REPEATS = 4
+
+_MORE_ROWS, _ROWS_CONTEXT, _ROW_REPEATS = 5, 256, 8
+"""Of a step with drafts: some, in the middle of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,30 @@ def measure_rates(target: CalibrationTarget) -> Rates:
     )
 
 
+def measure_row_cost(target: CalibrationTarget) -> float:
+    """What one more row of a sequence, its logits included, adds to a step: a share of a step of one row."""
+    capacity = min(target.num_blocks * target.block_size, target.max_model_len)
+    num_more = min(_MORE_ROWS, capacity - 1, target.max_num_batched_tokens - 1)
+    if num_more < 1:
+        return 1.0
+    start = min(_ROWS_CONTEXT, capacity - 1 - num_more)
+    steps = [_step(target, rows, start, is_sampled=True) for rows in (1, 1 + num_more)]
+    for step in steps:
+        target.forward(step)  # the first run pays for caches
+    # In turns, so that a busy neighbour meets both.
+    one = many = float("inf")
+    for _ in range(_ROW_REPEATS):
+        one = min(one, _once(target, steps[0]))
+        many = min(many, _once(target, steps[1]))
+    return max(LEAST_ROW_COST, min(1.0, (many / one - 1.0) / num_more))
+
+
+def _once(target: CalibrationTarget, step: SchedulerOutput) -> float:
+    started = target.timer()
+    target.forward(step)
+    return max(target.timer() - started, 1e-9)
+
+
 def _seconds(target: CalibrationTarget, work: Callable[[], object]) -> float:
     def once() -> float:
         started = target.timer()
@@ -98,7 +133,10 @@ def _seconds(target: CalibrationTarget, work: Callable[[], object]) -> float:
     return min(once() for _ in range(_REPEATS))
 
 
-def _step(target: CalibrationTarget, num_tokens: int, start: int = 0) -> SchedulerOutput:
+def _step(
+    target: CalibrationTarget, num_tokens: int, start: int = 0, *, is_sampled: bool = False
+) -> SchedulerOutput:
+    """is_sampled: logits of every row are wanted, as of drafts, else of none."""
     num_blocks = -(-(start + num_tokens) // target.block_size)
     sequence = ScheduledSequence(
         seq_id=-1,
@@ -108,6 +146,7 @@ def _step(target: CalibrationTarget, num_tokens: int, start: int = 0) -> Schedul
         start=start,
         write_start=start,
         block_table=tuple(range(num_blocks)),
-        samples=(),
+        samples=(SampleRow(-1, 0, 0, 0, SamplingParams()),) if is_sampled else (),
+        num_drafts=num_tokens - 1 if is_sampled else 0,
     )
     return SchedulerOutput(step_id=-1, scheduled=(sequence,))

@@ -17,7 +17,7 @@ from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
 from pageturner.policies.views import Rates
 from pageturner.service.config import LoadedConfig
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.options import NO_SPECULATION, CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.engine.api import ModelInfo
 from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.tokenizer import Tokenizer
@@ -34,7 +34,13 @@ from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.sizes import format_size
-from pageturner.service.startup.calibration import CPU_WORK, GPU_WORK, CalibrationTarget, measure_rates
+from pageturner.service.startup.calibration import (
+    CPU_WORK,
+    GPU_WORK,
+    CalibrationTarget,
+    measure_rates,
+    measure_row_cost,
+)
 from pageturner.service.startup.container import (
     anonymous_memory,
     machine_memory,
@@ -57,7 +63,8 @@ class LoadedModel:
 
     limits: as configured, with max_model_len as the model allows. rates: measured on this machine.
     tokenizer: None for a model that has none. products: what its matrix products are computed with, and why.
-    deterministic: whether a row's bits are promised not to depend on its batch.
+    deterministic: whether a row's bits are promised not to depend on its batch. speculation: as configured,
+    with the cost of a row as it was measured.
     """
 
     artifacts: ModelArtifacts
@@ -73,6 +80,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     products: ProductChoice
     deterministic: bool
+    speculation: SpeculationOptions = NO_SPECULATION
 
     @property
     def block_bytes(self) -> int:
@@ -130,7 +138,10 @@ def load_model(
     graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
     runner = Runner(model, kv_cache, graphs)
     on_stage("KV cache")
-    rates = _measure(runner, kv_cache, cache, limits, backend)
+    target = _calibration_target(runner, kv_cache, cache, limits, backend)
+    rates, speculation = measure_rates(target), config.speculation
+    if speculation.method != "none" and speculation.row_cost is None:
+        speculation = replace(speculation, row_cost=measure_row_cost(target))
     on_stage("warm-up and rates")
     tokenizer = load_tokenizer(artifacts)
     report_model_files(artifacts, model.vocab_size, tokenizer, logger)
@@ -148,6 +159,7 @@ def load_model(
         tokenizer,
         replace(settled.choice, name=artifacts.dtype) if artifacts.packed is None else settled.choice,
         built.deterministic,
+        speculation,
     )
 
 
@@ -196,22 +208,20 @@ def _place_weights(
         raise ModelError(f"{artifacts.name} does not fit on {backend.device}: {error}") from error
 
 
-def _measure(
+def _calibration_target(
     runner: Runner, kv_cache: KvCache, cache: CacheOptions, limits: SchedulerOptions, backend: Backend
-) -> Rates:
-    return measure_rates(
-        CalibrationTarget(
-            forward=_finished(runner.forward, backend),
-            apply=_finished(kv_cache.apply, backend),
-            timer=time.perf_counter,
-            block_size=cache.block_size,
-            block_bytes=kv_cache.layout.block_bytes,
-            num_blocks=cache.num_blocks,
-            num_host_blocks=cache.num_host_blocks,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            work=GPU_WORK if backend.device.type == "cuda" else CPU_WORK,
-        )
+) -> CalibrationTarget:
+    return CalibrationTarget(
+        forward=_finished(runner.forward, backend),
+        apply=_finished(kv_cache.apply, backend),
+        timer=time.perf_counter,
+        block_size=cache.block_size,
+        block_bytes=kv_cache.layout.block_bytes,
+        num_blocks=cache.num_blocks,
+        num_host_blocks=cache.num_host_blocks,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        work=GPU_WORK if backend.device.type == "cuda" else CPU_WORK,
     )
 
 

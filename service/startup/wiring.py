@@ -149,7 +149,7 @@ def build_scheduler(
         hash_key=secrets.token_bytes(16) if disk is None else disk.key,
         shadows=config.policies.create_shadows(),
         watch=CallWatch(time.perf_counter, escapes=()),
-        speculation=config.speculation,
+        speculation=model.speculation,
         disk=None if disk is None else disk.tier,
     )
     if recording is not None:
@@ -161,7 +161,7 @@ def build_scheduler(
         return scheduler, None
     recorder = FlightRecorder(
         scheduler,
-        Setting(__version__, model.limits, model.cache, model.rates, depth, config.speculation),
+        Setting(__version__, model.limits, model.cache, model.rates, depth, model.speculation),
         config.engine.flight_recorder_steps,
     )
     prefix = f"flight-{os.getpid()}-{secrets.token_hex(4)}"
@@ -214,7 +214,7 @@ def _describe_server(
         model_name=model.artifacts.name,
         fingerprint=fingerprint.text,
         exact_resume=fingerprint.is_exact,
-        speculation=config.speculation,
+        speculation=model.speculation,
         kv_dtype=name_of(model.model.kv_dtype),
         num_host_cache_blocks=model.cache.num_host_cache_blocks,
         num_disk_cache_blocks=model.cache.num_disk_cache_blocks,

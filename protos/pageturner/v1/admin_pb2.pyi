@@ -122,16 +122,18 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("method", "num_tokens", "max_ngram", "min_ngram")
+    __slots__ = ("method", "num_tokens", "max_ngram", "min_ngram", "row_cost")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NGRAM_FIELD_NUMBER: _ClassVar[int]
     MIN_NGRAM_FIELD_NUMBER: _ClassVar[int]
+    ROW_COST_FIELD_NUMBER: _ClassVar[int]
     method: str
     num_tokens: int
     max_ngram: int
     min_ngram: int
-    def __init__(self, method: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_ngram: _Optional[int] = ..., min_ngram: _Optional[int] = ...) -> None: ...
+    row_cost: float
+    def __init__(self, method: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_ngram: _Optional[int] = ..., min_ngram: _Optional[int] = ..., row_cost: _Optional[float] = ...) -> None: ...
 
 class Products(_message.Message):
     __slots__ = ("name", "reason", "measured", "warning")

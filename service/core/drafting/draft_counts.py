@@ -13,6 +13,10 @@ from dataclasses import dataclass
 MAX_DRAFT_TOKENS = 64
 """Of one sequence in a step, whoever asks."""
 
+LEAST_ROW_COST, USUAL_ROW_COST = 0.001, 0.1
+"""Of one more row, as a share of a step of one row: what is measured is no less, and what is taken where
+nothing was."""
+
 FIRST_ODDS = 0.75
 """Odds that a sequence begins with: enough to be tried where rows are cheap."""
 
@@ -29,24 +33,30 @@ KEPT_RATE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step without drafts. seconds: it takes. row_seconds: one more row takes. num_samples: tokens it
-    yields. num_others: sequences in it that can have no drafts."""
+    """A step without drafts, in units of a step of one row. seconds: it takes. row_cost: one more row takes.
+    num_samples: tokens it yields."""
 
     seconds: float
-    row_seconds: float
+    row_cost: float
     num_samples: int
-    num_others: int
+
+    @classmethod
+    def of(cls, num_rows: int, num_samples: int, row_cost: float) -> StepCost:
+        """A step of so many rows, num_samples of them sampled."""
+        return cls(1.0 + row_cost * (num_rows - 1), row_cost, num_samples)
 
     @property
     def least_odds(self) -> float:
         """A single draft of no better odds costs more tokens a second than it brings."""
-        return self.row_seconds * self.num_samples / self.seconds
+        return self.row_cost * self.num_samples / self.seconds
 
 
-def draft_counts(found: Sequence[tuple[float, int]], step: StepCost, max_rows: int) -> list[int]:
+def draft_counts(
+    found: Sequence[tuple[float, int]], step: StepCost, max_rows: int, *, has_others: bool
+) -> list[int]:
     """For each (odds, drafts found) of a sequence how many of its drafts to verify, max_rows in all at most.
 
-    odds: that a draft comes true if those before it did.
+    odds: that a draft comes true if those before it did. has_others: the step has sequences without drafts.
     """
     chances = [
         (odds**count, place) for place, (odds, most) in enumerate(found) for count in range(1, most + 1)
@@ -55,24 +65,25 @@ def draft_counts(found: Sequence[tuple[float, int]], step: StepCost, max_rows: i
     taken: list[tuple[float, int]] = []
     num_tokens, seconds = float(step.num_samples), step.seconds
     for chance in chances[:max_rows]:
-        if chance[0] * seconds <= step.row_seconds * num_tokens:
+        if chance[0] * seconds <= step.row_cost * num_tokens:
             break
         taken.append(chance)
         num_tokens += chance[0]
-        seconds += step.row_seconds
-    return _spare_others(taken, len(found), step)
+        seconds += step.row_cost
+    return _spare_the_slowest(taken, len(found), step, has_others)
 
 
-def _spare_others(taken: list[tuple[float, int]], num_found: int, step: StepCost) -> list[int]:
+def _spare_the_slowest(
+    taken: list[tuple[float, int]], num_found: int, step: StepCost, has_others: bool
+) -> list[int]:
     """Drop the least likely rows until no sequence of the step loses more than it may."""
     while True:
         counts, expected = [0] * num_found, [1.0] * num_found
         for chance, place in taken:
             counts[place] += 1
             expected[place] += chance
-        slowest = 1.0 if step.num_others else min(expected, default=1.0)
-        longest = step.seconds * max(1.0, slowest / KEPT_RATE)
-        num_rows = int((longest - step.seconds) / step.row_seconds)
+        slowest = 1.0 if has_others else min(expected)
+        num_rows = int(step.seconds * max(0.0, slowest / KEPT_RATE - 1.0) / step.row_cost)
         if len(taken) <= num_rows:
             return counts
         del taken[num_rows:]

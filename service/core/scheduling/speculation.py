@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from pageturner.service.core.drafting.draft_counts import (
+    USUAL_ROW_COST,
     StepCost,
     draft_counts,
     learned_odds,
@@ -61,23 +62,25 @@ class Speculation:
     def __init__(self, state: SchedulerState, options: SpeculationOptions, drafter: Drafter) -> None:
         self._state = state
         self._num_tokens = options.num_tokens
+        self._row_cost = options.row_cost or USUAL_ROW_COST
         self._drafter = drafter
 
     def add_drafts(self, output: SchedulerOutput) -> SchedulerOutput:
         """A step just committed, with drafts behind those of its sequences that are worth their time."""
-        state = self._state
-        max_rows = state.options.max_num_batched_tokens - output.num_tokens
-        cost = self._cost(output)
+        state, num_rows = self._state, output.num_tokens
         state.found_drafts = {}
-        if max_rows <= 0 or not cost.num_samples:
+        num_samples = sum(len(part.samples) for part in output.scheduled)
+        max_rows = state.options.max_num_batched_tokens - num_rows
+        if max_rows <= 0 or not num_samples:
             return output
+        cost = StepCost.of(num_rows, num_samples, self._row_cost)
         found = self._find(output, cost.least_odds, min(self._num_tokens, max_rows))
         if not found:
             return output
-        cost = replace(cost, num_others=len(output.scheduled) - len(found))
         odds = [(sequence.draft_odds, len(drafts)) for _, sequence, drafts in found]
+        counts = draft_counts(odds, cost, max_rows, has_others=len(found) < len(output.scheduled))
         scheduled, num_drafts = list(output.scheduled), 0
-        for (place, sequence, drafts), count in zip(found, draft_counts(odds, cost, max_rows), strict=True):
+        for (place, sequence, drafts), count in zip(found, counts, strict=True):
             if count:
                 scheduled[place] = self._with_drafts(scheduled[place], sequence, drafts[:count])
                 num_drafts += sequence.num_drafts
@@ -85,16 +88,6 @@ class Speculation:
         state.counters["drafted_tokens"] += num_drafts
         state.pace.new_output_tokens += num_drafts
         return replace(output, scheduled=tuple(scheduled))
-
-    def _cost(self, output: SchedulerOutput) -> StepCost:
-        """What the step takes as it is, and what a row more does, by the prices that steps are learned to
-        have."""
-        pace = self._state.pace
-        num_rows = sum(len(part.token_ids) == 1 for part in output.scheduled)
-        num_prompt = output.num_tokens - num_rows
-        seconds = pace.step + num_rows * pace.output_token + num_prompt * pace.prompt_token
-        num_samples = sum(len(part.samples) for part in output.scheduled)
-        return StepCost(seconds, pace.output_token, num_samples, num_others=0)
 
     def _find(
         self, output: SchedulerOutput, least_odds: float, most: int
