@@ -15,7 +15,7 @@ from support.core_harness import CoreHarness
 from support.fake_model import ALPHABET, expected_tokens
 from support.scheduler_machine import KNOWN, ConversingMachine, requests
 
-SPECULATION = SpeculationOptions("ngram", num_tokens=5, min_ngram=1)
+SPECULATION = SpeculationOptions("ngram", num_tokens=5, min_ngram=1, row_cost=0.05)
 
 _expected_tokens = functools.lru_cache(maxsize=4096)(expected_tokens)
 

@@ -12,6 +12,7 @@ from pageturner.service.startup.calibration import (
     CalibrationTarget,
     CalibrationWork,
     measure_rates,
+    measure_row_cost,
 )
 
 FIXED, A_TOKEN, A_CONTEXT, A_COPY = 0.01, 0.002, 3e-6, 0.004
@@ -93,3 +94,28 @@ def test_a_tiny_pool_is_measured_within_its_bounds(num_blocks: int, workload: Ca
 def test_without_a_host_pool_nothing_is_copied() -> None:
     rates = KnownMachine(num_blocks=8, num_host_blocks=0).measure()
     assert rates.swap_out_bytes_per_second == Rates().swap_out_bytes_per_second
+
+
+@pytest.mark.parametrize(("max_model_len", "fixed"), [(2048, 1.0), (2048, 30.0), (4, 1.0)])
+def test_the_cost_of_a_row_is_its_share_of_a_step_of_one(max_model_len: int, fixed: float) -> None:
+    machine = KnownMachine(num_blocks=64, num_host_blocks=0)
+
+    def forward(output: SchedulerOutput) -> None:
+        (sequence,) = output.scheduled
+        assert sequence.end <= max_model_len
+        assert sequence.num_drafts == len(sequence.token_ids) - 1
+        assert len(sequence.samples) == 1
+        machine.now += fixed + 0.5 * output.num_tokens
+
+    target = CalibrationTarget(
+        forward=forward,
+        apply=machine.apply,
+        timer=lambda: machine.now,
+        block_size=16,
+        block_bytes=4096,
+        num_blocks=64,
+        num_host_blocks=0,
+        max_num_batched_tokens=512,
+        max_model_len=max_model_len,
+    )
+    assert measure_row_cost(target) == pytest.approx(0.5 / (fixed + 0.5))
