@@ -75,7 +75,7 @@ def test_what_repeats_takes_fewer_steps_and_a_request_may_do_without(pair: tuple
     counts = []
     for bound in (None, 0):
         before = drafting.load()
-        more = {} if bound is None else {"max_draft_tokens": bound}
+        more: Any = {} if bound is None else {"max_draft_tokens": bound}
         (answer,) = drafting.generate([PROMPTS[1]], **options, **more)
         after = drafting.load()
         assert answer.usage.num_drafted_tokens == (
