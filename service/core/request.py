@@ -47,7 +47,8 @@ class NewRequest:
     listen; decides nothing. eos_token_ids: tokens that end a sequence unless params.ignore_eos. resumed: by
     choice, what is known of an answer that goes on here; empty for one that begins. fingerprint, is_exact:
     for its AcceptedEvent. is_scoring: `resumed` holds continuations of the prompt, at least a token each,
-    that are to be scored; nothing is sampled.
+    that are to be scored; nothing is sampled. known: what the client has of a search that begins anew; for
+    who tells it the rest.
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class NewRequest:
     fingerprint: str = ""
     is_exact: bool = False
     is_scoring: bool = False
+    known: tuple[ResumedChoice, ...] = ()
 
     @property
     def num_score_top(self) -> int | None:

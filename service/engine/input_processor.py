@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from pageturner.service.core.request import NewRequest, ResumedChoice
-from pageturner.service.core.sampling_params import BeamSearch
+from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt, Resumption
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.prompt_limits import PromptLimits
@@ -50,7 +50,7 @@ class InputProcessor:
             raise ModelNotFound(request.model, self._model.name)
         request.params.check(self._model.vocab_size, self._max_n)
         if request.params.beam_search is not None:
-            self._check_beams(request, request.params.beam_search)
+            self._check_width(request.params, request.params.beam_search.width)
         if request.params.stop and not self._prompts.has_text:
             raise InvalidArgument("stop", f"{self._model.name!r} has no tokenizer, hence no text to stop at")
         if request.deadline_seconds is not None:
@@ -65,17 +65,13 @@ class InputProcessor:
             num_tokens if request.resume is None else num_tokens + self._check_resume(request, request.resume)
         )
 
-    def _check_beams(self, request: GenerationRequest, search: BeamSearch) -> None:
-        """Refuse a search that the vocabulary can't fill, and one that is to go on from what was received."""
-        params, vocab_size = request.params, self._model.vocab_size
+    def _check_width(self, params: SamplingParams, width: int) -> None:
+        """Refuse a beam search that the vocabulary can't fill."""
         eos = () if params.ignore_eos else self._model.eos_token_ids
-        num_stops = len({*params.stop_token_ids, *eos})
-        if search.width + num_stops > vocab_size:
-            reason = f"{search.width} and {num_stops} stop tokens are over the vocabulary of {vocab_size}"
+        num_stops, vocab_size = len({*params.stop_token_ids, *eos}), self._model.vocab_size
+        if width + num_stops > vocab_size:
+            reason = f"{width} and {num_stops} stop tokens are over the vocabulary of {vocab_size}"
             raise InvalidArgument("beam_search.width", reason)
-        if request.resume is not None:
-            reason = "a beam search begins anew: what was received says nothing of the other beams"
-            raise InvalidArgument("resume", reason)
 
     def _check_continuations(self, continuations: tuple[tuple[int, ...], ...]) -> int:
         """Refuse what the model has no token for. Returns how many tokens there are."""
@@ -103,6 +99,9 @@ class InputProcessor:
             if request.params.is_selective and (choice.token_ids or choice.is_finished):
                 reason = "of the best of more choices, a part can't be gone on with; ask for the answer anew"
                 raise InvalidArgument(f"resume.choices[{index}]", reason)
+            if request.params.beam_search is not None and choice.num_characters is None:
+                reason = "is to be stated of a beam search, which begins anew"
+                raise InvalidArgument(f"resume.choices[{index}].text_characters", reason)
             self._check_ids(choice.token_ids, f"resume.choices[{index}].token_ids")
         return sum(len(choice.token_ids) for choice in resume.choices)
 
@@ -142,9 +141,10 @@ class InputProcessor:
             deadline=None if seconds is None else arrival_time + seconds,
             trace_parent=request.trace_parent,
             resumed=_known_choices(request),
-            fingerprint=self._fingerprint.of_prompt(token_ids) if params.beam_search is None else "",
-            is_exact=self._fingerprint.is_exact and params.beam_search is None,
+            fingerprint=self._fingerprint.of_prompt(token_ids),
+            is_exact=self._fingerprint.is_exact,
             is_scoring=bool(request.continuations),
+            known=() if resume is None or params.beam_search is None else resume.choices,
         )
 
 
@@ -152,8 +152,8 @@ def _known_choices(request: GenerationRequest) -> tuple[ResumedChoice, ...]:
     """What is known of the answer's choices: to be scored, or to be gone on with."""
     if request.continuations:
         return tuple(map(ResumedChoice, request.continuations))
-    if request.resume is None or request.params.is_selective:
-        return ()  # of selected choices nothing was told, and all are sampled once more
+    if request.resume is None or request.params.is_selective or request.params.beam_search is not None:
+        return ()  # of selected choices nothing was told, and all are sampled once more; so are beams
     return request.resume.choices
 
 

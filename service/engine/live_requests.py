@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.known_answers import KnownAnswers
 from pageturner.service.core.outlook import Work
 from pageturner.service.core.outputs import Event, FinishedEvent, ScoredTokensEvent, TokenEvent
 from pageturner.service.core.request import NewRequest
@@ -42,7 +43,7 @@ class _Live:
     """A request between its acceptance by `submit` and its terminal event.
 
     is_renamed: its client knows it by another id than the scheduler. selection: None where every choice is
-    told as it comes, without sums.
+    told as it comes, without sums. known: what its client has of a search that begins anew, else None.
     """
 
     work: Work
@@ -52,6 +53,7 @@ class _Live:
     accepted: asyncio.Future[None]
     logger: FilteringBoundLogger
     selection: Selection | None = None
+    known: KnownAnswers | None = None
 
     def refuse(self, error: PageturnerError) -> None:
         """Nothing comes after this: tell the caller, who waits for acceptance or for events."""
@@ -61,10 +63,11 @@ class _Live:
 
     def push(self, event: AcceptedEvent | Event) -> None:
         """Hand an event on, or what it leads to, under the id that the client knows."""
-        if self.selection is None or isinstance(event, AcceptedEvent):
+        if isinstance(event, AcceptedEvent) or (self.selection is None and self.known is None):
             self._hand_on(event)
-        else:
-            for told in self.selection.told(event):
+            return
+        for selected in (event,) if self.selection is None else self.selection.told(event):
+            for told in (selected,) if self.known is None else self.known.told(selected):
                 self._hand_on(told)
 
     def _hand_on(self, event: AcceptedEvent | Event) -> None:
@@ -175,7 +178,8 @@ class LiveRequests:
         if request.params.needs_logprobs and not request.is_scoring:
             selection = Selection(request.params, has_all_tokens=not request.num_resumed_tokens)
         is_renamed = request_id != client_id
-        live = _Live(self._door.admit(request), is_renamed, holding, stream, accepted, logger, selection)
+        work, known = self._door.admit(request), KnownAnswers(request.known) if request.known else None
+        live = _Live(work, is_renamed, holding, stream, accepted, logger, selection, known)
         self._live[request_id] = live
         self._num_unread += 1
         self.is_empty.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 from support.beam_reference import expected_answers
 from support.fake_model import Stop
@@ -144,21 +145,91 @@ async def test_an_option_that_a_search_has_not_is_a_programming_error() -> None:
             await service.client.generate(PROMPT, beam_search={"beams": 2})  # type: ignore[arg-type]
 
 
-async def refused_resume(service: RealService, request: pb.GenerateStreamRequest) -> None:
-    request.resume.CopyFrom(pb.Resume(seed=1, fingerprint="x", choices=[pb.ReceivedChoice()]))
-    stream = GenerationServiceStub(service.channel).GenerateStream(request)
-    with pytest.raises(Exception, match="begins anew"):
-        [message async for message in stream]
+def request_of(**sampling: Any) -> pb.GenerateStreamRequest:
+    return pb.GenerateStreamRequest(
+        request_id="r",
+        prompt=pb.Prompt(token_ids=pb.TokenIds(ids=PROMPT)),
+        sampling=pb.SamplingParams(
+            max_tokens=9, n=2, logprobs=1, beam_search=pb.BeamSearch(width=3), **sampling
+        ),
+    )
 
 
-async def test_a_search_is_not_resumed_and_says_so_from_the_start() -> None:
+async def sent(service: RealService, request: pb.GenerateStreamRequest) -> list[pb.GenerateStreamResponse]:
+    return [message async for message in GenerationServiceStub(service.channel).GenerateStream(request)]
+
+
+def joined(messages: list[pb.GenerateStreamResponse]) -> dict[int, tuple[list[int], str, int, list[float]]]:
+    """Tokens, text, number of log-probabilities and scores of each choice."""
+    whole: dict[int, tuple[list[int], str, int, list[float]]] = {0: ([], "", 0, []), 1: ([], "", 0, [])}
+    for message in messages:
+        if message.HasField("delta"):
+            tokens, text, count, ends = whole[message.delta.index]
+            tokens += message.delta.token_ids
+            count += len(message.delta.logprobs)
+            whole[message.delta.index] = (tokens, text + message.delta.text, count, ends)
+        if message.HasField("choice_finished"):
+            whole[message.choice_finished.index][3].append(message.choice_finished.score)
+    return whole
+
+
+async def test_a_search_that_broke_off_anywhere_is_told_to_its_end_each_part_once() -> None:
     async with real_service() as service:
-        request = pb.GenerateStreamRequest(
-            prompt=pb.Prompt(token_ids=pb.TokenIds(ids=PROMPT)),
-            sampling=pb.SamplingParams(max_tokens=4, beam_search=pb.BeamSearch(width=2)),
-        )
-        answer = PartialAnswer(request)
-        async for message in GenerationServiceStub(service.channel).GenerateStream(request):
+        request = request_of()
+        messages = await sent(service, request)
+        assert len(messages) > 5
+        for num_received in range(1, len(messages) - 1):
+            answer = PartialAnswer(request, allow_inexact=True)
+            for message in messages[:num_received]:
+                answer.take(message)
+            assert answer.can_be_resumed
+            rest = await sent(service, answer.next_request())
+            assert joined(messages[:num_received] + rest) == joined(messages)
+            assert rest[-1].finished.usage.output_tokens == messages[-1].finished.usage.output_tokens
+            assert not rest[-1].finished.usage.resumed_tokens
+
+
+async def test_a_part_of_a_token_s_text_is_not_told_twice() -> None:
+    async with real_service() as service:
+        request = request_of()
+        messages = await sent(service, request)
+        answer = PartialAnswer(request, allow_inexact=True)
+        for message in messages:
             answer.take(message)
-        assert not answer.can_be_resumed
-        await refused_resume(service, request)
+        again = answer.next_request()
+        for choice in again.resume.choices:
+            choice.finished = False
+            choice.text_characters -= 1
+        whole, rest = joined(messages), joined(await sent(service, again))
+        for index in (0, 1):
+            assert rest[index] == ([], whole[index][1][-1], 0, whole[index][3])
+
+
+async def test_a_search_that_comes_to_other_tokens_ends_and_says_so() -> None:
+    async with real_service() as service:
+        request = request_of()
+        answer = PartialAnswer(request, allow_inexact=True)
+        for message in await sent(service, request):
+            answer.take(message)
+        again = answer.next_request()
+        again.resume.choices[1].token_ids[0] += 1
+        with pytest.raises(grpc.aio.AioRpcError, match="other tokens than choice 1") as caught:
+            await sent(service, again)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        again.resume.choices[1].token_ids[0] -= 1
+        again.resume.choices[1].token_ids.append(3)
+        with pytest.raises(grpc.aio.AioRpcError, match="other tokens than choice 1"):
+            await sent(service, again)
+        await service.until_idle()
+
+
+async def test_the_characters_that_were_received_of_a_search_are_to_be_stated() -> None:
+    async with real_service() as service:
+        request = request_of()
+        answer = PartialAnswer(request, allow_inexact=True)
+        answer.take((await sent(service, request))[0])
+        again = answer.next_request()
+        again.resume.choices[0].ClearField("text_characters")
+        with pytest.raises(grpc.aio.AioRpcError, match="text_characters: is to be stated") as caught:
+            await sent(service, again)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
