@@ -26,6 +26,7 @@ from pageturner.service.auth.options import AuthOptions
 from pageturner.service.core.options import SchedulerOptions, SpeculationOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
+from pageturner.service.grammars.options import GrammarOptions
 from pageturner.service.logs.structured import LogOptions
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.monitoring.options import MetricsOptions, TracesOptions
@@ -137,6 +138,7 @@ class ServiceConfig:
     speculation: SpeculationOptions
     policies: PoliciesConfig
     engine: EngineOptions
+    grammars: GrammarOptions
     server: ServerOptions
     tls: TlsOptions
     auth: AuthOptions

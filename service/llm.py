@@ -58,10 +58,10 @@ class LLM:
     """A loaded model, used from any thread. Ended by `close`, as a context manager, or when it is collected.
 
     model: a folder of safetensors, a .gguf file or a hub id, or a mapping of keys of the configuration's
-    section `[model]`; the embedded model if left out. cache, scheduler, speculation, policies, engine: the
-    keys of those sections, as in `LLM(cache={"num_blocks": 96}, policies={"victim": "last-arrived"})`.
-    config: a TOML file; the environment (PAGETURNER_SECTION_KEY) goes over it, the arguments over both.
-    logger: takes the log; if left out, warnings go to standard error.
+    section `[model]`; the embedded model if left out. cache, scheduler, speculation, policies, engine,
+    grammars: the keys of those sections, as in `LLM(cache={"num_blocks": 96}, policies={"victim":
+    "last-arrived"})`. config: a TOML file; the environment (PAGETURNER_SECTION_KEY) goes over it, the
+    arguments over both. logger: takes the log; if left out, warnings go to standard error.
 
     The process's environment stays as it is: unlike `pageturner serve`, this does not tell OpenMP how long
     its threads spin when they wait. Quantised products, the CPU's default, have threads of their own, which
@@ -80,6 +80,7 @@ class LLM:
         speculation: _Section = _NOTHING,
         policies: _Section = _NOTHING,
         engine: _Section = _NOTHING,
+        grammars: _Section = _NOTHING,
         config: Path | None = None,
         logger: FilteringBoundLogger | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class LLM:
             "speculation": speculation,
             "policies": policies,
             "engine": engine,
+            "grammars": grammars,
         }
         given = {
             f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()

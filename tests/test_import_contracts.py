@@ -28,6 +28,8 @@ PLANTED = {
     "no circles": ("kernels/layout.py", "import pageturner.kernels.torch_ops"),
     "the service is built in layers": ("service/engine", "import pageturner.service.startup.sizing"),
     "the core is built in layers": ("service/core/request.py", "import pageturner.service.core.outputs"),
+    "llguidance is met in one place": ("service/grammars/grammars.py", "import llguidance"),
+    "grammars know outputs and forms only": ("service/grammars", BLOCK_POOL),
     "policies use the standard library only": ("policies", "import numpy"),
     "kernels know nothing of requests": ("kernels", "import pageturner.policies.views"),
     "CuPy is met in one place": ("kernels/cuda/attention_plan.py", "import cupy.cuda"),

@@ -33,6 +33,7 @@ from pageturner.service.core.outputs import (
     TokenEvent,
 )
 from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
+from pageturner.service.core.structured_output import OutputForm, StructuredOutput
 from pageturner.service.engine.api import (
     AcceptedEvent,
     Activity,
@@ -73,6 +74,7 @@ __all__ = [
     "FinishedEvent",
     "ForkedProcess",
     "Options",
+    "OutputForm",
     "PageturnerError",
     "PolicySpec",
     "PromptLike",
@@ -86,6 +88,7 @@ __all__ = [
     "ScoreOptions",
     "ScoredTokensEvent",
     "StreamEvent",
+    "StructuredOutput",
     "SyncClient",
     "TextPrompt",
     "TokenEvent",

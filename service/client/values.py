@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from pageturner.service.client.structured import StructuredOutputLike
 from pageturner.service.core.outputs import (
     ChoiceFinishedEvent,
     FinishedEvent,
@@ -41,7 +42,7 @@ class BeamSearchOptions(TypedDict, total=False):
 class Sampling(TypedDict, total=False):
     """How tokens are chosen: the fields of the wire's SamplingParams, where each is explained.
 
-    stop: one text stands for a list of one.
+    stop: one text stands for a list of one. structured_output: as `structured.py` says.
     """
 
     temperature: float
@@ -65,6 +66,7 @@ class Sampling(TypedDict, total=False):
     beam_search: BeamSearch | BeamSearchOptions
     best_of: int
     prompt_logprobs: int
+    structured_output: StructuredOutputLike
 
 
 class RequestOptions(TypedDict, total=False):

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from pageturner.policies.spec import PolicySpec
 from pageturner.policies.views import Rates
 from pageturner.service.client.messages import build, check_number, json_values
+from pageturner.service.client.structured import to_structured_output
 from pageturner.service.client.values import (
     BeamSearchOptions,
     Choice,
@@ -78,6 +79,8 @@ def to_request(
     sampling = {name: given.pop(name) for name in tuple(given) if name in _SAMPLING}
     if sampling.get("beam_search") is not None:
         sampling["beam_search"] = to_beam_search(sampling["beam_search"])
+    if (form := sampling.get("structured_output")) is not None:
+        sampling["structured_output"] = to_structured_output(form)
     message = build(generation_pb2.SamplingParams, "sampling.", **sampling)
     return build(kind, prompt=prompt, sampling=message, **given), timeout_seconds
 

@@ -24,6 +24,7 @@ from pageturner.service.client.targets import TARGET_FORMS
 from pageturner.service.commands.credentials import add_credential_flags
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import note
+from pageturner.service.commands.structured import add_form_flags, form_of
 from pageturner.service.core.outputs import RequestTimings, SampledToken, Usage
 from pageturner.service.engine.api import Prompt
 from pageturner.service.errors import InvalidArgument, PageturnerError
@@ -195,10 +196,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None
         shown = doc if in_force is None else f"{doc} (default {in_force})"
         group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=shown)
     group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
+    add_form_flags(parser)
 
 
 def sampling_options(arguments: argparse.Namespace) -> Options:
     """The options of the client that these flags gave, by their names on the wire."""
     names = (*Options.__required_keys__, *Options.__optional_keys__)
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    if (form := form_of(arguments)) is not None:
+        given["structured_output"] = form
     return cast(Options, given)

@@ -17,7 +17,7 @@ from pageturner.service.sizes import Bytes, format_size
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
-_PREFIXED = {"auth", "log", "metrics", "policies", "speculation", "tls", "traces"}
+_PREFIXED = {"auth", "grammars", "log", "metrics", "policies", "speculation", "tls", "traces"}
 """Sections whose flags all have the section's name before them."""
 _METAVARS: dict[object, str] = {int: "N", float: "X", Bytes: "SIZE", Path: "FILE", PolicySpec: "POLICY"}
 

@@ -91,6 +91,12 @@ class NewRequest:
         """Tokens that end a sequence of this request."""
         return self.params.stop_token_ids + (() if self.params.ignore_eos else self.eos_token_ids)
 
+    @property
+    def has_timely_ends(self) -> bool:
+        """Whether the sampler gives an end token only where it ends the sequence, below min_tokens too: a
+        text of a form that is complete may have nothing else to follow."""
+        return self.params.structured_output is not None
+
 
 QueueEntry = tuple[tuple[tuple[int, float | str], ...], float, int]
 """Place in a queue: the policy's key made comparable, arrival time, order of acceptance."""
@@ -234,8 +240,9 @@ class Request:
     beams: where its beam search stands; None for one that samples. row_params: what its rows ask the sampler.
     queue_entry: its place in the order of the queue policy, as last computed; None before the first time.
     policies: names of those in force when it was accepted.
-    max_total_tokens, min_total_tokens: of one sequence, prompt and output. stop_ids: as NewRequest says, kept
-        since every step asks. needs_history: a token is asked for once all those before it are known.
+    max_total_tokens, min_total_tokens: of one sequence, prompt and output. stop_ids, has_timely_ends: as
+        NewRequest says, kept since every step asks. needs_history: a token is asked for once all those before
+        it are known.
     """
 
     new: NewRequest
@@ -250,6 +257,7 @@ class Request:
     stop_ids: tuple[int, ...] = field(init=False)
     row_params: SamplingParams = field(init=False)
     beams: BeamGroup | None = field(init=False)
+    has_timely_ends: bool = field(init=False)
     status: RequestStatus = RequestStatus.WAITING
     sequences: list[Sequence] = field(default_factory=list)
     is_forked: bool = field(init=False)
@@ -276,6 +284,7 @@ class Request:
         self.min_total_tokens = self.num_prompt_tokens + new.params.min_tokens
         self.needs_history = new.params.needs_history
         self.stop_ids = new.stop_ids
+        self.has_timely_ends = new.has_timely_ends
         self.row_params, self.beams = new.params, None
         if new.params.beam_search is not None:
             self.row_params, self.beams = asked_of_sampler(new.params, new.stop_ids), BeamGroup()

@@ -56,6 +56,8 @@ class SampleRow:
     """Likewise: a view of the sequence's log, which grows; behind drafts, those too."""
     banned_token_ids: tuple[int, ...] = ()
     """Ids that must not be sampled (stops below min_tokens)."""
+    end_token_ids: tuple[int, ...] = ()
+    """Filled only with params.structured_output: ids to be sampled only where the text is complete."""
 
 
 @dataclass(frozen=True, slots=True)

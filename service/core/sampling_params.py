@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pageturner.service.core.drafting.draft_counts import MAX_DRAFT_TOKENS
+from pageturner.service.core.structured_output import FIELD, StructuredOutput
 from pageturner.service.errors import InvalidArgument
 
 MAX_LOGPROBS = 20
@@ -95,6 +96,8 @@ class SamplingParams:
     """Whether text keeps the stop string that ended it."""
     logprobs: int | None = None
     """None for none, else how many alternatives beside the chosen token's own."""
+    structured_output: StructuredOutput | None = None
+    """The form that the text must have; None for any."""
     max_draft_tokens: int | None = None
     """Drafts that a step verifies for a sequence at most, of a server that makes any; None for its own bound.
     They change no token."""
@@ -121,9 +124,14 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether tokens seen so far are discouraged, or the opposite."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
     def needs_history(self) -> bool:
         """Whether sampling depends on the tokens seen so far."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return self.structured_output is not None or self.has_penalties
 
     @property
     def num_sequences(self) -> int:
@@ -173,6 +181,11 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             _check_int(f"logit_bias[{token_id}]", token_id, 0, vocab_size - 1)
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if self.structured_output is not None:
+            self.structured_output.check()
+            if self.ignore_eos and not self.stop_token_ids:
+                reason = "its text ends with an end token, and ignore_eos leaves none"
+                raise InvalidArgument(FIELD, reason)
         if self.beam_search is not None:
             self.beam_search.check(self, max_n)
 
@@ -187,6 +200,7 @@ _DRAWING = (
     "frequency_penalty",
     "logit_bias",
     "best_of",
+    "structured_output",
 )
 """What bends the model's distribution before a token is drawn from it, or ranks what was drawn."""
 

@@ -53,5 +53,8 @@ class SchedulerStats:
     num_beam_blocks_total: int = 0
     queue_seconds: float = 0.0
     drain_tokens_per_second: float = 0.0
+    num_cached_grammars: int = 0
+    num_grammar_compilations_total: int = 0
+    mask_wait_seconds_total: float = 0.0
     outlook: Outlook = field(default=Outlook(), compare=False)
     """What they are told from; stays in this process."""

@@ -343,6 +343,8 @@ class ServerInfo:
     num_disk_cache_blocks: int = 0
     kv_dtype: str = ""
     """What the KV cache is kept in, in the configuration's words, such as "bfloat16" or "int8"."""
+    structured_output: str = ""
+    """What obeys the form that a request asks for; empty where there is nothing that does."""
 
 
 @dataclass(frozen=True, slots=True)

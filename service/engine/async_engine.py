@@ -45,6 +45,7 @@ from pageturner.service.engine.reception import Fitting, Reception
 from pageturner.service.engine.scoring import Scorer
 from pageturner.service.engine.step_thread import StepThread
 from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.engine.structured_outputs import NO_GRAMMARS, StructuredOutputs
 from pageturner.service.engine.tenants import TenantLedger, TenantsReport
 from pageturner.service.engine.thread_messages import (
     Command,
@@ -58,6 +59,7 @@ from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.engine.watchdog import Watchdog
 from pageturner.service.errors import Draining, PageturnerError, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
+from pageturner.service.grammars.grammars import Grammars, Unavailable
 from pageturner.service.identity import ANONYMOUS, Identity, scoped_id
 from pageturner.service.policy_host.reports import PoliciesInfo
 
@@ -67,10 +69,10 @@ _POLICIES_ANSWERS = (PoliciesChanged, PolicyChangeRefused)
 class AsyncEngine(EngineOverview):
     """Implements `api.EngineClient` over one engine thread.
 
-    Everything here runs on the event loop that called `start`; the engine is touched by its thread
-    alone, save for its counters. random: draws the seeds and ids that clients leave open.
-    scheduler_options: those that the engine's scheduler obeys. flight: None if nothing is recorded.
-    shares_prefixes: whether proved tenants find one another's cached blocks.
+    Everything here runs on the event loop that called `start`; the engine is touched by its thread alone,
+    save for its counters. random: draws the seeds and ids that clients leave open. scheduler_options: those
+    that the engine's scheduler obeys. flight: None if nothing is recorded. shares_prefixes: whether proved
+    tenants find one another's cached blocks. grammars: which the engine's steps obey.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class AsyncEngine(EngineOverview):
         logger: FilteringBoundLogger,
         flight: FlightDumps | None = None,
         shares_prefixes: bool = False,
+        grammars: Grammars | Unavailable = NO_GRAMMARS,
     ) -> None:
         super().__init__(engine, model, server_info, clock, flight, Health(logger))
         self._options = options
@@ -95,6 +98,7 @@ class AsyncEngine(EngineOverview):
         longest = None if tokenizer is None else tokenizer.max_token_chars
         self._limits = InputLimits.of_model(model.max_model_len, longest)
         self._prompts = PromptReader(tokenizer, model, options.inline_prompt_characters)
+        self._structured = StructuredOutputs(grammars, model.eos_token_ids)
         inputs = InputProcessor(
             self._prompts,
             model,
@@ -102,6 +106,7 @@ class AsyncEngine(EngineOverview):
             scheduler_options.max_n,
             random,
             Fingerprint(server_info.fingerprint, server_info.exact_resume),
+            self._structured,
             shares_prefixes=shares_prefixes,
         )
         self._door = Door(scheduler_options, clock, random, lambda: self._stats)
@@ -110,6 +115,7 @@ class AsyncEngine(EngineOverview):
         fitting = Fitting(scheduler_options, server_info.num_blocks, server_info.block_size)
         self._reception = Reception(
             inputs,
+            self._structured,
             self._door,
             self._tenants,
             self._live,
@@ -153,7 +159,9 @@ class AsyncEngine(EngineOverview):
         if self.health is not EngineHealth.DRAINING:
             self._logger.info("draining", num_requests=len(self._live))
         self._health.become(EngineHealth.DRAINING)
-        self._prompts.fail_waiting(Draining("the server is shutting down and takes no new requests"))
+        refusal = Draining("the server is shutting down and takes no new requests")
+        self._prompts.fail_waiting(refusal)
+        self._structured.fail_waiting(refusal)
         if not await is_set_within(self._live.is_read, grace_seconds) and len(self._live):
             num_aborted = len(self._live)
             self._logger.warning("drain_aborts", num_requests=num_aborted)
@@ -228,14 +236,26 @@ class AsyncEngine(EngineOverview):
         return await self._changes.carry_out(change)
 
     def load(self) -> SchedulerStats:
-        """The scheduler's figures, with requests that are accepted and on their way to it."""
-        num_pending, num_tokens = self._door.under_way
-        if not num_pending:
-            return self._stats
-        return replace(
+        """The scheduler's figures, with requests that are accepted and on their way to it, and with those of
+        grammars."""
+        (num_pending, num_tokens), grammars, stats = (
+            self._door.under_way,
+            self._structured.figures(),
             self._stats,
-            num_waiting=self._stats.num_waiting + num_pending,
-            num_queued_prompt_tokens=self._stats.num_queued_prompt_tokens + num_tokens,
+        )
+        if grammars.num_compilations:
+            stats = replace(
+                stats,
+                num_cached_grammars=grammars.num_cached,
+                num_grammar_compilations_total=grammars.num_compilations,
+                mask_wait_seconds_total=grammars.wait_seconds,
+            )
+        if not num_pending:
+            return stats
+        return replace(
+            stats,
+            num_waiting=stats.num_waiting + num_pending,
+            num_queued_prompt_tokens=stats.num_queued_prompt_tokens + num_tokens,
             queue_seconds=self._door.outlook().queue_seconds,
         )
 

@@ -21,6 +21,8 @@ ESSENTIAL = frozenset({"weights", "tokenizer", "prompt"})
 """Parts without which tokens that were received mean nothing here."""
 
 _PROMPT = "prompt"
+_GRAMMAR = "grammar"
+_OF_ANSWER = (_PROMPT, _GRAMMAR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,13 @@ class Fingerprint:
         """The server whose parts these are. Neither a name nor a value holds `=` or `;`."""
         return cls(";".join(f"{name}={value}" for name, value in parts.items()), is_exact)
 
-    def of_prompt(self, token_ids: Iterable[int]) -> str:
-        """Of one answer: with a part for the prompt, which a template may write otherwise on another day."""
-        return f"{self.text};{_PROMPT}={_digest(token_ids)}" if self.text else ""
+    def of_prompt(self, token_ids: Iterable[int], grammar: str = "") -> str:
+        """Of one answer: with a part for the prompt, which a template may write otherwise on another day,
+        and one for what decides which tokens its form allows, if it has one."""
+        if not self.text:
+            return ""
+        parts = f"{self.text};{_PROMPT}={_digest(token_ids)}"
+        return f"{parts};{_GRAMMAR}={grammar}" if grammar else parts
 
     def check_server(self, given: str, *, allow_inexact: bool) -> None:
         """Raises NotResumable unless an answer of this fingerprint can go on here, whatever its prompt.
@@ -47,7 +53,8 @@ class Fingerprint:
         if not self.text:
             raise NotResumable("this server resumes no answers", "")
         mine, theirs = _parts(self.text), _parts(given)
-        theirs.pop(_PROMPT, None)
+        for name in _OF_ANSWER:
+            theirs.pop(name, None)
         differing = [name for name in mine if theirs.get(name) != mine[name]]
         differing += [name for name in theirs if name not in mine]
         if allow_inexact:
@@ -63,10 +70,18 @@ class Fingerprint:
             )
             raise NotResumable(f"{reason} lets tokens differ", "deterministic")
 
-    def check_prompt(self, given: str, token_ids: Iterable[int]) -> None:
-        """Raises NotResumable if the prompt became other tokens than where the answer began."""
-        if _parts(given).get(_PROMPT) != _digest(token_ids):
+    def check_prompt(
+        self, given: str, token_ids: Iterable[int], grammar: str = "", *, allow_inexact: bool = False
+    ) -> None:
+        """Raises NotResumable if the prompt became other tokens than where the answer began, or its form is
+        obeyed by other means and allow_inexact does not let these differ."""
+        parts = _parts(given)
+        if parts.get(_PROMPT) != _digest(token_ids):
             raise NotResumable("the prompt becomes other tokens here than where the answer began", _PROMPT)
+        theirs = parts.get(_GRAMMAR, "")
+        if theirs != grammar and not allow_inexact:
+            told = f"{_GRAMMAR} ({theirs or 'none'}, here {grammar or 'none'})"
+            raise NotResumable(f"the answer began where other things held: {told}", _GRAMMAR)
 
 
 def _parts(text: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt, 
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.prompt_limits import PromptLimits
 from pageturner.service.engine.prompts import PromptReader
+from pageturner.service.engine.structured_outputs import StructuredOutputs
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument, ModelNotFound
 from pageturner.service.identity import scoped_id
 
@@ -19,7 +20,7 @@ from pageturner.service.identity import scoped_id
 class InputProcessor:
     """limits: of prompts that are to be answered. max_n: bound on parallel samples of one request. random:
     draws the seeds and ids that are left open. fingerprint: what answers that are resumed must agree with.
-    shares_prefixes: whether proved tenants find one another's cached blocks."""
+    shares_prefixes: whether proved tenants find one another's cached blocks. structured: checks forms."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class InputProcessor:
         max_n: int,
         random: Random,
         fingerprint: Fingerprint,
+        structured: StructuredOutputs,
         *,
         shares_prefixes: bool,
     ) -> None:
@@ -39,6 +41,7 @@ class InputProcessor:
         self._random = random
         self._shares_prefixes = shares_prefixes
         self._fingerprint = fingerprint
+        self._structured = structured
 
     def check(self, request: GenerationRequest) -> int:
         """Refuse what can be refused before the prompt is read. Returns the fewest tokens it can become.
@@ -51,6 +54,7 @@ class InputProcessor:
         request.params.check(self._model.vocab_size, self._max_n)
         if request.params.beam_search is not None:
             self._check_width(request.params, request.params.beam_search.width)
+        self._structured.check(request.params)
         if request.params.stop and not self._prompts.has_text:
             raise InvalidArgument("stop", f"{self._model.name!r} has no tokenizer, hence no text to stop at")
         if request.deadline_seconds is not None:
@@ -124,8 +128,11 @@ class InputProcessor:
         """
         params, seconds, proved = request.params, request.deadline_seconds, request.identity.tenant
         resume = request.resume
+        grammar = "" if params.structured_output is None else self._structured.identity
         if resume is not None:
-            self._fingerprint.check_prompt(resume.fingerprint, token_ids)
+            self._fingerprint.check_prompt(
+                resume.fingerprint, token_ids, grammar, allow_inexact=resume.allow_inexact
+            )
         return NewRequest(
             request_id=scoped_id(proved, request_id),
             prompt_token_ids=token_ids,
@@ -141,7 +148,7 @@ class InputProcessor:
             deadline=None if seconds is None else arrival_time + seconds,
             trace_parent=request.trace_parent,
             resumed=_known_choices(request),
-            fingerprint=self._fingerprint.of_prompt(token_ids),
+            fingerprint=self._fingerprint.of_prompt(token_ids, grammar),
             is_exact=self._fingerprint.is_exact,
             is_scoring=bool(request.continuations),
             known=() if resume is None or params.beam_search is None else resume.choices,

@@ -32,6 +32,7 @@ from pageturner.service.errors import (
     PageturnerError,
     RequestAborted,
 )
+from pageturner.service.grammars.compiler import CompiledGrammar
 from pageturner.service.identity import scoped_id
 from pageturner.service.trace_context import trace_id_of
 
@@ -44,6 +45,7 @@ class _Live:
 
     is_renamed: its client knows it by another id than the scheduler. selection: None where every choice is
     told as it comes, without sums. known: what its client has of a search that begins anew, else None.
+    grammar: of its form, held for as long.
     """
 
     work: Work
@@ -54,6 +56,7 @@ class _Live:
     logger: FilteringBoundLogger
     selection: Selection | None = None
     known: KnownAnswers | None = None
+    grammar: CompiledGrammar | None = None
 
     def refuse(self, error: PageturnerError) -> None:
         """Nothing comes after this: tell the caller, who waits for acceptance or for events."""
@@ -125,11 +128,13 @@ class LiveRequests:
         if scoped_id(tenant, request_id) in self._live:
             raise DuplicateRequest(request_id)
 
-    async def submit(self, request: NewRequest, client_id: str, holding: Holding) -> BufferedStream:
+    async def submit(
+        self, request: NewRequest, client_id: str, holding: Holding, grammar: CompiledGrammar | None = None
+    ) -> BufferedStream:
         """Its stream, once the scheduler has taken it. Raises what it was refused with.
 
         client_id: the id that its client knows it by. holding: ended here from now on, whatever comes."""
-        live = self._enlist(request, client_id, holding)
+        live = self._enlist(request, client_id, holding, grammar)
         self._send(Submit(request))
         try:
             await live.accepted
@@ -157,7 +162,9 @@ class LiveRequests:
         for request_id in self._live:
             self._send(Abort(request_id, Draining(ENDED_TEXT)))
 
-    def _enlist(self, request: NewRequest, client_id: str, holding: Holding) -> _Live:
+    def _enlist(
+        self, request: NewRequest, client_id: str, holding: Holding, grammar: CompiledGrammar | None
+    ) -> _Live:
         request_id = request.request_id
         timeout = self._options.slow_consumer_timeout_seconds
         stream = BufferedStream(
@@ -179,7 +186,7 @@ class LiveRequests:
             selection = Selection(request.params, has_all_tokens=not request.num_resumed_tokens)
         is_renamed = request_id != client_id
         work, known = self._door.admit(request), KnownAnswers(request.known) if request.known else None
-        live = _Live(work, is_renamed, holding, stream, accepted, logger, selection, known)
+        live = _Live(work, is_renamed, holding, stream, accepted, logger, selection, known, grammar)
         self._live[request_id] = live
         self._num_unread += 1
         self.is_empty.clear()

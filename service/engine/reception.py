@@ -17,6 +17,7 @@ from pageturner.service.engine.input_processor import InputProcessor, as_it_bega
 from pageturner.service.engine.live_requests import LiveRequests
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.stream import BufferedStream
+from pageturner.service.engine.structured_outputs import StructuredOutputs
 from pageturner.service.engine.tenants import Holding, TenantLedger
 from pageturner.service.errors import PageturnerError
 from pageturner.service.identity import Identity
@@ -55,6 +56,7 @@ class Reception:
     def __init__(
         self,
         inputs: InputProcessor,
+        structured: StructuredOutputs,
         door: Door,
         tenants: TenantLedger,
         live: LiveRequests,
@@ -65,6 +67,7 @@ class Reception:
         metrics: Metrics,
     ) -> None:
         self._inputs = inputs
+        self._structured = structured
         self._door = door
         self._tenants = tenants
         self._live = live
@@ -103,7 +106,9 @@ class Reception:
         holding = self._tenants.enter(request.identity, num_tokens, request.params.num_sequences * likely)
         try:
             token_ids = await self._inputs.encode(request.prompt, tenant)
-            # Encoding may have taken a while. From here to the scheduler nothing is waited for.
+            resumed = () if request.resume is None else request.resume.choices
+            grammar = await self._structured.prepare(request.params, resumed, tenant)
+            # This may have taken a while. From here to the scheduler nothing is waited for.
             self._health.refuse_unless_serving()
             self._live.refuse_duplicate(tenant, request_id)
             new = self._inputs.complete(request, request_id, token_ids, arrival_time)
@@ -112,7 +117,7 @@ class Reception:
         except BaseException:
             self._tenants.cancel(holding)
             raise
-        return await self._live.submit(new, request_id, holding)
+        return await self._live.submit(new, request_id, holding, grammar)
 
     def _charge(self, identity: Identity, holding: Holding, new: NewRequest) -> NewRequest:
         """Put the request on its tenant's account, max_tokens stated where the tenant has limits of tokens.

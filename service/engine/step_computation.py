@@ -41,6 +41,18 @@ class Sampler(Protocol[LogitsIn]):
     def sample(self, logits: LogitsIn, output: SchedulerOutput) -> tuple[SampledSequence, ...]: ...
 
 
+class Masks(Protocol):
+    """Finds out, beside the forward, what rows may sample that are bound to a form."""
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """The forward of this step comes next."""
+        ...
+
+    def close(self) -> None:
+        """The last call."""
+        ...
+
+
 class Device(Protocol):
     """What the model computes on."""
 
@@ -74,12 +86,19 @@ class StepComputation(Protocol):
 
 
 class DirectSteps(Generic[Logits]):
-    """Computes where it is called."""
+    """Computes where it is called. masks: what the sampler asks for masks, if it does."""
 
-    def __init__(self, kv_cache: BlockStore, runner: Runner[Logits], sampler: Sampler[Logits]) -> None:
+    def __init__(
+        self,
+        kv_cache: BlockStore,
+        runner: Runner[Logits],
+        sampler: Sampler[Logits],
+        masks: Masks | None = None,
+    ) -> None:
         self._kv_cache = kv_cache
         self._runner = runner
         self._sampler = sampler
+        self._masks = masks
         self._started: tuple[SchedulerOutput, Logits | None, Exception | None] | None = None
 
     def start(self, output: SchedulerOutput) -> None:
@@ -88,6 +107,8 @@ class DirectSteps(Generic[Logits]):
         try:
             self._kv_cache.apply(output.block_copies)
             if output.scheduled:
+                if self._masks is not None:
+                    self._masks.begin(output)
                 logits = self._runner.forward(output)
         except Exception as failure:  # it is the step's; the one before it may still have to be accounted for
             error = failure
@@ -107,6 +128,8 @@ class DirectSteps(Generic[Logits]):
 
     def close(self) -> None:
         self._started = None
+        if self._masks is not None:
+            self._masks.close()
 
 
 class ThreadedSteps:

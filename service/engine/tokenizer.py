@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 import tokenizers
 from tokenizers import decoders, models
@@ -18,7 +17,9 @@ from pageturner.service.engine.incremental_decoder import (
     WindowDecoder,
     token_bytes,
 )
+from pageturner.service.engine.token_texts import texts_of_tokens
 from pageturner.service.errors import InvalidArgument
+from pageturner.service.panics import panics_are_errors
 
 ROLES = frozenset(
     ["system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation"]
@@ -29,23 +30,7 @@ RESERVED_VARIABLES = frozenset({"messages", "add_generation_prompt"})
 """Names in a chat template that a request cannot set."""
 
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def _panics_are_errors(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A panic of the library's Rust is a BaseException, which would pass every guard of one request."""
-
-    @functools.wraps(method)
-    def guarded(*arguments: _P.args, **options: _P.kwargs) -> _T:
-        try:
-            return method(*arguments, **options)
-        except BaseException as error:
-            if type(error).__name__ == "PanicException":
-                raise RuntimeError(f"the tokenizer panicked: {error}") from error
-            raise
-
-    return guarded
+_panics_are_errors = panics_are_errors("the tokenizer")
 
 
 class Message(Protocol):
@@ -256,6 +241,10 @@ class Tokenizer:
             token = self._backend.id_to_token(token_id) if self._has_text(token_id) else None
             found = self._bytes_of[token_id] = token_bytes(token) if token else b""
         return found
+
+    def texts_of_tokens(self, vocab_size: int) -> tuple[bytes, ...]:
+        """What each id below vocab_size adds to a text. Raises NoTokenTexts."""
+        return texts_of_tokens(self._backend, self._special_ids, vocab_size)
 
     def _has_text(self, token_id: int) -> bool:
         return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None

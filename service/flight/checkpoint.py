@@ -48,6 +48,7 @@ _SEQUENCE_FIELDS = tuple(
 )
 _DERIVED = (
     "beams",
+    "has_timely_ends",
     "max_total_tokens",
     "min_total_tokens",
     "needs_history",

@@ -1,7 +1,7 @@
 """Logits to tokens. All that a choice depends on is in its row and its SampleRow: what is kept from step to
 step, counts of tokens, is derived from the rows alone.
 
-For each row, in this order: logit bias, penalties, bans (on float32 logits), temperature, min_p, top_k,
+For each row, in this order: logit bias, penalties, bans, form (on float32 logits), temperature, min_p, top_k,
 top_p (each on what the one before left), then one uniform number by inverse CDF in the order of the
 vocabulary. Ties go to the lowest id, in greedy choice and at every cut.
 
@@ -32,6 +32,7 @@ from pageturner.service.errors import InvalidArgument, NonFiniteLogits, Pageturn
 from pageturner.service.model.logprobs import take_scores, token_logprobs
 from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.token_counts import CountsOfSequences, TokenCounts
+from pageturner.service.model.token_masks import RowMasks, mask_
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
 from pageturner.service.model.upload import Array, upload
 from pageturner.service.model.verification import drafted_rows, plain_rows, verified
@@ -50,11 +51,13 @@ _Outcome = int | PageturnerError
 
 
 class Sampler:
-    """Chooses tokens for a vocabulary of `vocab_size` (the width of the logits)."""
+    """Chooses tokens for a vocabulary of `vocab_size` (the width of the logits). masks: of rows with a
+    form."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, masks: RowMasks | None = None) -> None:
         self._vocab_size = vocab_size
         self._counts = CountsOfSequences()
+        self._masks = masks
 
     def sample(self, logits: torch.Tensor, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         """One SampledSequence for each ScoreRun, then one for each SampleRow, in order.
@@ -89,7 +92,11 @@ class Sampler:
         for places in batched(slow, chunk_rows):
             edited = _rows(logits, [rows[i] for i in places]).float()
             chosen = _choose(
-                edited, [samples[i] for i in places], [positions[i] for i in places], self._counts
+                edited,
+                [samples[i] for i in places],
+                [positions[i] for i in places],
+                self._counts,
+                self._masks,
             )
             for i, outcome in zip(places, chosen, strict=True):
                 outcomes[i] = outcome
@@ -123,7 +130,11 @@ def _rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def _choose(
-    edited: torch.Tensor, samples: Sequence[SampleRow], positions: Sequence[int], counts: CountsOfSequences
+    edited: torch.Tensor,
+    samples: Sequence[SampleRow],
+    positions: Sequence[int],
+    counts: CountsOfSequences,
+    masks: RowMasks | None,
 ) -> list[_Outcome]:
     """Edit, scale, truncate and draw. `edited`: float32 [R, V], a copy of the samples' rows to work in.
 
@@ -131,11 +142,19 @@ def _choose(
     """
     with_edits = [(row, sample) for row, sample in enumerate(samples) if _edits(sample)]
     _edit(edited, with_edits, counts)
+    with_form = [(row, sample) for row, sample in with_edits if sample.params.structured_output is not None]
+    errors: dict[int, PageturnerError] = {}
+    if with_form:
+        assert masks is not None, "a form was asked for where nothing can mask tokens"
+        errors = mask_(edited, with_form, masks)
     best, best_ids = row_maxima(edited)
     outcomes: list[_Outcome] = [0] * len(samples)
     if with_edits:
         codes = torch.where(best == -math.inf, _WITHHELD, _INFINITE)
-        outcomes = [_outcome(i) for i in torch.where(torch.isfinite(best), best_ids, codes).tolist()]
+        best_or_code = torch.where(torch.isfinite(best), best_ids, codes).tolist()
+        outcomes = [
+            errors.get(row) or _outcome(token_id, samples[row]) for row, token_id in enumerate(best_or_code)
+        ]
     drawn = [
         i
         for i, (outcome, sample) in enumerate(zip(outcomes, samples, strict=True))
@@ -150,7 +169,9 @@ def _choose(
     return outcomes
 
 
-def _outcome(token_id: int) -> _Outcome:
+def _outcome(token_id: int, sample: SampleRow) -> _Outcome:
+    if token_id == _WITHHELD and sample.params.structured_output is not None:
+        return InvalidArgument("structured_output", "every token that fits has probability 0")
     if token_id == _WITHHELD:
         return InvalidArgument("min_tokens", "every token that the model allows is withheld as a stop")
     if token_id == _INFINITE:
@@ -216,7 +237,7 @@ def _edit(logits: torch.Tensor, samples: Sequence[tuple[int, SampleRow]], counts
         added = np.array([value for _, pairs in biases for _, value in pairs], dtype=np.float32)
         biased = places((row, [token_id for token_id, _ in pairs]) for row, pairs in biases)
         flat.index_add_(0, *upload((biased, added), logits.device))
-    seen = [(row, s.params, counts.of(s)) for row, s in samples if s.params.needs_history]
+    seen = [(row, s.params, counts.of(s)) for row, s in samples if s.params.has_penalties]
     if seen:
         ids, factors, subtrahends = upload(
             (

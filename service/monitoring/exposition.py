@@ -85,6 +85,7 @@ _STATE_GAUGES = {
     "num_wasted_slots": "Token slots of held blocks that hold no token.",
     "queue_seconds": "How long a request that comes now would wait for its turn, as estimated.",
     "drain_tokens_per_second": "Prompt tokens that leave the queue, as measured.",
+    "num_cached_grammars": "Compiled grammars of structured output, in use or kept.",
 }
 _STATE_COUNTERS = {
     "num_steps_total": "Steps of the engine.",
@@ -105,6 +106,8 @@ _STATE_COUNTERS = {
     "num_beam_selections_total": "Tokens at which beams of a search were chosen.",
     "num_beam_table_entries_total": "Blocks that beams would hold if none were shared, at each.",
     "num_beam_blocks_total": "Blocks that beams held, at each of these tokens.",
+    "num_grammar_compilations_total": "Grammars of structured output that were compiled.",
+    "mask_wait_seconds_total": "Time that steps waited for the masks of structured output.",
 }
 
 

@@ -16,6 +16,7 @@ from pageturner.service.core.sampling_params import (
     EarlyStopping,
     SamplingParams,
 )
+from pageturner.service.core.structured_output import MAX_CHOICES, OutputForm, StructuredOutput
 from pageturner.service.engine.api import (
     MAX_NAME_CHARACTERS,
     ChatMessage,
@@ -219,7 +220,24 @@ def to_sampling_params(sampling: generation_pb2.SamplingParams) -> SamplingParam
     given["logit_bias"] = tuple(sorted(sampling.logit_bias.items()))
     if "beam_search" in given:
         given["beam_search"] = to_beam_search(sampling.beam_search)
+    if "structured_output" in given:
+        given["structured_output"] = to_structured_output(sampling.structured_output)
     return SamplingParams(**given)
+
+
+def to_structured_output(wanted: generation_pb2.StructuredOutput) -> StructuredOutput:
+    """Raises InvalidArgument where no form is given, or a list is too long."""
+    name = wanted.WhichOneof("form")
+    if name is None or (name == "json_object" and not wanted.json_object):
+        reason = "none of json_schema, json_object, regex, choice and grammar is given"
+        raise InvalidArgument("sampling.structured_output", reason)
+    form = OutputForm(name)
+    if form is OutputForm.CHOICE:
+        _refuse_above(
+            "sampling.structured_output.choice.texts", len(wanted.choice.texts), MAX_CHOICES, "texts"
+        )
+        return StructuredOutput.one_of(wanted.choice.texts)
+    return StructuredOutput(form, "" if form is OutputForm.JSON_OBJECT else getattr(wanted, name))
 
 
 def to_beam_search(search: generation_pb2.BeamSearch) -> BeamSearch:
@@ -254,7 +272,8 @@ def to_wire_path(error: InvalidArgument, prompt: Prompt) -> InvalidArgument:
     """The engine names what it was given (`top_p`, `prompt`); a client wants its own message's path."""
     root, bracket, rest = error.field.partition("[")
     if root.partition(".")[0] in _SAMPLING_FIELDS:
-        return InvalidArgument(f"sampling.{error.field}", error.reason)
+        field = error.field.replace("structured_output.choice", "structured_output.choice.texts", 1)
+        return InvalidArgument(f"sampling.{field}", error.reason)
     if root == "prompt":
         root = f"prompt.{_FORMS[type(prompt[0] if isinstance(prompt, tuple) else prompt)]}"
     leaf = _LEAVES.get(root, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pageturner import __version__, kernels
+from pageturner.service import grammars as grammars_package
 from pageturner.service import model as model_package
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.model.artifacts import ModelArtifacts
@@ -83,7 +84,7 @@ def machine_key(model: LoadedModel, cpuinfo: str) -> str:
 
 
 def code_key() -> str:
-    """Changes with the source of kernels, forward and sampler."""
+    """Changes with the source of kernels, forward, sampler and what masks tokens."""
     digest = sha256(__version__.encode())
     for path in _sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -91,7 +92,7 @@ def code_key() -> str:
 
 
 def _sources() -> Iterator[Path]:
-    for package in (kernels, model_package):
+    for package in (kernels, model_package, grammars_package):
         for folder in package.__path__:
             yield from sorted(path for path in Path(folder).rglob("*") if path.suffix in _SOURCE_SUFFIXES)
 

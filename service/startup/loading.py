@@ -22,6 +22,8 @@ from pageturner.service.engine.api import ModelInfo
 from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import ModelError
+from pageturner.service.grammars.grammars import Grammars, Unavailable
+from pageturner.service.grammars.step_masks import StepMasks
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.build import BuiltModel, build_model
@@ -48,6 +50,7 @@ from pageturner.service.startup.container import (
     processor_limit,
     usable_processors,
 )
+from pageturner.service.startup.grammars import make_grammars
 from pageturner.service.startup.placement import choose_backend, decode_graphs, make_cache
 from pageturner.service.startup.products import Machine, settle_products
 from pageturner.service.startup.profile import run_largest_steps
@@ -64,7 +67,8 @@ class LoadedModel:
     limits: as configured, with max_model_len as the model allows. rates: measured on this machine.
     tokenizer: None for a model that has none. products: what its matrix products are computed with, and why.
     deterministic: whether a row's bits are promised not to depend on its batch. speculation: as configured,
-    with the cost of a row as it was measured.
+    with the cost of a row as it was measured. grammars, masks: by which the sampler obeys
+    the forms that requests ask for.
     """
 
     artifacts: ModelArtifacts
@@ -80,6 +84,8 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     products: ProductChoice
     deterministic: bool
+    grammars: Grammars | Unavailable
+    masks: StepMasks | None
     speculation: SpeculationOptions = NO_SPECULATION
 
     @property
@@ -144,6 +150,8 @@ def load_model(
         speculation = replace(speculation, row_cost=measure_row_cost(target))
     on_stage("warm-up and rates")
     tokenizer = load_tokenizer(artifacts)
+    grammars = make_grammars(config.grammars, tokenizer, model.vocab_size)
+    masks = StepMasks(grammars, time.perf_counter) if isinstance(grammars, Grammars) else None
     report_model_files(artifacts, model.vocab_size, tokenizer, logger)
     return LoadedModel(
         artifacts,
@@ -154,11 +162,13 @@ def load_model(
         cache,
         kv_cache,
         runner,
-        sampler,
+        Sampler(model.vocab_size, masks),
         rates,
         tokenizer,
         replace(settled.choice, name=artifacts.dtype) if artifacts.packed is None else settled.choice,
         built.deterministic,
+        grammars,
+        masks,
         speculation,
     )
 

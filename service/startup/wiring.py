@@ -31,6 +31,7 @@ from pageturner.service.flight.phases import PhaseRecorder, RequestPhases
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
 from pageturner.service.flight.records import Setting
+from pageturner.service.grammars.grammars import Grammars
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.kv_dtypes import name_of
 from pageturner.service.model.product_choice import ProductChoice
@@ -107,6 +108,7 @@ def build_engine(
         logger=logger,
         flight=flight,
         shares_prefixes=config.cache.share_prefixes_between_tenants,
+        grammars=model.grammars,
     )
     logger.info(
         "built",
@@ -170,7 +172,7 @@ def build_scheduler(
 
 def _steps(model: LoadedModel, depth: int, logger: FilteringBoundLogger) -> StepComputation:
     """Where steps are computed: in a thread of their own on a CPU that is to plan one meanwhile."""
-    steps = DirectSteps(model.kv_cache, model.runner, model.sampler)
+    steps = DirectSteps(model.kv_cache, model.runner, model.sampler, model.masks)
     if not depth or model.backend.device.type != "cpu":
         return steps
     try:
@@ -218,6 +220,7 @@ def _describe_server(
         kv_dtype=name_of(model.model.kv_dtype),
         num_host_cache_blocks=model.cache.num_host_cache_blocks,
         num_disk_cache_blocks=model.cache.num_disk_cache_blocks,
+        structured_output=model.grammars.identity if isinstance(model.grammars, Grammars) else "",
     )
 
 

@@ -25,6 +25,7 @@ from pageturner.service.core.request import NewRequest, ResumedChoice
 from pageturner.service.core.sampling_params import BeamSearch, SamplingParams
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.core.scheduling.speculation import Drafter
+from pageturner.service.core.structured_output import StructuredOutput
 from pageturner.service.errors import PageturnerError, RequestAborted, TextFailed
 from pageturner.service.policy_host.calls import CallWatch
 from support.beam_reference import Answer, expected_answers
@@ -94,6 +95,8 @@ def _move(method: Callable[P, R]) -> Callable[P, R]:
 class CoreHarness:
     """depth: 0 or 1, as the scheduler's. Time advances by one second a step."""
 
+    model_class: type[FakeModel] = FakeModel
+
     def __init__(
         self,
         policies: PolicySet,
@@ -137,7 +140,7 @@ class CoreHarness:
             drafter=None if drafter is None else drafter(self),
             disk=disk,
         )
-        self.model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
+        self.model = self.model_class(num_blocks, max(1, num_host_blocks), block_size)
         self.disk = disk
         if disk is not None:
             disk.host_pool = self.model.kv_cache.host_pool.numpy()
@@ -175,6 +178,7 @@ class CoreHarness:
         best_of: int | None = None,
         scores_prompt: bool = False,
         continuations: tuple[tuple[int, ...], ...] = (),
+        form: StructuredOutput | None = None,
     ) -> str:
         """Add a request; raises what the scheduler raises.
 
@@ -193,6 +197,7 @@ class CoreHarness:
             beam_search=beam_search,
             best_of=best_of,
             prompt_logprobs=0 if scores_prompt else None,
+            structured_output=form,
         )
         if continuations:
             params = SamplingParams(n=len(continuations), max_tokens=max(map(len, continuations)))
@@ -216,7 +221,7 @@ class CoreHarness:
             record.answers = expected_answers(prompt, beam_search, record.stop)
         if known is not None:
             for index in range(n):
-                outputs = expected_tokens(prompt, seed, index, record.stop)
+                outputs = self.expected(record, index)
                 record.outputs[index] = outputs[: known[index % len(known)]]
                 if len(record.outputs[index]) == len(outputs) and known[index % len(known)] % 2:
                     record.finished_choices.add(index)
@@ -377,14 +382,17 @@ class CoreHarness:
             expected = {None: len(new.prompt_token_ids) - 1}
         assert counts == expected, f"scores: {counts} of {expected}"
 
+    def expected(self, record: Record, index: int) -> list[int]:
+        """Outputs of one choice with unlimited memory."""
+        if record.answers is not None:
+            return record.answers[index][0]
+        return expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)
+
     def _check_tokens(self, record: Record) -> None:
         if record.new.is_scoring:
             assert not record.outputs, "scores: a token was sampled"
         for index, outputs in record.outputs.items():
-            if record.answers is None:
-                expected = expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)
-            else:
-                expected = record.answers[index][0]
+            expected = self.expected(record, index)
             assert outputs == expected[: len(outputs)], (
                 f"tokens: {record.new.request_id}[{index}] is {outputs}, with unlimited memory {expected}"
             )

@@ -43,6 +43,7 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.step_computation import DirectSteps
+from pageturner.service.engine.structured_outputs import NO_GRAMMARS, StructuredOutputs
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.thread_messages import EngineOutput, Submit, SubmitRefused
 from pageturner.service.engine.tokenizer import Tokenizer
@@ -135,7 +136,14 @@ class SpokenService:
         limits = InputLimits.of_model(MAX_MODEL_LEN, TOKENIZER.max_token_chars)
         reader = PromptReader(TOKENIZER, MODEL, 1 << 20)
         self._inputs = InputProcessor(
-            reader, MODEL, limits.generation, 4, Random(0), self.fingerprint, shares_prefixes=True
+            reader,
+            MODEL,
+            limits.generation,
+            4,
+            Random(0),
+            self.fingerprint,
+            StructuredOutputs(NO_GRAMMARS, ()),
+            shares_prefixes=True,
         )
         self._limits = limits.generation
 

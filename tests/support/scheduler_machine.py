@@ -112,6 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     scheduler_class: type[Scheduler] = Scheduler
     speculation = NO_SPECULATION
     drafter: Callable[[CoreHarness], Drafter] | None = None
+    harness_class: type[CoreHarness] = CoreHarness
     favoured_request: tuple[tuple[str, Any], ...] = ()
     favoured_policies: tuple[tuple[str, str], ...] = ()
     max_scored_rows: int = SchedulerOptions().max_scored_rows
@@ -153,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         policies = replace(policies, **favoured)
         speed = 1e12 if swap_is_fast else 1e3
-        self.harness = CoreHarness(
+        self.harness = self.harness_class(
             policies,
             num_blocks=num_blocks,
             block_size=block_size,

@@ -153,7 +153,8 @@ class Committer:
         """What is asked for its next token; remembered where every step asks the same."""
         request = sequence.request
         new = request.new
-        is_banned = len(sequence.tokens) + sequence.num_in_flight < request.min_total_tokens
+        num_tokens = len(sequence.tokens) + sequence.num_in_flight
+        is_banned = num_tokens < request.min_total_tokens and not request.has_timely_ends
         sequence.num_in_flight += 1
         rows = (
             SampleRow(
@@ -165,6 +166,7 @@ class Committer:
                 new.prompt_token_ids if request.needs_history else (),
                 sequence.output_view() if request.needs_history else (),
                 request.stop_ids if is_banned else (),
+                request.stop_ids if request.has_timely_ends else (),
             ),
         )
         if not is_banned and not request.needs_history:

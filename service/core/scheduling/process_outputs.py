@@ -92,7 +92,7 @@ class OutputProcessor:
                 text += delta.text
                 if delta.matched_stop is not None:
                     reason, matched = FinishReason.STOP, delta.matched_stop
-                elif is_stop and may_stop:
+                elif is_stop and (may_stop or request.has_timely_ends):
                     reason, matched = FinishReason.STOP, token_id
                 elif num_tokens >= request.max_total_tokens:
                     reason = FinishReason.LENGTH

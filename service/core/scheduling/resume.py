@@ -61,7 +61,7 @@ def start_choice(
         if end is not FinishReason.UNSPECIFIED:
             raise InvalidArgument(f"{path}.token_ids[{number - 1}]", "comes after the choice's end")
         end, matched, text = _append(
-            stop_condition, seq_id, token_id, number >= min_tokens, token_id in stop_ids
+            stop_condition, seq_id, token_id, number >= min_tokens, token_id in stop_ids, new.has_timely_ends
         )
         texts.append(text)
         if end is FinishReason.UNSPECIFIED and number == max_tokens:
@@ -79,13 +79,19 @@ def start_choice(
 
 
 def _append(
-    stop_condition: StopCondition, seq_id: int, token_id: int, may_stop: bool, is_stop_token: bool
+    stop_condition: StopCondition,
+    seq_id: int,
+    token_id: int,
+    may_stop: bool,
+    is_stop_token: bool,
+    is_timely: bool,
 ) -> tuple[FinishReason, str | int | None, str]:
-    """Why a token ends its choice if it does, what it matched, and its text."""
+    """Why a token ends its choice if it does, what it matched, and its text. is_timely: an end token ends it
+    in any case."""
     delta = stop_condition.append(seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop_token)
     if delta.matched_stop is not None:
         return FinishReason.STOP, delta.matched_stop, delta.text
-    if is_stop_token and may_stop:
+    if is_stop_token and (may_stop or is_timely):
         return FinishReason.STOP, token_id, delta.text
     return FinishReason.UNSPECIFIED, None, delta.text
 

@@ -1,0 +1,24 @@
+"""Answers of a form, under any moves and any policies: they parse, and equal those of unlimited memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from support.formed_machine import FormedMachine
+
+COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def test_answers_of_a_form_parse_and_equal_those_of_unlimited_memory() -> None:
+    run_state_machine_as_test(
+        FormedMachine, settings=settings(COMMON, max_examples=25, stateful_step_count=12)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_answers_of_a_form_at_length() -> None:
+    run_state_machine_as_test(
+        FormedMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=40)
+    )
