@@ -23,10 +23,10 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.structured_output import StructuredOutput
 from pageturner.service.errors import NonFiniteLogits, PageturnerError
-from pageturner.service.grammars.compiler import GrammarCompiler
+from pageturner.service.grammars.compiler import GrammarCompiler, Words
 from pageturner.service.grammars.grammars import Grammars
 from pageturner.service.grammars.options import GrammarOptions
-from pageturner.service.grammars.step_masks import StepMasks, Words
+from pageturner.service.grammars.step_masks import StepMasks
 from support.core_harness import CoreHarness, Record
 from support.fake_model import Array, FakeModel, Stop, content_of
 

@@ -134,7 +134,11 @@ def check_seeds(count: int) -> None:
 
 def stops_below_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     append = resume._append
-    monkeypatch.setattr(resume, "_append", lambda s, i, token, _, is_stop: append(s, i, token, True, is_stop))
+    monkeypatch.setattr(
+        resume,
+        "_append",
+        lambda s, i, token, _, is_stop, is_timely: append(s, i, token, True, is_stop, is_timely),
+    )
 
 
 def every_choice_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
