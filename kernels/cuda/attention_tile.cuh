@@ -219,9 +219,8 @@ __device__ __forceinline__ void compute_weights(float (&scores)[kRowTiles][kKeys
 
 // output += weights V. The weights lie where the operand A of this product wants them: two 16 x 8 results side by side
 // are, register for register, one 16 x 16 operand.
-template <class T, int kHeadDim, int kRowTiles, int kKeys>
-__device__ __forceinline__ void add_values(RowSums<kHeadDim, kRowTiles>& sums,
-                                           const FragmentReader<T, kHeadDim>& reader,
+template <class T, int kHeadDim, int kRowTiles, int kKeys, class Reader>
+__device__ __forceinline__ void add_values(RowSums<kHeadDim, kRowTiles>& sums, const Reader& reader,
                                            const float (&weights)[kRowTiles][kKeys / 8][4], const T* values) {
 #pragma unroll
   for (int part = 0; part < kKeys / 16; ++part) {

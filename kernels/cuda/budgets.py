@@ -59,6 +59,17 @@ BUDGETS: Mapping[tuple[str, int | None], Budget] = {
     ("paged_prefill", 96): Budget(registers=240, instructions=800, softcap=66, sm_100=918),
     ("paged_prefill", 128): Budget(registers=255, instructions=898, softcap=66, sm_100=993),
     ("paged_prefill", 256): Budget(registers=250, instructions=740, softcap=34),
+    # Over codes a tile's bytes are half as many, and to make numbers of them takes instructions: in the time
+    # that an H200 needs for a tile's bytes it issues 460 at head_dim 64, 1,800 at 256.
+    ("coded_decode", 64): Budget(registers=118, instructions=620),
+    ("coded_decode", 96): Budget(registers=132, instructions=740),
+    ("coded_decode", 128): Budget(registers=168, instructions=940),
+    ("coded_decode", 256): Budget(registers=252, instructions=1590),
+    ("coded_prefill", 64): Budget(registers=255, instructions=1330),
+    ("coded_prefill", 96): Budget(registers=236, instructions=940),
+    ("coded_prefill", 128): Budget(registers=255, instructions=1060),
+    ("coded_prefill", 256): Budget(registers=252, instructions=1160),
+    ("coded_write_kv", None): Budget(registers=52, instructions=1180),
     # The rest moves bytes with little to compute. 64 registers leave room for 8 blocks of 128 threads, 1,024
     # threads a multiprocessor, each with a load or more of 16 bytes on its way.
     ("decode_merge", 64): Budget(registers=64, instructions=915),
@@ -82,7 +93,7 @@ _TENSOR_CORE = {
 }
 _WIDE_ACCESS = {"16-byte loads": r"LDG\.E(\.\w+)*\.128", "16-byte stores": r"STG\.E(\.\w+)*\.128"}
 EXPECTED: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("paged_decode", "paged_prefill"), _TENSOR_CORE),
+    **dict.fromkeys(("paged_decode", "paged_prefill", "coded_decode", "coded_prefill"), _TENSOR_CORE),
     **dict.fromkeys(("write_kv", "rope_and_write_kv", "rms_norm", "silu_and_mul"), _WIDE_ACCESS),
     **dict.fromkeys(("copy_blocks", "gather_blocks", "scatter_blocks"), _WIDE_ACCESS),
 }
@@ -122,7 +133,7 @@ def products_of_tile(variant: Variant) -> int:
     head_dim = head_dim_of(variant)
     if head_dim is None or variant.kernel == "decode_merge":
         return 0
-    if variant.kernel == "paged_decode":
+    if variant.kernel in ("paged_decode", "coded_decode"):
         row_tiles, keys = 1, tiles.DECODE_KEYS
     else:
         row_tiles, keys = tiles.PREFILL[head_dim].row_tiles, tiles.PREFILL[head_dim].keys

@@ -26,10 +26,12 @@ from pageturner.kernels.cuda.steps import Step, Steps
 from pageturner.kernels.cuda.variants import DTYPES
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import AttentionBatch, KeyOrder
+from pageturner.kernels.layout import AttentionBatch, KeyOrder, head_dim_of, is_coded
 
 LEAST_BLOCK_SIZE = tiles.DECODE_KEYS
 OCTET = row_grids.OCTET
+MOST_CODED_DIM = 256
+"""What half a warp makes codes of (write_kv.cu)."""
 SCORE_FACTORS = (1e-15, 1e6)
 """What scales and caps must lie between: then float32 holds their ratio, and scores times them so exactly
 that two to the highest one, less the same as rounded, is no infinity. (From 1e10 on, it was.)"""
@@ -49,7 +51,7 @@ class CudaOps:
 
     key_order = KeyOrder.PLAIN
     narrow_pool = False
-    coded_pool = False
+    coded_pool = True
     row_invariant = False
 
     def __init__(self, launcher: Launcher, *, split: int | None = None) -> None:
@@ -85,7 +87,8 @@ class CudaOps:
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch
     ) -> None:
         step = self._check(kv_layer, batch)
-        checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0])
+        dtype = checks.own_dtype(key, kv_layer, DTYPES)
+        checks.check_key_value(key, value, kv_layer, batch.slot_mapping.shape[0], dtype)
         checks.check_device(self.device, key=key, value=value)
         key, value = _rows(key), _rows(value)
         arguments = KvWriteArguments(
@@ -99,17 +102,22 @@ class CudaOps:
             num_kv_heads=key.shape[1],
             head_dim=key.shape[2],
         )
-        self._launcher.launch(variants.write_kv(key.dtype), row_grids.write_kv(arguments), arguments)
+        if is_coded(kv_layer.dtype):
+            variant = variants.coded_write_kv(key.dtype, kv_layer.dtype, None)
+            self._launcher.launch(variant, row_grids.coded_write_kv(arguments, rotated=False), arguments)
+        else:
+            self._launcher.launch(variants.write_kv(key.dtype), row_grids.write_kv(arguments), arguments)
 
     def attention(
         self, query: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, spec: AttentionSpec
     ) -> torch.Tensor:
         step = self._check(kv_layer, batch)
-        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
+        dtype = checks.own_dtype(query, kv_layer, DTYPES)
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0], dtype)
         checks.check_sinks(spec.sinks, query.shape[1])
         _check_score_factors(spec)
         checks.check_device(self.device, query=query, sinks=spec.sinks)
-        num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
+        num_kv_heads, head_dim = kv_layer.shape[2], head_dim_of(kv_layer)
         if head_dim not in tiles.HEAD_DIMS:
             raise KernelArgumentError("query", f"of head_dim {head_dim}", f"one of {tiles.HEAD_DIMS}")
         group = query.shape[1] // num_kv_heads
@@ -144,7 +152,8 @@ class CudaOps:
         )
         merge_rows = min(tiles.MMA_ROWS, batch.max_query_len * group)
         softcap = spec.logit_softcap is not None
-        self._launch_attention(query.dtype, shape, plan, arguments, merge_rows=merge_rows, softcap=softcap)
+        code = kv_layer.dtype if is_coded(kv_layer.dtype) else None
+        self._launch_attention(dtype, code, shape, plan, arguments, merge_rows=merge_rows, softcap=softcap)
         return output
 
     def rope_and_write_kv(
@@ -158,8 +167,9 @@ class CudaOps:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         step = self._check(kv_layer, batch)
-        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0])
-        checks.check_key_value(key, value, kv_layer, query.shape[0])
+        dtype = checks.own_dtype(query, kv_layer, DTYPES)
+        checks.check_query(query, kv_layer, batch.slot_mapping.shape[0], dtype)
+        checks.check_key_value(key, value, kv_layer, query.shape[0], dtype)
         checks.check_rope(query, cos, sin)
         checks.check_device(self.device, query=query, key=key, value=value, cos=cos, sin=sin)
         num_rows, num_heads, head_dim = query.shape
@@ -185,8 +195,12 @@ class CudaOps:
             num_kv_heads=key.shape[1],
             head_dim=head_dim,
         )
-        variant = variants.rope_and_write_kv(query.dtype, cos.dtype)
-        self._launcher.launch(variant, row_grids.rope_and_write_kv(arguments), arguments)
+        if is_coded(kv_layer.dtype):
+            variant = variants.coded_write_kv(dtype, kv_layer.dtype, cos.dtype)
+            self._launcher.launch(variant, row_grids.coded_write_kv(arguments, rotated=True), arguments)
+        else:
+            variant = variants.rope_and_write_kv(dtype, cos.dtype)
+            self._launcher.launch(variant, row_grids.rope_and_write_kv(arguments), arguments)
         return output
 
     def rms_norm(
@@ -264,11 +278,15 @@ class CudaOps:
         checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         checks.check_device(self.device, kv_layer=kv_layer)
         checks.check_vector_blocks(kv_layer, LEAST_BLOCK_SIZE)
+        if is_coded(kv_layer.dtype) and head_dim_of(kv_layer) > MOST_CODED_DIM:
+            wanted = f"head_dim at most {MOST_CODED_DIM}"
+            raise KernelArgumentError("kv_layer", checks.describe(kv_layer), wanted)
         return self._steps.of(batch, kv_layer)
 
     def _launch_attention(
         self,
         dtype: torch.dtype,
+        code: torch.dtype | None,
         shape: AttentionShape,
         plan: DevicePlan,
         arguments: AttentionArguments,
@@ -276,14 +294,20 @@ class CudaOps:
         merge_rows: int,
         softcap: bool,
     ) -> None:
-        bounded = bool(shape.window or shape.chunk)
+        options = {"bounded": bool(shape.window or shape.chunk), "softcap": softcap}
         capacity, kv_heads = plan.capacity, shape.num_kv_heads
         launch = self._launcher.launch
         if capacity.prefill_tiles:
-            prefill = variants.paged_prefill(dtype, shape.head_dim, bounded=bounded, softcap=softcap)
+            if code is None:
+                prefill = variants.paged_prefill(dtype, shape.head_dim, **options)
+            else:
+                prefill = variants.coded_prefill(dtype, code, shape.head_dim, **options)
             launch(prefill, (capacity.prefill_tiles, kv_heads, 1), arguments)
         if capacity.decode_items:
-            decode = variants.paged_decode(dtype, shape.head_dim, bounded=bounded, softcap=softcap)
+            if code is None:
+                decode = variants.paged_decode(dtype, shape.head_dim, **options)
+            else:
+                decode = variants.coded_decode(dtype, code, shape.head_dim, **options)
             launch(decode, (capacity.decode_items, kv_heads, 1), arguments)
         if capacity.merge_items:
             merge = variants.decode_merge(dtype, shape.head_dim)

@@ -24,6 +24,10 @@ constexpr float kNegativeInfinity = -1e30f;
 struct bfloat16 { uint16_t bits; };
 struct float16 { uint16_t bits; };
 
+// What a pool of codes keeps in a byte (kernels/kv_codes.py), told apart in the same way.
+struct int8_code { unsigned char bits; };
+struct fp8_code { unsigned char bits; };
+
 #ifdef SIMT_CPU
 #include "emulation/primitives.h"
 #else
@@ -97,6 +101,21 @@ template <> __device__ __forceinline__ uint32_t pack<float16>(float low, float h
   return pair;
 }
 
+// a * b + c of both numbers of a register, each rounded once; subnormal ones too.
+template <class T> __device__ __forceinline__ uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c);
+
+template <> __device__ __forceinline__ uint32_t fma_pair<bfloat16>(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
+
+template <> __device__ __forceinline__ uint32_t fma_pair<float16>(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t pair;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
+
 // 2^x with a relative error of at most 2^-22; 1 for 0, and 0 below -126, where results would be subnormal. One
 // instruction.
 __device__ __forceinline__ float exp2_approximate(float x) {
@@ -163,14 +182,18 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t (&registers)[4],
                : "memory");
 }
 
-// Start copying 16 bytes to shared memory, or zeros where not `valid` (then nothing is read). Both addresses
-// are multiples of 16. The bytes are there for this thread once cp_async_wait has let their group through, and
-// for the other threads after a barrier that follows.
-__device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
-  const int num_bytes = valid ? 16 : 0;
+// Start copying the first `num_bytes` of 16 bytes to shared memory, and zeros for the rest, which is not read. Both
+// addresses are multiples of 16. The bytes are there for this thread once cp_async_wait has let their group through,
+// and for the other threads after a barrier that follows.
+__device__ __forceinline__ void cp_async_16_part(void* shared, const void* global, int num_bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                :: "r"(shared_address(shared)), "l"(global), "r"(num_bytes)
                : "memory");
+}
+
+// All 16 or, where not `valid`, none of them.
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
+  cp_async_16_part(shared, global, valid ? 16 : 0);
 }
 
 // The copies of this thread since its last commit become one group, which may be empty.

@@ -35,6 +35,12 @@ def rope_and_write_kv(args: KvWriteArguments) -> Dim3:
     return args.num_rows, _blocks(heads * args.head_dim, 2 * OCTET), 1
 
 
+def coded_write_kv(args: KvWriteArguments, *, rotated: bool) -> Dim3:
+    """Half a warp takes a head of a row: queries are among them where they are rotated."""
+    heads = 2 * args.num_kv_heads + (args.num_heads if rotated else 0)
+    return args.num_rows, ceil(heads * WARP_SIZE / 2 / ROW_THREADS), 1
+
+
 def rms_norm(args: RmsNormArguments) -> Dim3:
     """A warp takes a short row, a block a long one."""
     rows = args.outer * args.inner

@@ -130,7 +130,9 @@ template <class T, int kHeadDim> struct FragmentReader {
     ldmatrix_x4(registers, tile + chunks_first[step % kPeriod] + constant_part(step));
   }
 
-  __device__ __forceinline__ void read_values(uint32_t (&registers)[4], const T* tile, int step) const {
+  // Of any numbers of 16 bits.
+  template <class Value>
+  __device__ __forceinline__ void read_values(uint32_t (&registers)[4], const Value* tile, int step) const {
     ldmatrix_x4_transposed(registers, tile + rows_first[step % kPeriod] + constant_part(step));
   }
 

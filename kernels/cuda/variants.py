@@ -10,9 +10,16 @@ from itertools import product
 import torch
 
 from pageturner.kernels.cuda import arguments, tiles
+from pageturner.kernels.layout import CODE_DTYPES
 
 DTYPES = (torch.bfloat16, torch.float16)
-_C_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float"}
+_C_NAMES = {
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float32: "float",
+    torch.int8: "int8_code",
+    torch.float8_e4m3fn: "fp8_code",
+}
 
 ROW_THREADS = 128
 """Threads of a block of the kernels without shared-memory tiles: 4 warps, so that small grids spread."""
@@ -77,6 +84,44 @@ def paged_prefill(dtype: torch.dtype, head_dim: int, *, bounded: bool, softcap: 
 
 
 @cache
+def coded_decode(
+    dtype: torch.dtype, code: torch.dtype, head_dim: int, *, bounded: bool, softcap: bool
+) -> Variant:
+    """paged_decode over a pool of codes."""
+    shape = tiles.CODED_DECODE[head_dim]
+    name = _instance("coded_decode", dtype, head_dim, code, shape.warps, shape.stages, bounded, softcap)
+    return Variant("coded_decode.cu", name, shape.threads, shape.shared_bytes, arguments.AttentionArguments)
+
+
+@cache
+def coded_prefill(
+    dtype: torch.dtype, code: torch.dtype, head_dim: int, *, bounded: bool, softcap: bool
+) -> Variant:
+    """paged_prefill over a pool of codes."""
+    shape = tiles.CODED_PREFILL[head_dim]
+    name = _instance(
+        "coded_prefill",
+        dtype,
+        head_dim,
+        code,
+        shape.warps,
+        shape.row_tiles,
+        shape.keys,
+        shape.stages,
+        bounded,
+        softcap,
+    )
+    return Variant("coded_prefill.cu", name, shape.threads, shape.shared_bytes, arguments.AttentionArguments)
+
+
+@cache
+def coded_write_kv(dtype: torch.dtype, code: torch.dtype, table_dtype: torch.dtype | None) -> Variant:
+    """The write of K and V as codes. table_dtype: of cos and sin; None: without rotation."""
+    name = _instance("coded_write_kv", dtype, code, table_dtype or dtype, table_dtype is not None)
+    return _rows("write_kv.cu", name, arguments.KvWriteArguments)
+
+
+@cache
 def write_kv(dtype: torch.dtype) -> Variant:
     """The write of K and V without rotation."""
     return _rows("write_kv.cu", _instance("write_kv", dtype), arguments.KvWriteArguments)
@@ -120,7 +165,9 @@ def scatter_blocks() -> Variant:
 
 
 def shipped() -> tuple[Variant, ...]:
-    """All of them: what the budgets are checked for."""
+    """What the budgets are checked for: all of them, but of those over codes the plain ones in bfloat16. The
+    others are the same text, with the masks and caps that the kernels over plain numbers are checked with.
+    """
     found = [copy_blocks(), gather_blocks(), scatter_blocks()]
     for dtype in DTYPES:
         found += [write_kv(dtype), rms_norm(dtype), silu_and_mul(dtype)]
@@ -130,6 +177,12 @@ def shipped() -> tuple[Variant, ...]:
             for bounded, softcap in product((False, True), repeat=2):
                 found.append(paged_decode(dtype, head_dim, bounded=bounded, softcap=softcap))
                 found.append(paged_prefill(dtype, head_dim, bounded=bounded, softcap=softcap))
+    bf16 = torch.bfloat16
+    for code in CODE_DTYPES:
+        found += [coded_write_kv(bf16, code, table_dtype) for table_dtype in (None, torch.float32, bf16)]
+        for head_dim in tiles.HEAD_DIMS:
+            found.append(coded_decode(bf16, code, head_dim, bounded=False, softcap=False))
+            found.append(coded_prefill(bf16, code, head_dim, bounded=False, softcap=False))
     return tuple(found)
 
 

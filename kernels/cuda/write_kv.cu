@@ -1,4 +1,4 @@
-// A step's keys and values into their slots of the pool, as they are or with rotary embedding on the way.
+// A step's keys and values into their slots of the pool, as they are or with rotary embedding on the way; or as codes.
 //
 //   grid       (rows, parts of a row)                      block   128 threads, no barrier
 //   work       of a thread: two octets (16-byte accesses), below; no loop, no shared memory
@@ -136,4 +136,125 @@ __global__ void __launch_bounds__(kRowThreads) rope_and_write_kv(const KvWriteAr
   }
   octet_at(to + dim) = low;
   octet_at(to + half + dim) = high;
+}
+
+// The same into a pool of codes (kernels/kv_codes.py). Half a warp takes a head: all its dims decide on its scale.
+//
+//   work       of a thread: dims lane, lane + 16 .. of the head's first half, and those half a head further on
+//   registers  38 to 42; element by element, since a step writes little beside what it reads
+constexpr int kHalfWarp = kWarpSize / 2;
+constexpr int kMostPairs = 8;  // of a thread: head_dim at most 256
+
+// The code of a number that rounds to one: the nearest, ties to even. Bits as kernels/cpu/simd.h has them.
+template <class Code> __device__ __forceinline__ Code code_of(float number);
+
+template <> __device__ __forceinline__ int8_code code_of<int8_code>(float number) {
+  return {(unsigned char)__float_as_uint(__fadd_rn(number, 12582912.0f))};
+}
+
+template <> __device__ __forceinline__ fp8_code code_of<fp8_code>(float number) {
+  const uint32_t bits = __float_as_uint(number), magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+  const uint32_t small = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), 16384.0f)) & 0x7fu;
+  return {(unsigned char)((magnitude < 121u << 23 ? small : normal) | (bits >> 24 & 0x80u))};
+}
+
+template <class Code> constexpr float kMostCode = 0.0f;
+template <> constexpr float kMostCode<int8_code> = 127.0f;
+template <> constexpr float kMostCode<fp8_code> = 448.0f;
+
+// Where the scale of a head in a slot lies, in bytes from the layer's keys, and from its values too.
+__device__ __forceinline__ int64_t scale_in_slot(const KvLayer& kv, int64_t slot, int head, int head_dim) {
+  const int64_t block = slot >> kv.block_size_log2;
+  const int64_t offset = slot - (block << kv.block_size_log2);
+  return block * kv.block_stride + head * kv.head_stride + (int64_t(head_dim) << kv.block_size_log2) + 2 * offset;
+}
+
+__device__ __forceinline__ float as_float(float entry) { return entry; }
+template <class T> __device__ __forceinline__ float as_float(T entry) { return to_float(entry); }
+
+// What rotate does to eight pairs, to one: low and high are as far apart, cos and sin point to low's entry.
+template <class T, class Table>
+__device__ __forceinline__ void turn(float& low, float& high, const Table* cos, const Table* sin, int half) {
+  using Wide = typename Wider<T, Table>::type;
+  const float low_cos = rounded_to<Wide>(__fmul_rn(low, as_float(cos[0])));
+  const float high_sin = rounded_to<Wide>(__fmul_rn(high, as_float(sin[0])));
+  const float high_cos = rounded_to<Wide>(__fmul_rn(high, as_float(cos[half])));
+  const float low_sin = rounded_to<Wide>(__fmul_rn(low, as_float(sin[half])));
+  low = rounded<T>(__fsub_rn(low_cos, high_sin));
+  high = rounded<T>(__fadd_rn(high_cos, low_sin));
+}
+
+// kRotate: heads are those of rope_and_write_kv, else those of write_kv: keys, then values.
+template <class T, class Code, class Table, bool kRotate>
+__global__ void __launch_bounds__(kRowThreads) coded_write_kv(const KvWriteArguments args) {
+  const int row = blockIdx.x;
+  const int lane = threadIdx.x % kHalfWarp;
+  const int head = (blockIdx.y * kRowThreads + threadIdx.x) / kHalfWarp;
+  const int half = args.head_dim / 2;
+  const int key_head = head - (kRotate ? args.num_heads : 0);
+  const int value_head = key_head - args.num_kv_heads;
+  const bool is_query = key_head < 0, is_value = value_head >= 0;
+  const bool exists = value_head < args.num_kv_heads;  // else it takes part in the exchange alone
+  BOUNDS_CHECK(half <= kMostPairs * kHalfWarp);
+
+  const T* from;
+  if (is_query)
+    from = static_cast<const T*>(args.query) + row * args.query_stride + head * args.head_dim;
+  else if (!is_value)
+    from = static_cast<const T*>(args.key) + row * args.key_stride + key_head * args.head_dim;
+  else
+    from = static_cast<const T*>(args.value) + row * args.value_stride + value_head * args.head_dim;
+
+  float low[kMostPairs], high[kMostPairs];
+  uint32_t top = 0;  // the largest magnitude's bits, which are ordered as magnitudes are, infinities and NaN behind
+#pragma unroll
+  for (int i = 0; i < kMostPairs; ++i) {
+    const int dim = lane + i * kHalfWarp;
+    low[i] = high[i] = 0.0f;
+    if (exists && dim < half) {
+      low[i] = to_float(from[dim]);
+      high[i] = to_float(from[half + dim]);
+      if (kRotate && !is_value) {
+        const int64_t in_table = int64_t(row) * args.head_dim + dim;
+        turn<T>(low[i], high[i], static_cast<const Table*>(args.cos) + in_table,
+                static_cast<const Table*>(args.sin) + in_table, half);
+      }
+      top = max(top, max(__float_as_uint(low[i]) & 0x7fffffffu, __float_as_uint(high[i]) & 0x7fffffffu));
+    }
+  }
+#pragma unroll
+  for (int lanes = kHalfWarp / 2; lanes > 0; lanes /= 2) top = max(top, __shfl_xor_sync(kFullWarp, top, lanes));
+  if (!exists) return;
+
+  if (is_query) {
+    T* const to = static_cast<T*>(args.rotated_query) + (int64_t(row) * args.num_heads + head) * args.head_dim;
+#pragma unroll
+    for (int i = 0; i < kMostPairs; ++i) {
+      const int dim = lane + i * kHalfWarp;
+      if (dim < half) to[dim] = from_float<T>(low[i]), to[half + dim] = from_float<T>(high[i]);
+    }
+    return;
+  }
+  const int64_t slot = args.slot_mapping[row];
+  if (slot < 0) return;
+  const bool is_finite = top < 0x7f800000u;
+  const bfloat16 scale = from_float<bfloat16>(__fdiv_rn(__uint_as_float(top), kMostCode<Code>));
+  const bool coded = is_finite && to_float(scale) >= 0x1p-126f;
+  const float inverse = coded ? __fdiv_rn(1.0f, to_float(scale)) : 0.0f;
+  unsigned char* const pool = static_cast<unsigned char*>(is_value ? args.kv.values : args.kv.keys);
+  const int kv_head = is_value ? value_head : key_head;
+  Code* const codes = reinterpret_cast<Code*>(pool + head_in_slot(args.kv, slot, kv_head, args.head_dim));
+#pragma unroll
+  for (int i = 0; i < kMostPairs; ++i) {
+    const int dim = lane + i * kHalfWarp;
+    if (dim < half) {
+      codes[dim] = coded ? code_of<Code>(__fmul_rn(low[i], inverse)) : Code{0};
+      codes[half + dim] = coded ? code_of<Code>(__fmul_rn(high[i], inverse)) : Code{0};
+    }
+  }
+  if (lane == 0) {
+    const bfloat16 kept_scale = {uint16_t(coded ? scale.bits : is_finite ? 0 : 0x7fc0)};
+    *reinterpret_cast<bfloat16*>(pool + scale_in_slot(args.kv, slot, kv_head, args.head_dim)) = kept_scale;
+  }
 }

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import AttentionBatch, HostBatch, KvLayout
+from pageturner.kernels.layout import AttentionBatch, HostBatch, KvLayout, token_elements
+from pageturner.service.model.kv_dtypes import POOL_DTYPES
 
 ELEMENT_BYTES = 2
 """bfloat16."""
@@ -27,10 +28,9 @@ class Heads:
     num_kv_heads: int
     head_dim: int
 
-    @property
-    def token_bytes(self) -> int:
-        """Key and value of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * ELEMENT_BYTES
+    def token_bytes(self, kv_dtype: torch.dtype = torch.bfloat16) -> int:
+        """Key and value of one token in one layer, with their scales."""
+        return 2 * self.num_kv_heads * token_elements(self.head_dim, kv_dtype) * kv_dtype.itemsize
 
 
 MODELS = (Heads("SmolLM2-135M", 9, 3, 64), Heads("8B", 32, 8, 128))
@@ -39,12 +39,18 @@ MODELS = (Heads("SmolLM2-135M", 9, 3, 64), Heads("8B", 32, 8, 128))
 @dataclass(frozen=True, slots=True)
 class Case:
     """One call of one layer. decode: `batch` sequences with one new row each over `context` keys.
-    prefill: the whole prompt of `context` rows of each sequence, causal."""
+    prefill: the whole prompt of `context` rows of each sequence, causal. kv: what the pool is kept in."""
 
     kind: Literal["decode", "prefill"]
     heads: Heads
     batch: int
     context: int
+    kv: str = "bfloat16"
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the pool."""
+        return POOL_DTYPES[self.kv]
 
     @property
     def rows_each(self) -> int:
@@ -59,7 +65,7 @@ class Case:
     @property
     def kv_bytes(self) -> int:
         """Of the keys and values of all contexts."""
-        return self.batch * self.context * self.heads.token_bytes
+        return self.batch * self.context * self.heads.token_bytes(self.kv_dtype)
 
     @property
     def bytes_moved(self) -> int:
@@ -79,16 +85,20 @@ class Case:
         return 3 * self.kv_bytes + 4 * (self.bytes_moved - self.kv_bytes)
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.heads.model} {self.batch} x {self.context}"
+        kv = "" if self.kv == "bfloat16" else f" {self.kv}"
+        return f"{self.kind} {self.heads.model} {self.batch} x {self.context}{kv}"
 
 
 def cases(
-    models: Sequence[Heads] = MODELS, batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS
+    models: Sequence[Heads] = MODELS,
+    batches: Sequence[int] = BATCHES,
+    contexts: Sequence[int] = CONTEXTS,
+    kv: str = "bfloat16",
 ) -> Iterator[Case]:
     """Decode over batches x contexts, then prefill of one sequence over contexts, model by model."""
     for heads in models:
-        yield from (Case("decode", heads, batch, context) for batch in batches for context in contexts)
-        yield from (Case("prefill", heads, 1, context) for context in contexts)
+        yield from (Case("decode", heads, batch, context, kv) for batch in batches for context in contexts)
+        yield from (Case("prefill", heads, 1, context, kv) for context in contexts)
 
 
 @dataclass(frozen=True, slots=True)

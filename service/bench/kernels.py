@@ -14,7 +14,7 @@ import torch
 from pageturner.kernels.cpu.build import load_library
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.interface import AttentionSpec, PagedOps
-from pageturner.kernels.layout import AttentionBatch, KvLayout
+from pageturner.kernels.layout import AttentionBatch, KvLayout, is_coded, split_codes
 from pageturner.kernels.torch_ops import TorchOps
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
@@ -24,7 +24,7 @@ SHAPES = ((1, 1, 2048), (8, 1, 512), (64, 1, 512), (64, 1, 2048), (1, 512, 512),
 
 @dataclass(frozen=True, slots=True)
 class CpuTiming:
-    """Median milliseconds of one layer's attention."""
+    """Median milliseconds of one layer's attention. int8_ms, fp8_ms: of `cpu_ms` over a pool of codes."""
 
     dtype: str
     num_sequences: int
@@ -33,6 +33,8 @@ class CpuTiming:
     torch_ms: float
     torch_deterministic_ms: float
     cpu_ms: float
+    int8_ms: float
+    fp8_ms: float
 
     @property
     def ratio(self) -> float:
@@ -59,12 +61,13 @@ def cpu_lines(timings: Sequence[CpuTiming]) -> Iterator[str]:
     )
     yield (
         f"{'dtype':>9} {'seqs':>5} {'rows':>5} {'keys':>5} "
-        f"{'torch':>9} {'determ.':>9} {'C++':>9} {'ratio':>7}"
+        f"{'torch':>9} {'determ.':>9} {'C++':>9} {'ratio':>7} {'int8 KV':>9} {'fp8 KV':>9}"
     )
     for t in timings:
         yield (
             f"{t.dtype:>9} {t.num_sequences:5} {t.num_rows:5} {t.num_keys:5} {t.torch_ms:9.3f} "
-            f"{t.torch_deterministic_ms:9.3f} {t.cpu_ms:9.3f} {t.ratio:6.1f}x"
+            f"{t.torch_deterministic_ms:9.3f} {t.cpu_ms:9.3f} {t.ratio:6.1f}x "
+            f"{t.int8_ms:9.3f} {t.fp8_ms:9.3f}"
         )
 
 
@@ -85,9 +88,9 @@ def _time_shape(
     query = torch.randn(num_sequences * num_rows, NUM_HEADS, HEAD_DIM).to(dtype)
     spec = AttentionSpec(scale=HEAD_DIM**-0.5)
 
-    def milliseconds(ops: PagedOps) -> float:
-        layout = KvLayout(1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype, ops.key_order)
-        kv_layer = torch.randn(layout.pool_shape(num_sequences * width)).to(dtype)[:, 0]
+    def milliseconds(ops: PagedOps, kv_dtype: torch.dtype = dtype) -> float:
+        layout = KvLayout(1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, kv_dtype, ops.key_order)
+        kv_layer = _random_pool(layout, num_sequences * width)[:, 0]
         return _median_ms(lambda: ops.attention(query, kv_layer, batch, spec))
 
     return CpuTiming(
@@ -98,7 +101,20 @@ def _time_shape(
         torch_ms=milliseconds(TorchOps()),
         torch_deterministic_ms=milliseconds(TorchOps(deterministic=True)),
         cpu_ms=milliseconds(cpu_ops),
+        int8_ms=milliseconds(cpu_ops, torch.int8),
+        fp8_ms=milliseconds(cpu_ops, torch.float8_e4m3fn),
     )
+
+
+def _random_pool(layout: KvLayout, num_blocks: int) -> torch.Tensor:
+    """Numbers of order 1; codes of all sizes with scales that make them so."""
+    shape = layout.pool_shape(num_blocks)
+    if not is_coded(layout.dtype):
+        return torch.randn(shape).to(layout.dtype)
+    pool = torch.randint(0, 127, shape, dtype=torch.uint8).view(layout.dtype)
+    _, scales = split_codes(pool)
+    scales.fill_(1 / 127)
+    return pool
 
 
 def _median_ms(call: Callable[[], object]) -> float:

@@ -21,7 +21,8 @@ from pageturner.kernels.cuda.report import inspect_kernels
 from pageturner.kernels.cuda.sass import find_nvdisasm
 from pageturner.kernels.cuda.variants import Variant
 from pageturner.kernels.errors import KernelsUnavailable
-from pageturner.service.bench.attention_cases import Case, Heads
+from pageturner.kernels.layout import is_coded
+from pageturner.service.bench.attention_cases import Case
 
 Inspect = Callable[[tuple[Variant, ...], str], Mapping[str, tuple[int, int]]]
 """(variants, arch) -> what `TileInstructions` holds. Raises KernelsUnavailable."""
@@ -98,25 +99,27 @@ class Estimate:
         return max(bounds, key=bounds.__getitem__)
 
 
-def kernels_of(models: Iterable[Heads]) -> tuple[Variant, ...]:
-    """The attention kernels that the cases of these models run."""
-    make = (variants.paged_decode, variants.paged_prefill)
-    return tuple(
-        variant(torch.bfloat16, head_dim, bounded=False, softcap=False)
-        for head_dim in sorted({heads.head_dim for heads in models})
-        for variant in make
-    )
+def kernels_of(chosen: Iterable[Case]) -> tuple[Variant, ...]:
+    """The attention kernels that the cases run, each once."""
+    return tuple(dict.fromkeys(map(_kernel_of, chosen)))
+
+
+def _kernel_of(case: Case) -> Variant:
+    rows, head_dim = torch.bfloat16, case.heads.head_dim
+    if is_coded(case.kv_dtype):
+        coded = variants.coded_decode if case.kind == "decode" else variants.coded_prefill
+        return coded(rows, case.kv_dtype, head_dim, bounded=False, softcap=False)
+    plain = variants.paged_decode if case.kind == "decode" else variants.paged_prefill
+    return plain(rows, head_dim, bounded=False, softcap=False)
 
 
 def estimate(case: Case, gpu: Gpu, instructions: TileInstructions) -> Estimate:
     """How long the case takes at least on `gpu`, by bytes, instructions and products."""
-    heads = case.heads
+    heads, variant = case.heads, _kernel_of(case)
     if case.kind == "decode":
-        variant = variants.paged_decode(torch.bfloat16, heads.head_dim, bounded=False, softcap=False)
         warp_tiles = case.batch * heads.num_kv_heads * -(-case.context // tiles.DECODE_KEYS)
         rows, keys = tiles.MMA_ROWS, tiles.DECODE_KEYS
     else:
-        variant = variants.paged_prefill(torch.bfloat16, heads.head_dim, bounded=False, softcap=False)
         shape = tiles.PREFILL[heads.head_dim]
         warp_tiles = case.batch * heads.num_kv_heads * shape.warps * _key_tiles(case, shape)
         rows, keys = shape.row_tiles * tiles.MMA_ROWS, shape.keys

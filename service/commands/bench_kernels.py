@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=_numbers, metavar="N,...", help=f"{doc} (default: powers of two)"
         )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=("bfloat16", "int8", "fp8"),
+        default="bfloat16",
+        help="of the estimate's KV cache (default %(default)s); a GPU is measured in that",
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (.png, .svg, .pdf)")
@@ -67,9 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.attention_cases import BATCHES, CONTEXTS, MODELS, cases
 
     _check_files(arguments.output, arguments.plot)  # measuring takes minutes
-    chosen = tuple(cases(MODELS, arguments.batches or BATCHES, arguments.contexts or CONTEXTS))
+    sizes = arguments.batches or BATCHES, arguments.contexts or CONTEXTS
+    chosen = tuple(cases(MODELS, *sizes, arguments.kv_dtype))
     scale: Scale
     gpu = None if arguments.device == "cpu" else find_gpu(wanted=arguments.device == "cuda")
+    if gpu is not None and arguments.kv_dtype != "bfloat16":
+        raise ConfigError("--kv-dtype", f"{arguments.kv_dtype} is for the estimate, with --device cpu")
     if gpu is None:
         document, lines, panels = _on_paper(chosen, arguments.gpu, arguments.command_line)
         label, scale = f"us on one {arguments.gpu} at best, on paper", "log"
@@ -212,7 +221,7 @@ def estimate_cases(chosen: Sequence[Case], name: str) -> Estimated:
     if name not in GPUS:
         raise ConfigError("--gpu", f"{name!r} is none of {', '.join(GPUS)}")
     gpu = GPUS[name]
-    kernels = kernels_of(case.heads for case in chosen)
+    kernels = kernels_of(chosen)
     instructions = count_instructions(kernels, gpu.arch, read_machine_code(cache_directory()))
     return Estimated(gpu, instructions, [estimate(case, gpu, instructions) for case in chosen])
 

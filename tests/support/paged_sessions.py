@@ -60,8 +60,8 @@ class PagedSession:
             model.num_layers, model.num_kv_heads, model.head_dim, block_size, model.kv_dtype, ops.key_order
         )
         self.kv_cache = KvCache(layout, num_blocks, num_blocks, ops, model.device, streams)
-        self.kv_cache.pool.fill_(math.nan)
-        self.kv_cache.host_pool.fill_(math.nan)
+        for pool in (self.kv_cache.pool, self.kv_cache.host_pool):
+            pool.view(torch.uint8).fill_(0xFF)  # NaN, of floats of any size, of scales too
         self.runner = Runner(model, self.kv_cache, adapters=adapters)
         self._block_size = block_size
         self._free = random.Random(seed).sample(range(num_blocks), num_blocks)

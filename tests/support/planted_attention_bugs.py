@@ -7,6 +7,7 @@ from support.planted_kernels import Bug, Edit, bug
 
 DECODE, PREFILL = "paged_decode.cu", "paged_prefill.cu"
 TILE, SHARED, SEQUENCE = "attention_tile.cuh", "shared_tile.cuh", "sequence.cuh"
+DECODE_ROWS = "decode_rows.cuh"
 
 NEXT_STAGE = "stage = stage + 1 == kStages ? 0 : stage + 1;"
 
@@ -198,7 +199,8 @@ ADDRESSES: dict[str, Bug] = {
         TILE, "column_of_lane()", "int(threadIdx.x) % 4", on.decode, within="column_of_lane() + i % 2",
     ),
     "decode: a lane leaves its output in a neighbour's column": bug(
-        DECODE, "column_of_lane()", "int(threadIdx.x) % 4", on.decode, within="[dims * 8 + column_of_lane()]",
+        DECODE_ROWS, "column_of_lane()", "int(threadIdx.x) % 4", on.decode,
+        within="[dims * 8 + column_of_lane()]",
     ),
     "positions rise by query head": bug(
         SEQUENCE, "row / group", "row", on.decode_rows, within="first_position + row / group",
@@ -214,7 +216,7 @@ ADDRESSES: dict[str, Bug] = {
         within="first_token(arguments.query_start_loc[sequence])",
     ),
     "decode: queries lie as if they were no part of a wider row": bug(
-        DECODE, "arguments.query_stride", "rows.num_heads * kHeadDim", on.merged_queries,
+        DECODE_ROWS, "arguments.query_stride", "rows.num_heads * kHeadDim", on.merged_queries,
         within="rows.offset<kHeadDim>(row, arguments.query_stride)",
     ),
     "prefill: queries lie as if they were no part of a wider row": bug(
@@ -243,13 +245,14 @@ ADDRESSES: dict[str, Bug] = {
         SEQUENCE, "wide_product(block, block_stride)", "int64_t(block * block_stride)", on.far_block,
     ),
     "partials of kv heads lie on each other": bug(
-        DECODE, "int64_t(partial) * arguments.num_kv_heads + kv_head", "int64_t(partial) + kv_head", on.split,
+        DECODE_ROWS, "int64_t(partial) * arguments.num_kv_heads + kv_head", "int64_t(partial) + kv_head",
+        on.split,
     ),
     "the merge takes partials to be one kv head apart": bug(
         DECODE, "int64_t(arguments.num_kv_heads) * kMmaRows", "int64_t(kMmaRows)", on.split,
     ),
     "partial 0 is taken for a whole result": bug(
-        DECODE, "partial < 0", "partial <= 0", on.split,
+        DECODE_ROWS, "partial < 0", "partial <= 0", on.split,
     ),
 }  # fmt: skip
 
@@ -287,7 +290,7 @@ NUMBERS: dict[str, Bug] = {
     ),
     "a sink is no power of two": bug(TILE, "sinks[head] * kLog2E", "sinks[head]", on.split),
     "a sink joins every partial": bug(
-        DECODE,
+        DECODE_ROWS,
         "arguments.partial_sums[place] = sums;",
         "arguments.partial_sums[place] = make_float2(sums.x, sums.y + (arguments.sinks == nullptr ? 0.0f : "
         "exp2_approximate(arguments.sinks[rows.head(row)] * kLog2E - sums.x)));",
@@ -297,7 +300,7 @@ NUMBERS: dict[str, Bug] = {
         TILE, "if (!(sum > 0.0f)) return 0.0f;", "", on.no_keys,
     ),
     "parts of a row are added as if of one anchor": bug(
-        DECODE, "exp2_approximate(part_sums.x - sums.x)", "1.0f", on.decode,
+        DECODE_ROWS, "exp2_approximate(part_sums.x - sums.x)", "1.0f", on.decode,
     ),
     "an anchor is the last part's": bug(
         DECODE, "fmaxf(anchor, part_sums[part * stride].x)", "part_sums[part * stride].x", on.rising_split,

@@ -53,6 +53,13 @@ template <class T> inline uint32_t pack(float low, float high) {
   return from_float<T>(low).bits | uint32_t(from_float<T>(high).bits) << 16;
 }
 
+// The product of two such numbers is exact in double, and so is its sum with a third, but for bits far below.
+template <class T> inline uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+  const auto number = [](uint32_t pair, int half) { return double(to_float(T{uint16_t(pair >> half * 16)})); };
+  const auto result = [&](int half) { return float(number(a, half) * number(b, half) + number(c, half)); };
+  return pack<T>(result(0), result(1));
+}
+
 // Subnormal results are flushed to zero.
 inline float exp2_approximate(float x) {
   const float y = exp2f(x);
@@ -140,6 +147,12 @@ inline void ldmatrix_x4_transposed(uint32_t (&registers)[4], const void* row,
 
 inline void cp_async_16(void* shared, const void* global, bool valid, simt::Site site = simt::Site::here()) {
   simt::copy_async(shared, global, valid ? 16 : 0, site);
+}
+
+inline void cp_async_16_part(void* shared, const void* global, int num_bytes,
+                             simt::Site site = simt::Site::here()) {
+  if (num_bytes < 0 || num_bytes > 16) simt::fault(site, "cp_async_16_part of more or less than 0 to 16 bytes");
+  simt::copy_async(shared, global, size_t(num_bytes), site);
 }
 
 inline void cp_async_commit() { simt::commit_copies(); }

@@ -11,6 +11,7 @@ from support import planted_checks as on
 from support.ops import cpu_cache_dir
 from support.planted_attention_bugs import ATTENTION_BUGS, DECODE, SHARED, UNORDERED_ATTENTION
 from support.planted_checks import BF16, FP16
+from support.planted_coded_bugs import CODED_BUGS, CODED_VARIANTS, CODED_WATCHED, UNORDERED_CODED
 from support.planted_kernels import Bug, BuggyKernels, Edit, bug, copy_kernels
 from support.planted_row_bugs import BLOCK_BUGS, ROW_BUGS, UNORDERED_ROWS
 
@@ -21,8 +22,8 @@ from pageturner.kernels.cuda.emulation.schedule import SCHEDULES
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelFault, KernelsUnavailable
 
-BUGS = ATTENTION_BUGS | ROW_BUGS | BLOCK_BUGS
-UNORDERED = UNORDERED_ATTENTION | UNORDERED_ROWS
+BUGS = ATTENTION_BUGS | ROW_BUGS | BLOCK_BUGS | CODED_BUGS
+UNORDERED = UNORDERED_ATTENTION | UNORDERED_ROWS | UNORDERED_CODED
 """Bugs of barriers, waits and rings."""
 
 EQUIVALENT = {
@@ -71,9 +72,11 @@ WATCHED = (
     variants.paged_decode(BF16, 256, bounded=False, softcap=False),
     variants.paged_prefill(BF16, 64, bounded=False, softcap=False),
     variants.rms_norm(BF16),
+    *CODED_WATCHED,
 )
 VARIANTS = (
-    *WATCHED,
+    *WATCHED[:-2],
+    *CODED_VARIANTS,
     variants.paged_decode(BF16, 96, bounded=False, softcap=False),
     variants.paged_decode(FP16, 64, bounded=True, softcap=True),
     variants.paged_prefill(FP16, 64, bounded=True, softcap=True),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pageturner.kernels.errors import KernelsUnavailable
-from pageturner.service.bench.attention_cases import MODELS, Case
+from pageturner.service.bench.attention_cases import MODELS, Case, cases
 from pageturner.service.bench.paper_estimate import (
     GPUS,
     TileInstructions,
@@ -22,7 +22,10 @@ def _no_compiler(*_: object) -> dict[str, tuple[int, int]]:
     raise KernelsUnavailable("no NVRTC")
 
 
-INSTRUCTIONS = TileInstructions({v.expression: (1000, 3000) for v in kernels_of(MODELS)}, "a test")
+KV = ("bfloat16", "int8")
+CASES = tuple(cases(MODELS, (1,), (128,)))
+KERNELS = kernels_of([*CASES, *cases(MODELS, (1,), (128,), "int8")])
+INSTRUCTIONS = TileInstructions({v.expression: (1000, 3000) for v in KERNELS}, "a test")
 
 
 def test_decode_counts_each_key_tile_of_each_kv_head_once() -> None:
@@ -32,6 +35,16 @@ def test_decode_counts_each_key_tile_of_each_kv_head_once() -> None:
     assert found.memory == pytest.approx(moved / 4.8e12)
     assert found.issue == pytest.approx(72 * 1000 / (132 * 4 * 1.98e9))
     assert found.issue_of_all == pytest.approx(3 * found.issue)
+
+
+def test_codes_move_their_bytes_and_their_scales_and_take_kernels_of_their_own() -> None:
+    plain, coded = (estimate(Case("decode", MODELS[1], 3, 33, kv), GPUS["H200"], INSTRUCTIONS) for kv in KV)
+    moved = 3 * 33 * 8 * (128 + 2) * 2 + 3 * 32 * 128 * 2 * 2
+    assert coded.memory == pytest.approx(moved / 4.8e12)
+    assert coded.warp_tiles == plain.warp_tiles
+    assert [variant.kernel for variant in KERNELS] == [
+        f"{kind}_{step}" for kind in ("paged", "coded") for _ in MODELS for step in ("decode", "prefill")
+    ]
 
 
 def test_prefill_counts_the_turns_that_its_row_tiles_take() -> None:
@@ -49,7 +62,7 @@ def test_prefill_counts_the_turns_that_its_row_tiles_take() -> None:
 
 
 def test_without_a_compiler_the_budgets_stand_in() -> None:
-    found = count_instructions(kernels_of(MODELS), "sm_90", _no_compiler)
+    found = count_instructions(kernels_of(CASES), "sm_90", _no_compiler)
     assert "budgets" in found.source
     assert "no NVRTC" in found.source
     assert min(found.by_expression.values()) > (100, 100)
@@ -58,8 +71,8 @@ def test_without_a_compiler_the_budgets_stand_in() -> None:
 @pytest.mark.slow
 def test_instructions_are_counted_in_the_machine_code(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
-    counted = count_instructions(kernels_of(MODELS), "sm_90", read_machine_code(tmp_path))
-    allowed = count_instructions(kernels_of(MODELS), "sm_90", _no_compiler)
+    counted = count_instructions(kernels_of(CASES), "sm_90", read_machine_code(tmp_path))
+    allowed = count_instructions(kernels_of(CASES), "sm_90", _no_compiler)
     assert counted.source == "counted in the machine code for sm_90, on the shortest path and on all"
     for expression, (_, most) in allowed.by_expression.items():
         shortest, all_paths = counted.by_expression[expression]

@@ -21,6 +21,7 @@ from pageturner.kernels.cpu.forward import CpuDecoder
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cpu.quantised_ops import CpuQuantisedOps
 from pageturner.kernels.interface import PagedOps, QuantisedOps
+from pageturner.kernels.layout import CODE_DTYPES
 from pageturner.kernels.packed import unpack
 from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.torch_ops import TorchOps
@@ -192,7 +193,7 @@ def test_bits_do_not_depend_on_company(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama_tied", "qwen3", "mistral_window", "smollm3", "qwen2"])
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, *CODE_DTYPES])
 def test_one_call_gives_the_bits_of_its_operations(
     family: str, kv_dtype: torch.dtype, tmp_path: Path
 ) -> None:
