@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from support.random_models import save, tiny_model
 
-from pageturner.kernels.layout import KvLayout
+from pageturner.service.client import AcceptedEvent
 from pageturner.service.llm import LLM
-from pageturner.service.model.kv_dtypes import POOL_DTYPES
 
 LENGTHS = (40, 33, 16, 50, 21, 3)
 PROMPTS = [[(31 * seed + 7 * i) % 120 for i in range(length)] for seed, length in enumerate(LENGTHS)]
@@ -77,12 +76,12 @@ def test_preempted_requests_have_the_tokens_of_ample_memory(
     assert load.num_copied_blocks_total > 0
 
 
-@pytest.mark.parametrize("kv_dtype", CODES)
-def test_what_is_told_of_the_cache_is_what_it_takes(make: Callable[..., LLM], kv_dtype: str) -> None:
-    with make(kv_dtype, AMPLE) as llm:
-        info = llm.server_info()
-    assert info.kv_dtype == kv_dtype
-    assert (
-        info.block_bytes == KvLayout(2, 2, 16, 16, POOL_DTYPES[kv_dtype]).block_bytes == 2 * 2 * 2 * 16 * 18
-    )
-    assert f"kv={kv_dtype};" in info.fingerprint
+def test_an_answer_is_resumed_only_where_kv_is_kept_alike(make: Callable[..., LLM]) -> None:
+    fingerprints = {}
+    for kv_dtype in ("bfloat16", *CODES):
+        with make(kv_dtype, AMPLE) as llm:
+            accepted = next(llm.stream(PROMPTS[0], max_tokens=1))
+        assert isinstance(accepted, AcceptedEvent)
+        fingerprints[kv_dtype] = accepted.fingerprint
+        assert f"kv={kv_dtype};" in accepted.fingerprint
+    assert len(set(fingerprints.values())) == 3

@@ -25,12 +25,13 @@ def writes(launcher: Launcher) -> None:
 
 
 decode = _attention(CodedCase(((1, 15), (1, 17), (1, 350)), INT8))
+decode_blocks = _attention(CodedCase(((1, 100),), INT8, block_size=32))
 decode_fp8 = _attention(CodedCase(((1, 17), (1, 90)), FP8))
 prefill = _attention(CodedCase(((33, 280),), INT8))
 
 CODED_BUGS: dict[str, Bug] = {
     "codes: scales of no sequence are copied": bug(TILE, "count * kScaleBytes", "16", decode),
-    "codes: scales lie a byte apart": bug(TILE, "in_block * kScaleBytes", "in_block", decode),
+    "codes: scales lie a byte apart": bug(TILE, "in_block * kScaleBytes", "in_block", decode_blocks),
     "codes: scales go by row": bug(TILE, "column * 2 + i % 2", "column * 2 + i / 2", decode),
     "codes: numbers are not swizzled": bug(
         TILE, "swizzled<kHeadDim>(row, chunk + half)", "row * kHeadDim + (chunk + half) * 8", decode,
@@ -46,7 +47,7 @@ CODED_BUGS: dict[str, Bug] = {
         DECODE, "apply_scales<1, kTileKeys>(scores, codes.value_scales);", "", decode,
     ),
     "codes: a scale is that of half a head": bug(
-        WRITE, "lanes = kHalfWarp / 2", "lanes = kHalfWarp / 4", writes,
+        WRITE, "kHalfWarp / 2", "kHalfWarp / 4", writes, within="lanes = kHalfWarp / 2",
     ),
     "codes: a scale whose inverse is infinite counts": bug(
         WRITE, "to_float(scale) >= 0x1p-126f", "to_float(scale) > 0.0f", writes,
