@@ -60,7 +60,7 @@ def test_a_token_that_is_no_number_changes_its_own_sequence_alone(part: int) -> 
     rows = torch.zeros(2, 3, 1, 64, dtype=BF16)
     rows[part, 1, 0, 5] = math.inf
     before = case.kv_layer.clone()
-    ops.write_kv(*rows, case.kv_layer, case.batch)
+    ops.write_kv(rows[0], rows[1], case.kv_layer, case.batch)
     for sequence in (0, 2):  # as they were
         block = int(case.batch.block_tables[sequence, (case.batch.seq_lens[sequence] - 1) // 16])
         case.kv_layer[block] = before[block]
