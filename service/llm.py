@@ -188,6 +188,18 @@ class LLM:
 
         return self._thread.run(tokenize())
 
+    def render(self, prompt: PromptLike) -> str:
+        """The text that is tokenized of a prompt: of a conversation, what the model's template writes."""
+        plain = from_wire.to_prompt(to_prompt(prompt), self._engine.limits.tokenization)
+
+        async def render() -> str:
+            try:
+                return await self._engine.render(plain)
+            except InvalidArgument as error:
+                raise from_wire.to_wire_path(error, plain) from error
+
+        return self._thread.run(render())
+
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of ids, special tokens left out."""
         message = build(generation_pb2.DetokenizeRequest, token_ids=token_ids)

@@ -46,6 +46,7 @@ from pageturner.service.engine.api import (
     ScoreAnswer,
     StreamEvent,
     TextPrompt,
+    ToolCall,
 )
 from pageturner.service.errors import PageturnerError
 from pageturner.service.rpc.status import UnknownStatus
@@ -92,6 +93,7 @@ __all__ = [
     "SyncClient",
     "TextPrompt",
     "TokenEvent",
+    "ToolCall",
     "Turn",
     "UnknownStatus",
 ]

@@ -122,9 +122,12 @@ def chat(
     messages: Iterable[Turn],
     template_variables: Mapping[str, object] | None,
     continue_final_message: bool,
+    tools: Iterable[object],
+    template: str,
     options: Options,
 ) -> AnswerCall:
-    return _stream(to_chat(messages, template_variables or {}, continue_final_message), options)
+    chat = to_chat(messages, template_variables or {}, continue_final_message, tools, template)
+    return _stream(chat, options)
 
 
 def _stream(prompt: generation_pb2.Prompt, options: Options) -> AnswerCall:
@@ -163,6 +166,16 @@ def tokenize(
         ),
         generation_pb2.TokenizeResponse,
         lambda response: tuple(response.token_ids),
+        repeats=True,
+    )
+
+
+def render(prompt: PromptLike, model: str) -> Call[generation_pb2.TokenizeResponse, str]:
+    return Call(
+        _path(generation_pb2.DESCRIPTOR, "GenerationService", "Tokenize"),
+        build(generation_pb2.TokenizeRequest, model=model, prompt=to_prompt(prompt), return_prompt=True),
+        generation_pb2.TokenizeResponse,
+        lambda response: response.rendered_prompt,
         repeats=True,
     )
 

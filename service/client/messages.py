@@ -47,17 +47,17 @@ def build(kind: type[_M], path: str = "", /, **values: object) -> _M:
 def json_values(path: str, values: Mapping[str, object]) -> dict[str, str]:
     """By name, each value as JSON. Raises TypeError, or InvalidArgument for one that contains itself,
     naming a value that JSON has not."""
-    texts = {}
-    for name, value in values.items():
-        try:
-            texts[name] = json.dumps(value)
-        except TypeError as error:
-            raise TypeError(f"{path}[{name}]: {error}") from error
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(
-                f"{path}[{name}]", f"is nested without end or too deeply: {error}"
-            ) from error
-    return texts
+    return {name: json_value(f"{path}[{name}]", value) for name, value in values.items()}
+
+
+def json_value(path: str, value: object) -> str:
+    """A value as JSON. Raises as `json_values`."""
+    try:
+        return json.dumps(value)
+    except TypeError as error:
+        raise TypeError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(path, f"is nested without end or too deeply: {error}") from error
 
 
 def _elements(empty: Any, name: str, value: Any, path: str) -> Any:

@@ -133,14 +133,18 @@ class SyncClient:
         *,
         template_variables: Mapping[str, object] | None = None,
         continue_final_message: bool = False,
+        tools: Iterable[object] = (),
+        template: str = "",
         **options: Unpack[Options],
     ) -> AnswerStream:
         """`stream` with a conversation for a prompt, through the model's chat template.
 
         template_variables: for the template, such as `enable_thinking`; values as JSON has them.
         continue_final_message: the answer goes on with the last message in place of a turn of its own.
+        tools: what the assistant may call, as JSON has it. template: one of the model's by name.
         """
-        return self._answer(calls.chat(messages, template_variables, continue_final_message, options))
+        call = calls.chat(messages, template_variables, continue_final_message, tools, template, options)
+        return self._answer(call)
 
     def abort(self, *request_ids: str) -> Mapping[str, AbortOutcome]:
         """End requests by id, on whichever server they run; what became of each."""
@@ -151,6 +155,10 @@ class SyncClient:
     ) -> tuple[int, ...]:
         """The ids that a prompt becomes, a conversation through the model's chat template."""
         return self._servers.ask(calls.tokenize(prompt, model, add_special_tokens))
+
+    def render(self, prompt: PromptLike, *, model: str = "") -> str:
+        """The text that is tokenized of a prompt: of a conversation, what the model's template writes."""
+        return self._servers.ask(calls.render(prompt, model))
 
     def detokenize(self, token_ids: Iterable[int], *, model: str = "") -> str:
         """The text of ids, special tokens left out."""

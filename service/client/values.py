@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pageturner.service.client.structured import StructuredOutputLike
 from pageturner.service.core.outputs import (
@@ -85,7 +85,9 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Options(Sampling, RequestOptions, total=False):
-    """All that a request for an answer may state."""
+    """All that a request for an answer may state. return_prompt: tell what was rendered of the prompt."""
+
+    return_prompt: bool
 
 
 class ScoreOptions(RequestOptions, total=False):
@@ -94,8 +96,9 @@ class ScoreOptions(RequestOptions, total=False):
     logprobs: int
 
 
-Turn = ChatMessage | Mapping[str, str]
-"""One turn of a conversation; a mapping has the keys `role` and `content`."""
+Turn = ChatMessage | Mapping[str, Any]
+"""One turn of a conversation; a mapping has the fields of ChatMessage as keys. Parts and tool calls may be as
+other APIs have them."""
 
 PromptLike = str | TextPrompt | Iterable[int] | Iterable[Turn] | ChatPrompt
 """A text, token ids (a list, a range, a numpy array, a generator), or a conversation; the first and the last
@@ -117,7 +120,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. prompt_logprobs: of the prompt's tokens from the second on, where asked for."""
+    """A whole answer. prompt_logprobs: of the prompt's tokens from the second on, where asked for.
+    rendered_prompt: the text that was tokenized, likewise."""
 
     request_id: str
     seed: int
@@ -127,6 +131,7 @@ class Completion:
     policies: Mapping[str, str]
     policies_changed: bool = False
     prompt_logprobs: tuple[SampledToken, ...] = ()
+    rendered_prompt: str = ""
 
     @property
     def text(self) -> str:
@@ -221,4 +226,5 @@ class CompletionBuilder:
             finished.policies,
             finished.policies_changed,
             tuple(self._prompt),
+            self._accepted.rendered_prompt,
         )

@@ -198,6 +198,7 @@ def from_message(message: generation_pb2.GenerateStreamResponse) -> StreamEvent 
                 accepted.max_tokens,
                 accepted.fingerprint,
                 accepted.exact,
+                accepted.rendered_prompt,
             )
         case "delta":
             delta = message.delta
@@ -249,6 +250,7 @@ def from_response(response: generation_pb2.GenerateResponse) -> Completion:
         dict(response.policies),
         response.policies_changed,
         from_logprobs(response.prompt_logprobs),
+        response.rendered_prompt,
     )
 
 

@@ -64,6 +64,7 @@ class Answer:
     ttft_seconds: float
     decode_seconds: float
     prompt_logprobs: tuple[SampledToken, ...] = ()
+    rendered_prompt: str = ""
 
     @property
     def tokens_per_second(self) -> float:
@@ -89,7 +90,7 @@ async def ask(
     """Stream one answer; on_text(index, text) for every piece of it."""
     started = time.monotonic()
     first = last = 0.0
-    request_id, seed = "", 0
+    request_id, seed, rendered = "", 0, ""
     choices = [ChoiceText() for _ in range(options.get("n", 1))]
     prompt_logprobs: tuple[SampledToken, ...] = ()
     finished: FinishedEvent | None = None
@@ -97,7 +98,7 @@ async def ask(
         async for event in events:
             match event:
                 case AcceptedEvent():
-                    request_id, seed = event.request_id, event.seed
+                    request_id, seed, rendered = event.request_id, event.seed, event.rendered_prompt
                 case TokenEvent():
                     if event.tokens:
                         last = time.monotonic()
@@ -126,6 +127,7 @@ async def ask(
         ttft_seconds=max(first - started, 0.0),
         decode_seconds=last - first,
         prompt_logprobs=prompt_logprobs,
+        rendered_prompt=rendered,
     )
 
 

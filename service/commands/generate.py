@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, whose in (("--logprobs", "answer"), ("--prompt-logprobs", "prompt")):
         words = f"with --json: log-probabilities of the {whose}'s tokens, and of so many alternatives"
         parser.add_argument(name, type=int, help=words)
+    parser.add_argument(
+        "--return-prompt",
+        action="store_true",
+        default=None,
+        help="with --json: the prompt as rendered",
+    )
     parser.add_argument("--timeout-seconds", type=float, metavar="X", help="time limit, kept by the server")
     parser.add_argument("--priority", type=int, metavar="X", help="larger is more urgent")
     parser.add_argument("--json", action="store_true", help="no stream; the answer and its figures as JSON")
@@ -86,8 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prompt(text: str, arguments: argparse.Namespace) -> Prompt:
     if arguments.raw:
-        if arguments.template_variables:
-            raise ConfigError("--template-variable", "is for the chat template, which --raw leaves out")
+        for name in ("template_variables", "tools", "template"):
+            if getattr(arguments, name):
+                flag = {"template_variables": "--template-variable"}.get(name, f"--{name}")
+                raise ConfigError(flag, "is for the chat template, which --raw leaves out")
         return f"{arguments.system}\n{text}" if arguments.system else text
     system = (ChatMessage("system", arguments.system),) if arguments.system else ()
     return chat_prompt((*system, ChatMessage("user", text)), arguments)

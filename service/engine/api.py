@@ -29,6 +29,9 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import ResumedChoice as ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.conversation import ChatMessage as ChatMessage
+from pageturner.service.engine.conversation import ChatPrompt as ChatPrompt
+from pageturner.service.engine.conversation import ToolCall as ToolCall
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.tenants import TenantsReport
 from pageturner.service.errors import InvalidArgument, PageturnerError
@@ -40,30 +43,11 @@ MAX_NAME_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation, for the model's chat template."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
 class TextPrompt:
     """A text with a choice. parse_special: special tokens that it spells are those tokens, else text."""
 
     text: str
     parse_special: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation with choices."""
-
-    messages: tuple[ChatMessage, ...]
-    template_variables: Mapping[str, object] = field(default_factory=dict)
-    """What the template reads beside the messages, as JSON has it; see `generation.proto`."""
-    continue_final_message: bool = False
-    """The answer goes on with the last message in place of a turn of its own."""
 
 
 Prompt = str | TextPrompt | tuple[int, ...] | tuple[ChatMessage, ...] | ChatPrompt
@@ -102,6 +86,8 @@ class GenerationRequest:
     """What is known of the answer already; None for one that begins."""
     continuations: tuple[tuple[int, ...], ...] = ()
     """Token ids that are to be scored behind the prompt, `params.n` of them, in place of an answer."""
+    return_prompt: bool = False
+    """Whether the AcceptedEvent says what was rendered of the prompt."""
     identity: Identity = ANONYMOUS
     """Who asks, as proved. Its tenant takes the place of `tenant` where authentication is on."""
 
@@ -118,6 +104,7 @@ class AcceptedEvent:
 
     fingerprint: of what determines the tokens, for resuming the answer elsewhere; empty where it can't be.
     is_exact: a server of equal fingerprint would go on with exactly the tokens that come here.
+    rendered_prompt: the text that was tokenized, if the request asked for it; empty for one of token ids.
     """
 
     request_id: str
@@ -126,6 +113,7 @@ class AcceptedEvent:
     max_tokens: int
     fingerprint: str = ""
     is_exact: bool = False
+    rendered_prompt: str = ""
 
 
 StreamEvent = AcceptedEvent | TokenEvent | ScoredTokensEvent | ChoiceFinishedEvent | FinishedEvent
@@ -433,6 +421,10 @@ class EngineClient(Protocol):
     ) -> tuple[int, ...]:
         """identity: of the caller, whose tenant's limits hold and who leaves room for others, here and
         below. Raises TenantLimitReached."""
+        ...
+
+    async def render(self, prompt: Prompt, *, identity: Identity = ANONYMOUS) -> str:
+        """The text of a prompt that is tokenized, as its chat template writes it; empty for token ids."""
         ...
 
     async def detokenize(self, token_ids: tuple[int, ...], *, identity: Identity = ANONYMOUS) -> str: ...

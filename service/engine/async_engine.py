@@ -222,6 +222,13 @@ class AsyncEngine(EngineOverview):
             prompt, limits, add_special_tokens=add_special_tokens, tenant=identity.tenant
         )
 
+    async def render(self, prompt: Prompt, *, identity: Identity = ANONYMOUS) -> str:
+        """The text of a prompt that is tokenized. Raises as `tokenize`."""
+        limits = self._limits.tokenization
+        self._tenants.take_text(identity, self._prompts.measure(prompt, limits))
+        _, text = await self._prompts.read(prompt, limits, tenant=identity.tenant)
+        return text
+
     async def detokenize(self, token_ids: tuple[int, ...], *, identity: Identity = ANONYMOUS) -> str:
         """The text of ids. Raises InvalidArgument, or TenantLimitReached as `tokenize` does."""
         limits = self._limits.tokenization

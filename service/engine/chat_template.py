@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -24,6 +25,24 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+MAX_RENDERED_CHARACTERS = 1 << 22
+"""Of a prompt as a template writes it, which may repeat what it is given: as much as a text may have."""
+
+_NOT_ASCII = re.compile("[^\x00-\x7f\ud800-\udfff]")
+"""Stand-ins, which are surrogates, aside: they are shown as themselves at the end."""
+
+
+class _Dict:
+    """`dict` as templates know it, without the type behind it."""
+
+    def __call__(self, *items: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*items, **values)
+
+    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+        """A mapping of these keys to one value."""
+        return dict.fromkeys(keys, value)
 
 
 class ChatTemplate:
@@ -48,6 +67,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: today().strftime(form)
+        environment.globals["dict"] = _Dict()
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -56,26 +76,38 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[tuple[str, str]],
+        messages: Sequence[Mapping[str, object]],
         variables: Mapping[str, object] | None = None,
         *,
+        tools: Sequence[object] = (),
         opens_answer: bool = True,
     ) -> str:
-        """The prompt for (role, content) pairs. variables: the request's own, over those of the model.
+        """The prompt for turns as `transformers` has them. variables: the request's own, over the model's.
 
         opens_answer: whether it ends with the template's cue for the assistant's turn. Raises
-        InvalidArgument with the template's own words where it refuses them.
+        InvalidArgument with the template's own words where it refuses them, or where it writes too much.
         """
         values = {
-            "messages": [{"role": role, "content": content} for role, content in messages],
+            "messages": messages,
             "tools": None,
             "documents": None,
             **self._variables,
             **(variables or {}),
+            **({"tools": tools} if tools else {}),
             "add_generation_prompt": opens_answer,
         }
+        pieces: list[str] = []
+        room = MAX_RENDERED_CHARACTERS
         try:
-            return self._template.render(values)
+            for piece in self._template.generate(values):
+                pieces.append(piece)
+                room -= len(piece)
+                if room < 0:
+                    reason = f"the model's chat template makes over {MAX_RENDERED_CHARACTERS} characters"
+                    raise InvalidArgument("prompt.chat", reason)
+            return "".join(pieces)
+        except InvalidArgument:
+            raise
         # A template is foreign code: whatever it raises (a TypeError, say) is about these messages.
         except Exception as error:
             raise InvalidArgument("prompt.chat", f"the model's chat template refuses it: {error}") from error
@@ -85,6 +117,13 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """JSON as it is; jinja2's own filter would escape for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; jinja2's own filter would escape for HTML. The arguments are those of `transformers`."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text

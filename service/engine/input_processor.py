@@ -109,11 +109,12 @@ class InputProcessor:
             self._check_ids(choice.token_ids, f"resume.choices[{index}].token_ids")
         return sum(len(choice.token_ids) for choice in resume.choices)
 
-    async def encode(self, prompt: Prompt, tenant: str) -> tuple[int, ...]:
-        """The prompt's tokens. Raises InvalidArgument, also where they leave no room for an answer."""
-        token_ids = await self._prompts.encode(prompt, self._limits, tenant=tenant)
+    async def read(self, prompt: Prompt, tenant: str) -> tuple[tuple[int, ...], str]:
+        """The prompt's tokens, and the text that became them. Raises InvalidArgument, also where they leave
+        no room for an answer."""
+        token_ids, text = await self._prompts.read(prompt, self._limits, tenant=tenant)
         self._limits.check_tokens(len(token_ids), "prompt")
-        return token_ids
+        return token_ids, text
 
     def name(self, request_id: str) -> str:
         """The id that a client gave, or one that is drawn."""

@@ -57,6 +57,7 @@ class _Live:
     selection: Selection | None = None
     known: KnownAnswers | None = None
     grammar: CompiledGrammar | None = None
+    rendered_prompt: str = ""
 
     def refuse(self, error: PageturnerError) -> None:
         """Nothing comes after this: tell the caller, who waits for acceptance or for events."""
@@ -129,12 +130,18 @@ class LiveRequests:
             raise DuplicateRequest(request_id)
 
     async def submit(
-        self, request: NewRequest, client_id: str, holding: Holding, grammar: CompiledGrammar | None = None
+        self,
+        request: NewRequest,
+        client_id: str,
+        holding: Holding,
+        grammar: CompiledGrammar | None = None,
+        rendered_prompt: str = "",
     ) -> BufferedStream:
         """Its stream, once the scheduler has taken it. Raises what it was refused with.
 
-        client_id: the id that its client knows it by. holding: ended here from now on, whatever comes."""
-        live = self._enlist(request, client_id, holding, grammar)
+        client_id: the id that its client knows it by. holding: ended here from now on, whatever comes.
+        rendered_prompt: for its AcceptedEvent."""
+        live = self._enlist(request, client_id, holding, grammar, rendered_prompt)
         self._send(Submit(request))
         try:
             await live.accepted
@@ -163,7 +170,12 @@ class LiveRequests:
             self._send(Abort(request_id, Draining(ENDED_TEXT)))
 
     def _enlist(
-        self, request: NewRequest, client_id: str, holding: Holding, grammar: CompiledGrammar | None
+        self,
+        request: NewRequest,
+        client_id: str,
+        holding: Holding,
+        grammar: CompiledGrammar | None,
+        rendered_prompt: str,
     ) -> _Live:
         request_id = request.request_id
         timeout = self._options.slow_consumer_timeout_seconds
@@ -186,7 +198,9 @@ class LiveRequests:
             selection = Selection(request.params, has_all_tokens=not request.num_resumed_tokens)
         is_renamed = request_id != client_id
         work, known = self._door.admit(request), KnownAnswers(request.known) if request.known else None
-        live = _Live(work, is_renamed, holding, stream, accepted, logger, selection, known, grammar)
+        live = _Live(
+            work, is_renamed, holding, stream, accepted, logger, selection, known, grammar, rendered_prompt
+        )
         self._live[request_id] = live
         self._num_unread += 1
         self.is_empty.clear()
@@ -216,6 +230,8 @@ class LiveRequests:
             self._tenants.start(live.holding)
         if isinstance(output, SubmitRefused | AcceptedEvent):
             self._door.answered(live.work)
+        if isinstance(output, AcceptedEvent) and live.rendered_prompt:
+            output = replace(output, rendered_prompt=live.rendered_prompt)
         if isinstance(output, SubmitRefused):
             if isinstance(output.error, InvalidArgument):
                 self._tenants.refuse(live.holding)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from pageturner.service.engine.api import ChatMessage, ChatPrompt, ModelInfo, Prompt, TextPrompt
+from pageturner.service.engine.conversation import num_characters
 from pageturner.service.engine.prompt_limits import MAX_PROMPT_CHARACTERS, PromptLimits
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.engine.work_queue import WorkQueue
@@ -44,8 +45,10 @@ class PromptReader:
     def check_size(self, prompt: Prompt, limits: PromptLimits) -> int:
         """The fewest tokens that the prompt can become, by its counts alone. Raises InvalidArgument if they
         pass the limits, naming the field."""
-        size = self.measure(prompt, limits)
-        return size if isinstance(_with_choices(prompt), tuple) else self._fewest_tokens(size)
+        size, prompt = self.measure(prompt, limits), _with_choices(prompt)
+        if isinstance(prompt, ChatPrompt):  # a template may leave out all but what is said
+            size = sum(len(text) for turn in prompt.messages for text in turn.texts())
+        return size if isinstance(prompt, tuple) else self._fewest_tokens(size)
 
     def measure(self, prompt: Prompt, limits: PromptLimits) -> int:
         """Its characters, or its ids. Raises InvalidArgument as `check_size` does."""
@@ -55,27 +58,36 @@ class PromptReader:
             return len(prompt.text)
         if isinstance(prompt, ChatPrompt):
             limits.check_messages(len(prompt.messages), "prompt.chat")
-            num_characters = sum(len(turn.role) + len(turn.content) for turn in prompt.messages)
-            limits.check_characters(num_characters, "prompt.chat")
-            return num_characters
+            limits.check_characters(prompt.num_characters, "prompt.chat")
+            return prompt.num_characters
         limits.check_tokens(len(prompt), "prompt")
         return len(prompt)
 
     async def encode(
         self, prompt: Prompt, limits: PromptLimits, *, add_special_tokens: bool = True, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Raises InvalidArgument for a prompt that is empty or passes the limits, an id out of range, or text
+        """The prompt's token ids. Raises as `read`."""
+        token_ids, _ = await self.read(prompt, limits, add_special_tokens=add_special_tokens, tenant=tenant)
+        return token_ids
+
+    async def read(
+        self, prompt: Prompt, limits: PromptLimits, *, add_special_tokens: bool = True, tenant: str = ""
+    ) -> tuple[tuple[int, ...], str]:
+        """(token ids, the text that became them: a chat's as its template writes it; of ids none).
+
+        Raises InvalidArgument for a prompt that is empty or passes the limits, an id out of range, or text
         that the model cannot take; QueueFull if too much text waits to be read. tenant: who waits, and leaves
         room for others."""
         self.check_size(prompt, limits)
         prompt = _with_choices(prompt)
         if isinstance(prompt, TextPrompt):
             token_ids = await self._encode_text(prompt, limits, tenant, add_special_tokens=add_special_tokens)
-            return self._known(token_ids, "prompt.text")
+            return self._known(token_ids, "prompt.text"), prompt.text
         if isinstance(prompt, ChatPrompt):
-            return self._known(await self._encode_chat(prompt, limits, tenant), "prompt.chat")
+            token_ids, text = await self._encode_chat(prompt, limits, tenant)
+            return self._known(token_ids, "prompt.chat"), text
         given = prompt
-        return await self._run(len(given), lambda: self._checked(given, "prompt.token_ids"), tenant)
+        return await self._run(len(given), lambda: self._checked(given, "prompt.token_ids"), tenant), ""
 
     async def decode(self, token_ids: Sequence[int], limits: PromptLimits, *, tenant: str = "") -> str:
         """Token ids to text, on a worker thread where there are many. Raises InvalidArgument."""
@@ -109,18 +121,21 @@ class PromptReader:
             raise InvalidArgument("prompt.text", "no token comes of it")
         return token_ids
 
-    async def _encode_chat(self, prompt: ChatPrompt, limits: PromptLimits, tenant: str) -> tuple[int, ...]:
+    async def _encode_chat(
+        self, prompt: ChatPrompt, limits: PromptLimits, tenant: str
+    ) -> tuple[tuple[int, ...], str]:
         tokenizer = self._require_tokenizer("prompt.chat")
 
-        def encode() -> tuple[int, ...]:
-            contents = "\n".join(message.content for message in prompt.messages)
+        def encode() -> tuple[tuple[int, ...], str]:
+            contents = "\n".join(text for turn in prompt.messages for text in turn.texts())
             self._count_pieces(tokenizer, contents, limits, "prompt.chat")
-            return tokenizer.encode_chat(
-                prompt.messages, prompt.template_variables, continue_final=prompt.continue_final_message
-            )
+            rendered = tokenizer.render_chat(prompt)
+            if len(rendered) > len(contents) + PIECE_CHARACTERS:  # of tools, or of the template's own
+                self._count_pieces(tokenizer, tokenizer.shown(rendered), limits, "prompt.chat")
+            return tokenizer.encode_rendered(rendered), tokenizer.shown(rendered)
 
-        size = sum(len(turn.role) + len(turn.content) + 1 for turn in prompt.messages)
-        return await self._run(size + _num_characters(prompt.template_variables), encode, tenant)
+        size = prompt.num_characters + len(prompt.messages) + num_characters(prompt.template_variables)
+        return await self._run(size, encode, tenant)
 
     async def _run(self, size: int, work: Callable[[], _T], tenant: str) -> _T:
         return work() if size <= self._inline_characters else await self._queue.run(size, work, tenant)
@@ -169,20 +184,6 @@ class PromptReader:
         if self._tokenizer is None:
             raise InvalidArgument(field, f"{self._model.name!r} has no tokenizer; send token ids")
         return self._tokenizer
-
-
-def _num_characters(values: object) -> int:
-    """Of all texts in what JSON has, however deep."""
-    count, left = 0, [values]
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            count += len(value)
-        elif isinstance(value, Mapping):
-            left += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
-            left += value
-    return count
 
 
 def _with_choices(prompt: Prompt) -> TextPrompt | ChatPrompt | tuple[int, ...]:

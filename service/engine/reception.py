@@ -105,7 +105,7 @@ class Reception:
         likely = 0 if request.continuations else likely
         holding = self._tenants.enter(request.identity, num_tokens, request.params.num_sequences * likely)
         try:
-            token_ids = await self._inputs.encode(request.prompt, tenant)
+            token_ids, text = await self._inputs.read(request.prompt, tenant)
             resumed = () if request.resume is None else request.resume.choices
             grammar = await self._structured.prepare(request.params, resumed, tenant)
             # This may have taken a while. From here to the scheduler nothing is waited for.
@@ -117,7 +117,8 @@ class Reception:
         except BaseException:
             self._tenants.cancel(holding)
             raise
-        return await self._live.submit(new, request_id, holding, grammar)
+        rendered = text if request.return_prompt else ""
+        return await self._live.submit(new, request_id, holding, grammar, rendered)
 
     def _charge(self, identity: Identity, holding: Holding, new: NewRequest) -> NewRequest:
         """Put the request on its tenant's account, max_tokens stated where the tenant has limits of tokens.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from types import MappingProxyType
 
 import tokenizers
 from tokenizers import decoders, models
 
 from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.control_tokens import CONTINUE_HERE, ControlTokens
+from pageturner.service.engine.conversation import ChatMessage, ChatPrompt
 from pageturner.service.engine.incremental_decoder import (
     ByteLevelDecoder,
     IncrementalDecoder,
@@ -26,6 +27,9 @@ ROLES = frozenset(
 )
 """Words that chat templates compare roles with, and some of them build a control token around: <|user|>."""
 
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+"""What models call the template of a plain conversation, and that of one with tools."""
+
 RESERVED_VARIABLES = frozenset({"messages", "add_generation_prompt"})
 """Names in a chat template that a request cannot set."""
 
@@ -33,26 +37,12 @@ RESERVED_VARIABLES = frozenset({"messages", "add_generation_prompt"})
 _panics_are_errors = panics_are_errors("the tokenizer")
 
 
-class Message(Protocol):
-    """One turn: who speaks, and what."""
-
-    @property
-    def role(self) -> str:
-        """Who speaks."""
-        ...
-
-    @property
-    def content(self) -> str:
-        """What is said."""
-        ...
-
-
 class Tokenizer:
     """One model's tokenizer. Calls may come from several threads.
 
     backend: the tokenizer as `tokenizers` knows it; truncation and padding are switched off.
-    chat_template: None where the model has none. bos_token: what texts start with if add_bos; the
-    backend may put it there itself.
+    chat_template: None where the model has none. named_templates: others that it has. bos_token: what texts
+    start with if add_bos; the backend may put it there itself.
     """
 
     def __init__(
@@ -60,6 +50,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         chat_template: ChatTemplate | None = None,
+        named_templates: Mapping[str, ChatTemplate] = MappingProxyType({}),
         bos_token: str | None = None,
         add_bos: bool = False,
     ) -> None:
@@ -67,6 +58,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._chat_template = chat_template
+        self._named_templates = named_templates
         self._bos_id = backend.token_to_id(bos_token) if add_bos and bos_token else None
         self._opening_id = _opening_id(backend)
         self._controls = ControlTokens(backend)
@@ -79,7 +71,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
-        return self._chat_template is not None
+        return self._chat_template is not None or bool(self._named_templates)
 
     @property
     def controls(self) -> ControlTokens:
@@ -156,45 +148,89 @@ class Tokenizer:
     @_panics_are_errors
     def encode_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage] | ChatPrompt,
         variables: Mapping[str, object] | None = None,
         *,
         continue_final: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation, opened for the assistant's answer.
+        """Token ids of a conversation, opened for the assistant's answer; see `render_chat`."""
+        chat = messages
+        if not isinstance(chat, ChatPrompt):
+            chat = ChatPrompt(tuple(chat), variables or {}, continue_final)
+        return self.encode_rendered(self.render_chat(chat))
 
-        The template writes the special tokens; those spelled out in a message are text. variables: for the
-        template, such as enable_thinking. continue_final: the answer goes on with the last message, whose
-        turn stays open, in place of a turn of its own. Raises InvalidArgument where the model has no
-        template, or its template refuses these messages.
+    def render_chat(self, chat: ChatPrompt) -> str:
+        """What the template writes of a conversation, for `encode_rendered`, and for `shown` to be read.
+
+        The template writes the special tokens; those spelled out in a message, a tool or a variable are
+        text, and stand there behind stand-ins. Raises InvalidArgument where the model has no such template,
+        or its template refuses this.
         """
-        if self._chat_template is None:
-            raise InvalidArgument("prompt.chat", "this model has no chat template; send text or token ids")
-        if not messages:
+        template = self._template_for(chat)
+        if not chat.messages:
             raise InvalidArgument("prompt.chat", "no messages")
-        turns = [self._hidden_turn(place, message) for place, message in enumerate(messages)]
-        if continue_final:
-            role, content = turns[-1]
-            turns[-1] = role, f"{content}{CONTINUE_HERE} "
-        hidden = self._hidden_variables(variables or {})
+        turns = [self._hidden_turn(place, message) for place, message in enumerate(chat.messages)]
+        if chat.continue_final_message:
+            _mark_end(turns[-1])
+        hidden = self._hidden_variables(chat.template_variables)
+        tools = [self._hidden_nested(f"prompt.chat.tools[{i}]", tool) for i, tool in enumerate(chat.tools)]
         try:
-            text = self._chat_template.render(turns, hidden, opens_answer=not continue_final)
+            opens = not chat.continue_final_message
+            text = template.render(turns, hidden, tools=tools, opens_answer=opens)
         except InvalidArgument as error:  # its words may quote a message
             raise InvalidArgument(error.field, self._controls.show(error.reason)) from error
-        if continue_final:
-            text = _cut_to_continue(text)
+        return text if opens else _cut_to_continue(text)
+
+    def shown(self, rendered: str) -> str:
+        """What `render_chat` gave, as it is read."""
+        return self._controls.show(rendered)
+
+    @_panics_are_errors
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Token ids of what `render_chat` gave."""
         if not self._controls.has_hidden(text):
             found = self._encode(text, add_special_tokens=False)
             if not self._controls.escaped(found, text):
                 return tuple(found)
         return tuple(self._controls.encode(text))
 
-    def _hidden_turn(self, place: int, message: Message) -> tuple[str, str]:
+    def _template_for(self, chat: ChatPrompt) -> ChatTemplate:
+        if not self.has_chat_template:
+            raise InvalidArgument("prompt.chat", "this model has no chat template; send text or token ids")
+        named, default = self._named_templates, self._chat_template
+        if chat.template and chat.template != DEFAULT_TEMPLATE:
+            if chat.template not in named:
+                known = ", ".join(sorted([*named, *([DEFAULT_TEMPLATE] if default else [])]))
+                reason = f"no template {chat.template[:64]!r}; this model has {known}"
+                raise InvalidArgument("prompt.chat.template", reason)
+            return named[chat.template]
+        if not chat.template and chat.tools and TOOL_TEMPLATE in named:
+            return named[TOOL_TEMPLATE]
+        if default is None:
+            reason = f"this model has no default; it has {', '.join(sorted(named))}"
+            raise InvalidArgument("prompt.chat.template", reason)
+        return default
+
+    def _hidden_turn(self, place: int, message: ChatMessage) -> dict[str, object]:
         field = f"prompt.chat[{place}]"
-        _check_unicode(f"{field}.role", message.role)
-        _check_unicode(f"{field}.content", message.content)
-        role = message.role if message.role in ROLES else self._controls.hide_within(message.role)
-        return role, self._controls.hide(message.content)
+        hidden: dict[str, object] = {}
+        for name, value in message.values().items():
+            if name == "role":
+                _check_unicode(f"{field}.role", message.role)
+                known = message.role in ROLES
+                hidden[name] = message.role if known else self._controls.hide_within(message.role)
+            elif name == "content" and isinstance(value, str):
+                _check_unicode(f"{field}.content", value)
+                hidden[name] = self._controls.hide(value)
+            else:
+                hidden[name] = self._hidden_nested(f"{field}.{name}", value)
+        return hidden
+
+    def _hidden_nested(self, field: str, value: object) -> object:
+        try:
+            return self._hidden_value(field, value)
+        except RecursionError as error:
+            raise InvalidArgument(field, "is nested too deeply") from error
 
     def _hidden_variables(self, variables: Mapping[str, object]) -> dict[str, object]:
         if reserved := RESERVED_VARIABLES & variables.keys():
@@ -261,6 +297,17 @@ def _opening_id(backend: tokenizers.Tokenizer) -> int | None:
     """The token that the backend's post-processor puts in front of a text, if it does."""
     plain, processed = (backend.encode("a", add_special_tokens=add).ids[:2] for add in (False, True))
     return processed[0] if processed[:1] != plain[:1] and processed else None
+
+
+def _mark_end(turn: dict[str, object]) -> None:
+    """Mark the end of the final message's text, or of the last part of it that has one."""
+    content = turn.get("content")
+    if isinstance(content, str):
+        turn["content"] = f"{content}{CONTINUE_HERE} "
+    elif isinstance(content, list) and content:
+        turn["content"] = [*content[:-1], {**content[-1], "text": f"{content[-1]['text']}{CONTINUE_HERE} "}]
+    else:
+        raise InvalidArgument("prompt.chat", "its final message has no content to continue")
 
 
 def _cut_to_continue(text: str) -> str:

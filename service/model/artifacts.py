@@ -20,7 +20,7 @@ class ModelArtifacts:
     weights that are quantised and packed (see `packed_file`), None where they are plain numbers. gguf: the
     file that they came from. generation: generation_config.json, empty if there is none.
     tokenizer: None for a model that only takes token ids. chat_template: Jinja source, with special_tokens
-    as its variables.
+    as its variables. named_templates: others that the model has, such as "tool_use".
     special_tokens: texts by name, and a tuple of them under `additional_special_tokens`.
     eos_token_ids: every token that ends an answer. add_bos: prompts given as text start with bos_token;
     tokenizer.json's own post-processor may put it there already. notes: what an operator should know of
@@ -42,6 +42,7 @@ class ModelArtifacts:
     notes: tuple[str, ...] = ()
     packed: Path | None = None
     gguf: Path | None = None
+    named_templates: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bos_token(self) -> str | None:

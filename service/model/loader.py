@@ -168,6 +168,7 @@ def read_folder(source: str, name: str, folder: Path, options: ModelOptions) -> 
         _read_json(folder / "special_tokens_map.json") or {},
         _read_json(folder / "added_tokens.json") or {},
     )
+    templates = _chat_templates(folder, tokenizer_config)
     return ModelArtifacts(
         source=source,
         name=name,
@@ -177,7 +178,8 @@ def read_folder(source: str, name: str, folder: Path, options: ModelOptions) -> 
         weight_files=weight_files,
         generation=generation,
         tokenizer=files.tokenizer,
-        chat_template=_chat_template(folder, tokenizer_config),
+        chat_template=templates.pop("default", None),
+        named_templates=templates,
         special_tokens=files.special_tokens,
         eos_token_ids=_end_tokens(generation, config, files.token_id("eos_token")),
         add_bos=bool(tokenizer_config.get("add_bos_token", False)),
@@ -218,14 +220,21 @@ def _ids(value: Any) -> list[int]:
     return [one for one in values if isinstance(one, int) and not isinstance(one, bool) and one >= 0]
 
 
-def _chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):  # several by name
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
+def _chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """The model's templates by name, "default" among them if it has one. Files go over tokenizer_config.json,
+    as in `transformers`."""
+    stated = tokenizer_config.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(stated, str):
+        templates["default"] = stated
+    elif isinstance(stated, list):
+        for entry in stated:
+            if isinstance(entry, Mapping) and isinstance(entry.get("template"), str):
+                templates[str(entry.get("name", "default"))] = entry["template"]
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    files["default"] = folder / "chat_template.jinja"
+    read = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    return templates | read
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -52,6 +52,7 @@ def from_event(event: StreamEvent) -> generation_pb2.GenerateStreamResponse:
             message.accepted.max_tokens = event.max_tokens
             message.accepted.fingerprint = event.fingerprint
             message.accepted.exact = event.is_exact
+            message.accepted.rendered_prompt = event.rendered_prompt
         case TokenEvent():
             message.delta.index = event.index
             message.delta.text = event.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -28,6 +28,7 @@ from pageturner.service.engine.api import (
     Resumption,
     ScoreRequest,
     TextPrompt,
+    ToolCall,
 )
 from pageturner.service.engine.fingerprint import MAX_CHARACTERS
 from pageturner.service.engine.prompt_limits import MAX_PROMPT_CHARACTERS, PromptLimits
@@ -39,6 +40,15 @@ from pageturner.v1 import admin_pb2, generation_pb2
 MAX_TEMPLATE_VARIABLES = 64
 MAX_TEMPLATE_CHARACTERS = 1 << 16
 """Of a chat's template variables, names and values together."""
+
+MAX_TOOLS = 128
+"""That a conversation offers, and that one turn calls."""
+
+MAX_TOOL_CHARACTERS = 1 << 18
+"""Of all tools of a conversation, as JSON."""
+
+MAX_PARTS = 1024
+"""Texts that one turn is made of."""
 
 MAX_RESUMED_CHOICES = 1024
 MAX_RESUMED_TOKENS = 1 << 16
@@ -73,6 +83,7 @@ def to_generation_request(
         trace_parent=trace_parent,
         identity=caller,
         resume=to_resumption(request.resume, limits) if request.HasField("resume") else None,
+        return_prompt=request.return_prompt,
     )
 
 
@@ -199,11 +210,49 @@ def to_chat(chat: generation_pb2.Chat, limits: PromptLimits) -> tuple[ChatMessag
     if size > MAX_TEMPLATE_CHARACTERS:
         reason = f"{size} characters; at most {MAX_TEMPLATE_CHARACTERS}"
         raise InvalidArgument("prompt.chat.template_variables", reason)
-    messages = tuple(ChatMessage(message.role, message.content) for message in chat.messages)
-    if not variables and not chat.continue_final_message:
+    messages = tuple(_to_turn(position, message) for position, message in enumerate(chat.messages))
+    if not (variables or chat.continue_final_message or chat.tools or chat.template):
         return messages
     values = _json_values("prompt.chat.template_variables", variables)
-    return ChatPrompt(messages, values, chat.continue_final_message)
+    _refuse_above("prompt.chat.template", len(chat.template), MAX_NAME_CHARACTERS, "characters")
+    return ChatPrompt(messages, values, chat.continue_final_message, _to_tools(chat.tools), chat.template)
+
+
+def _to_tools(tools: Sequence[str]) -> tuple[object, ...]:
+    _refuse_above("prompt.chat.tools", len(tools), MAX_TOOLS, "entries")
+    _refuse_above("prompt.chat.tools", sum(map(len, tools)), MAX_TOOL_CHARACTERS, "characters together")
+    return tuple(_json_value(f"prompt.chat.tools[{place}]", text) for place, text in enumerate(tools))
+
+
+def _to_turn(position: int, message: generation_pb2.ChatMessage) -> ChatMessage:
+    path = f"prompt.chat.messages[{position}]"
+    if message.content and message.parts:
+        raise InvalidArgument(f"{path}.parts", "beside content; a turn has one of them")
+    if all(field.name in ("role", "content") for field, _ in message.ListFields()):
+        return ChatMessage(message.role, message.content)
+    _refuse_above(f"{path}.tool_calls", len(message.tool_calls), MAX_TOOLS, "entries")
+    _refuse_above(f"{path}.parts", len(message.parts), MAX_PARTS, "entries")
+    _refuse_above(f"{path}.fields", len(message.fields), MAX_TEMPLATE_VARIABLES, "entries")
+    if taken := _TURN_FIELDS & message.fields.keys():
+        raise InvalidArgument(f"{path}.fields[{min(taken)}]", "has a field of its own")
+    calls = []
+    for place, call in enumerate(message.tool_calls):
+        if not call.name:
+            raise InvalidArgument(f"{path}.tool_calls[{place}].name", "is empty")
+        arguments = _json_value(f"{path}.tool_calls[{place}].arguments", call.arguments or "{}")
+        calls.append(ToolCall(call.name, arguments, call.id))
+    return ChatMessage(
+        message.role,
+        tuple(message.parts) or message.content,
+        message.name,
+        tuple(calls),
+        message.tool_call_id,
+        message.reasoning_content,
+        _json_values(f"{path}.fields", message.fields),
+    )
+
+
+_TURN_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 
 
 def to_sampling_params(sampling: generation_pb2.SamplingParams) -> SamplingParams:
@@ -327,10 +376,12 @@ def _refuse_above(path: str, count: int, limit: int, of: str) -> None:
 
 
 def _json_values(path: str, texts: Mapping[str, str]) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for name, text in texts.items():
-        try:
-            values[name] = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{path}[{name}]", f"is not JSON: {error}") from error
-    return values
+    return {name: _json_value(f"{path}[{name}]", text) for name, text in texts.items()}
+
+
+def _json_value(path: str, text: str) -> object:
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(path, f"is not JSON: {error}") from error
+    return value

@@ -75,6 +75,7 @@ class GenerationServicer(GenerationServiceServicer):
                 match event:
                     case AcceptedEvent():
                         response.seed = event.seed
+                        response.rendered_prompt = event.rendered_prompt
                         # Not before: an n that the engine refuses must cost no memory.
                         for index in range(generation.params.n):
                             response.choices.add(index=index)
@@ -139,12 +140,12 @@ class GenerationServicer(GenerationServiceServicer):
         add_special_tokens = request.add_special_tokens or not request.HasField("add_special_tokens")
         prompt = from_wire.to_prompt(request.prompt, engine.limits.tokenization)
         try:
-            token_ids = await engine.tokenize(
-                prompt, add_special_tokens=add_special_tokens, identity=current_caller()
-            )
+            caller = current_caller()
+            token_ids = await engine.tokenize(prompt, add_special_tokens=add_special_tokens, identity=caller)
+            rendered = await engine.render(prompt, identity=caller) if request.return_prompt else ""
         except InvalidArgument as error:
             raise from_wire.to_wire_path(error, prompt) from error
-        return pb.TokenizeResponse(token_ids=token_ids)
+        return pb.TokenizeResponse(token_ids=token_ids, rendered_prompt=rendered)
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Context[pb.DetokenizeRequest, pb.DetokenizeResponse]

@@ -254,6 +254,10 @@ def load_tokenizer(artifacts: ModelArtifacts) -> Tokenizer | None:
     return Tokenizer(
         artifacts.tokenizer,
         chat_template=ChatTemplate(template, artifacts.special_tokens) if template else None,
+        named_templates={
+            name: ChatTemplate(source, artifacts.special_tokens)
+            for name, source in artifacts.named_templates.items()
+        },
         bos_token=artifacts.bos_token,
         add_bos=artifacts.add_bos,
     )

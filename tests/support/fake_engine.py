@@ -369,6 +369,9 @@ class FakeEngine:
                 )
         return tuple(token_ids)
 
+    async def render(self, prompt: Prompt, *, identity: Identity = ANONYMOUS) -> str:
+        return f"rendered {prompt}"
+
     async def detokenize(self, token_ids: tuple[int, ...], *, identity: Identity = ANONYMOUS) -> str:
         for position, token_id in enumerate(token_ids):
             if token_id >= VOCAB_SIZE:

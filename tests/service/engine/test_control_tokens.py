@@ -67,7 +67,7 @@ def theirs(template: str, messages: Sequence[ChatMessage]) -> list[int]:
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers is half typed
         tokenizer_object=byte_level_bpe(), chat_template=template
     )
-    turns = [{"role": message.role, "content": message.content} for message in messages]
+    turns = [{"role": message.role, "content": str(message.content)} for message in messages]
     found = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert isinstance(found, list)
     return [token_id for token_id in found if isinstance(token_id, int)]

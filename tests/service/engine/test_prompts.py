@@ -139,9 +139,9 @@ async def test_a_chat_with_long_template_variables_is_read_beside_the_event_loop
     threads: list[threading.Thread] = []
 
     class Where(Tokenizer):
-        def encode_chat(self, *arguments: Any, **options: Any) -> tuple[int, ...]:
+        def render_chat(self, chat: ChatPrompt) -> str:
             threads.append(threading.current_thread())
-            return super().encode_chat(*arguments, **options)
+            return super().render_chat(chat)
 
     template = ChatTemplate("{{ tools | tojson }}{{ messages[0].content }}")
     reader = PromptReader(Where(byte_level_bpe(), chat_template=template), MODEL, inline_characters=64)

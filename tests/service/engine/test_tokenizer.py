@@ -86,7 +86,7 @@ def test_templates_render_as_in_transformers(source: str) -> None:
     theirs = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers is half typed
         tokenizer_object=byte_level_bpe(), bos_token="<|start|>", eos_token="<|end|>", chat_template=source
     )
-    turns = [{"role": message.role, "content": message.content} for message in CHAT]
+    turns = [{"role": message.role, "content": str(message.content)} for message in CHAT]
     expected = theirs.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert list(with_template(source).encode_chat(CHAT)) == expected
 
@@ -132,7 +132,7 @@ def test_a_template_that_does_not_compile_is_the_models_error() -> None:
 
 def test_the_date_is_an_argument() -> None:
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", today=lambda: datetime(2026, 2, 3))
-    assert template.render([("user", "x")]) == "03 Feb 2026"
+    assert template.render([{"role": "user", "content": "x"}]) == "03 Feb 2026"
 
 
 def test_a_lone_surrogate_is_refused() -> None:

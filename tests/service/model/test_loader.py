@@ -102,6 +102,10 @@ class TestFolder:
         assert artifacts.chat_template == "D"
         (folder / "chat_template.jinja").write_text("J", encoding="utf-8")
         assert read(folder).chat_template == "J"
+        assert read(folder).named_templates == {"tools": "T"}
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "rag.jinja").write_text("R", encoding="utf-8")
+        assert read(folder).named_templates == {"tools": "T", "rag": "R"}
 
     @pytest.mark.parametrize("missing", ["config.json", "two.safetensors"])
     def test_a_missing_file_is_named(self, missing: str, folder: Path) -> None:
