@@ -24,6 +24,7 @@ from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.auth.options import AuthOptions
 from pageturner.service.core.options import SchedulerOptions, SpeculationOptions
+from pageturner.service.engine.adapter_options import AdapterOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.grammars.options import GrammarOptions
@@ -139,6 +140,7 @@ class ServiceConfig:
     policies: PoliciesConfig
     engine: EngineOptions
     grammars: GrammarOptions
+    adapters: AdapterOptions
     server: ServerOptions
     tls: TlsOptions
     auth: AuthOptions

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from structlog.typing import FilteringBoundLogger
 
@@ -33,6 +33,7 @@ from pageturner.service.config import LoadedConfig, cache_directory, load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
+    AdapterInfo,
     GenerationRequest,
     ModelInfo,
     ScoreAnswer,
@@ -50,6 +51,7 @@ from pageturner.service.rpc import from_wire
 from pageturner.service.startup.wiring import build_service
 from pageturner.v1 import admin_pb2, generation_pb2
 
+_T = TypeVar("_T")
 _Section = Mapping[str, object]
 _NOTHING: _Section = MappingProxyType({})
 
@@ -59,9 +61,9 @@ class LLM:
 
     model: a folder of safetensors, a .gguf file or a hub id, or a mapping of keys of the configuration's
     section `[model]`; the embedded model if left out. cache, scheduler, speculation, policies, engine,
-    grammars: the keys of those sections, as in `LLM(cache={"num_blocks": 96}, policies={"victim":
-    "last-arrived"})`. config: a TOML file; the environment (PAGETURNER_SECTION_KEY) goes over it, the
-    arguments over both. logger: takes the log; if left out, warnings go to standard error.
+    grammars, adapters: the keys of those sections, as in `LLM(cache={"num_blocks": 96}, adapters={"load":
+    {"sql": "adapters/sql"}})`. config: a TOML file; the environment (PAGETURNER_SECTION_KEY) goes over it,
+    the arguments over both. logger: takes the log; if left out, warnings go to standard error.
 
     The process's environment stays as it is: unlike `pageturner serve`, this does not tell OpenMP how long
     its threads spin when they wait. Quantised products, the CPU's default, have threads of their own, which
@@ -81,6 +83,7 @@ class LLM:
         policies: _Section = _NOTHING,
         engine: _Section = _NOTHING,
         grammars: _Section = _NOTHING,
+        adapters: _Section = _NOTHING,
         config: Path | None = None,
         logger: FilteringBoundLogger | None = None,
     ) -> None:
@@ -92,6 +95,7 @@ class LLM:
             "policies": policies,
             "engine": engine,
             "grammars": grammars,
+            "adapters": adapters,
         }
         given = {
             f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()
@@ -235,6 +239,18 @@ class LLM:
         assert isinstance(request, admin_pb2.SetPoliciesRequest)
         return self._thread.run(self._engine.set_policies(from_wire.to_policy_change(request, "LLM")))
 
+    def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> AdapterInfo:
+        """Let requests name the adapter in any folder. Raises InvalidArgument for one that is not served."""
+        return self._thread.run(self._engine.load_adapter(name, Path(folder)))
+
+    def unload_adapter(self, name: str, wait_seconds: float = 0.0) -> int:
+        """Let no request name it any more; how many still have it after so long."""
+        return self._thread.run(self._engine.unload_adapter(name, wait_seconds))
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may name, then those that wait for the end of their last request."""
+        return self._thread.run(_now(self._engine.adapters))
+
     def _follow(self, request: GenerationRequest) -> Generator[StreamEvent, None, None]:
         """Holds this LLM for as long as the stream is held: `LLM().stream(...)` must not end it."""
         yield from self._thread.stream(request)
@@ -242,6 +258,11 @@ class LLM:
     @property
     def _engine(self) -> AsyncEngine:
         return self._thread.engine
+
+
+async def _now(look: Callable[[], _T]) -> _T:
+    """What a look finds on the event loop that owns what it looks at."""
+    return look()
 
 
 def _build(loaded: LoadedConfig, logger: FilteringBoundLogger) -> AsyncEngine:

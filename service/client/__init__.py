@@ -37,6 +37,7 @@ from pageturner.service.core.structured_output import OutputForm, StructuredOutp
 from pageturner.service.engine.api import (
     AcceptedEvent,
     Activity,
+    AdapterInfo,
     BlockUse,
     ChatMessage,
     ChatPrompt,
@@ -56,6 +57,7 @@ __all__ = [
     "NEVER",
     "AcceptedEvent",
     "Activity",
+    "AdapterInfo",
     "AnswerStream",
     "AsyncAnswerStream",
     "BeamSearch",

@@ -9,6 +9,7 @@ async with Client("localhost:50051") as client:
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -39,6 +40,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    AdapterInfo,
     DrainOutcome,
     ModelInfo,
     RequestState,
@@ -247,6 +249,22 @@ class Client:
     async def activity(self) -> Activity:
         """What was done since the server's start: tokens, ends, latencies."""
         return await self._servers.ask(calls.activity())
+
+    async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
+        """Let requests name the adapter in a folder of the server's, below the one that it loads from.
+
+        Raises InvalidArgument for one that is not served; nothing is changed then. A name that is loaded
+        already stands for the new one from then on.
+        """
+        return await self._servers.ask(calls.load_adapter(name, os.fspath(path)))
+
+    async def unload_adapter(self, name: str, wait_seconds: float = 0.0) -> int:
+        """Let no request name an adapter any more; how many still have it after so long, and go on."""
+        return await self._servers.ask(calls.unload_adapter(name, wait_seconds))
+
+    async def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may name, then those that wait for the end of their last request."""
+        return await self._servers.ask(calls.adapters())
 
     async def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, without text: a file for `pageturner replay`

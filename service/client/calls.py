@@ -33,6 +33,7 @@ from pageturner.service.client.values import (
 )
 from pageturner.service.client.wire import (
     ABORT_OUTCOMES,
+    from_adapter,
     from_message,
     from_model,
     from_policies,
@@ -50,6 +51,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    AdapterInfo,
     DrainOutcome,
     ModelInfo,
     RequestState,
@@ -346,6 +348,33 @@ def activity() -> Call[admin_pb2.GetActivityResponse, Activity]:
         admin_pb2.GetActivityRequest(),
         admin_pb2.GetActivityResponse,
         from_activity,
+    )
+
+
+def load_adapter(name: str, path: str) -> Call[admin_pb2.LoadAdapterResponse, AdapterInfo]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "LoadAdapter"),
+        build(admin_pb2.LoadAdapterRequest, name=name, path=path),
+        admin_pb2.LoadAdapterResponse,
+        lambda response: from_adapter(response.adapter),
+    )
+
+
+def unload_adapter(name: str, wait_seconds: float) -> Call[admin_pb2.UnloadAdapterResponse, int]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "UnloadAdapter"),
+        build(admin_pb2.UnloadAdapterRequest, name=name, wait_seconds=wait_seconds),
+        admin_pb2.UnloadAdapterResponse,
+        lambda response: response.num_requests,
+    )
+
+
+def adapters() -> Call[admin_pb2.ListAdaptersResponse, tuple[AdapterInfo, ...]]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "ListAdapters"),
+        admin_pb2.ListAdaptersRequest(),
+        admin_pb2.ListAdaptersResponse,
+        lambda response: tuple(map(from_adapter, response.adapters)),
     )
 
 

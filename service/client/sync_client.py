@@ -8,6 +8,7 @@ with SyncClient("localhost:50051") as client:
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
+    AdapterInfo,
     DrainOutcome,
     ModelInfo,
     RequestState,
@@ -239,6 +241,22 @@ class SyncClient:
     def activity(self) -> Activity:
         """What was done since the server's start: tokens, ends, latencies."""
         return self._servers.ask(calls.activity())
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
+        """Let requests name the adapter in a folder of the server's, below the one that it loads from.
+
+        Raises InvalidArgument for one that is not served; nothing is changed then. A name that is loaded
+        already stands for the new one from then on.
+        """
+        return self._servers.ask(calls.load_adapter(name, os.fspath(path)))
+
+    def unload_adapter(self, name: str, wait_seconds: float = 0.0) -> int:
+        """Let no request name an adapter any more; how many still have it after so long, and go on."""
+        return self._servers.ask(calls.unload_adapter(name, wait_seconds))
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may name, then those that wait for the end of their last request."""
+        return self._servers.ask(calls.adapters())
 
     def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, without text: a file for `pageturner replay`

@@ -72,7 +72,8 @@ class Sampling(TypedDict, total=False):
 class RequestOptions(TypedDict, total=False):
     """What a request may state beside what it asks for.
 
-    timeout_seconds: the time limit, which reaches the scheduler; none if infinite.
+    timeout_seconds: the time limit, which reaches the scheduler; none if infinite. adapter: the name of a
+    loaded one.
     """
 
     request_id: str
@@ -81,6 +82,7 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     cache_salt: str
     bypass_prefix_cache: bool
+    adapter: str
     timeout_seconds: float | None
 
 

@@ -39,6 +39,7 @@ from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
+    AdapterInfo,
     ContinuationScore,
     MeasuredProducts,
     ModelInfo,
@@ -334,7 +335,8 @@ def field_values(kind: type[Any], message: Message) -> dict[str, Any]:
 
 
 def from_model(model: model_pb2.Model) -> ModelInfo:
-    return ModelInfo(**field_values(ModelInfo, model) | {"eos_token_ids": tuple(model.eos_token_ids)})
+    lists = {"eos_token_ids": tuple(model.eos_token_ids), "adapters": tuple(model.adapters)}
+    return ModelInfo(**field_values(ModelInfo, model) | lists)
 
 
 def from_server_info(info: admin_pb2.GetServerInfoResponse) -> ServerInfo:
@@ -449,6 +451,10 @@ def _refused(counts: Mapping[str, int]) -> dict[Cause, int]:
 
 
 _CAUSES = frozenset(cause.value for cause in Cause)
+
+
+def from_adapter(adapter: admin_pb2.Adapter) -> AdapterInfo:
+    return AdapterInfo(**field_values(AdapterInfo, adapter) | {"modules": tuple(adapter.modules)})
 
 
 def from_stats(load: admin_pb2.Load) -> SchedulerStats:

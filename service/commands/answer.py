@@ -197,6 +197,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None
         in_force = DEFAULT_MAX_TOKENS if name == "max-tokens" and default is None else default
         shown = doc if in_force is None else f"{doc} (default {in_force})"
         group.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=shown)
+    group.add_argument("--adapter", metavar="NAME", help="a LoRA adapter that the server has loaded")
     group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
     add_form_flags(parser)
 

@@ -17,7 +17,7 @@ from pageturner.service.sizes import Bytes, format_size
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
-_PREFIXED = {"auth", "grammars", "log", "metrics", "policies", "speculation", "tls", "traces"}
+_PREFIXED = {"adapters", "auth", "grammars", "log", "metrics", "policies", "speculation", "tls", "traces"}
 """Sections whose flags all have the section's name before them."""
 _METAVARS: dict[object, str] = {int: "N", float: "X", Bytes: "SIZE", Path: "FILE", PolicySpec: "POLICY"}
 
@@ -85,7 +85,7 @@ def _metavar(key: Key) -> str:
     if get_origin(kind) in (tuple, list):
         return f"{key.name.upper()},..."
     if get_origin(kind) is abc.Mapping:
-        return "{AXIS=POLICY,...}"
+        return "{AXIS=POLICY,...}" if PolicySpec in get_args(kind) else "{NAME=FOLDER,...}"
     return _METAVARS.get(kind) or {"source": "MODEL"}.get(key.name, key.name.upper())
 
 

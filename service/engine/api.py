@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Protocol
 
 from pageturner.policies.spec import PolicySpec
@@ -29,6 +30,8 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import ResumedChoice as ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.adapter_reports import AdapterFigures as AdapterFigures
+from pageturner.service.engine.adapter_reports import AdapterInfo as AdapterInfo
 from pageturner.service.engine.conversation import ChatMessage as ChatMessage
 from pageturner.service.engine.conversation import ChatPrompt as ChatPrompt
 from pageturner.service.engine.conversation import ToolCall as ToolCall
@@ -86,14 +89,17 @@ class GenerationRequest:
     """What is known of the answer already; None for one that begins."""
     continuations: tuple[tuple[int, ...], ...] = ()
     """Token ids that are to be scored behind the prompt, `params.n` of them, in place of an answer."""
+    adapter: str = ""
+    """Name of a loaded adapter; empty for the model as it is."""
     return_prompt: bool = False
     """Whether the AcceptedEvent says what was rendered of the prompt."""
     identity: Identity = ANONYMOUS
     """Who asks, as proved. Its tenant takes the place of `tenant` where authentication is on."""
 
     def check_names(self) -> None:
-        """Raises InvalidArgument for an id, a model's name, a tenant or a salt that is too long."""
-        for name in ("request_id", "model", "tenant", "cache_salt"):
+        """Raises InvalidArgument for an id, a model's or adapter's name, a tenant or a salt that is too
+        long."""
+        for name in ("request_id", "model", "tenant", "cache_salt", "adapter"):
             if len(getattr(self, name)) > MAX_NAME_CHARACTERS:
                 raise InvalidArgument(name, f"longer than {MAX_NAME_CHARACTERS} characters")
 
@@ -261,6 +267,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     quantization: str = "none"
+    adapters: tuple[str, ...] = ()
+    """Names of those that requests may have now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +341,9 @@ class ServerInfo:
     """What the KV cache is kept in, in the configuration's words, such as "bfloat16" or "int8"."""
     structured_output: str = ""
     """What obeys the form that a request asks for; empty where there is nothing that does."""
+    adapter_memory_bytes: int = 0
+    """That adapters may take together; 0 where the model takes none."""
+    max_adapter_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,4 +478,27 @@ class EngineClient(Protocol):
 
     async def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, as a file. Raises NotRecorded."""
+        ...
+
+    async def load_adapter(self, name: str, folder: Path) -> AdapterInfo:
+        """Let requests name the adapter in a folder. Raises InvalidArgument, AdapterError where the model
+        takes none, or what `submit` raises of an engine that does not serve; nothing is changed then."""
+        ...
+
+    async def unload_adapter(self, name: str, wait_seconds: float) -> int:
+        """Let no request name it any more, and wait so long for those that have it; how many still do.
+        Raises AdapterNotFound."""
+        ...
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """Those that requests may name, then those that wait for the end of their last."""
+        ...
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """Below which clients may name folders to load; None if they may name none."""
+        ...
+
+    def adapter_figures(self) -> AdapterFigures:
+        """How many there are, and what they take."""
         ...

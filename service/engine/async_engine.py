@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 
 from structlog.typing import FilteringBoundLogger
@@ -13,8 +14,12 @@ from structlog.typing import FilteringBoundLogger
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.engine.adapter_options import AdapterOptions
+from pageturner.service.engine.adapter_reports import NoAdapters
+from pageturner.service.engine.adapters import Adapters
 from pageturner.service.engine.api import (
     AbortOutcome,
+    AdapterInfo,
     Condition,
     DrainOutcome,
     EngineHealth,
@@ -72,7 +77,8 @@ class AsyncEngine(EngineOverview):
     Everything here runs on the event loop that called `start`; the engine is touched by its thread alone,
     save for its counters. random: draws the seeds and ids that clients leave open. scheduler_options: those
     that the engine's scheduler obeys. flight: None if nothing is recorded. shares_prefixes: whether proved
-    tenants find one another's cached blocks. grammars: which the engine's steps obey.
+    tenants find one another's cached blocks. grammars: which the engine's steps obey. adapters: that requests
+    may name; None for a model that takes none.
     """
 
     def __init__(
@@ -90,8 +96,11 @@ class AsyncEngine(EngineOverview):
         flight: FlightDumps | None = None,
         shares_prefixes: bool = False,
         grammars: Grammars | Unavailable = NO_GRAMMARS,
+        adapters: Adapters | None = None,
     ) -> None:
-        super().__init__(engine, model, server_info, clock, flight, Health(logger))
+        if adapters is None:
+            adapters = Adapters(NoAdapters("this model takes no adapters"), AdapterOptions(), logger)
+        super().__init__(engine, model, server_info, clock, flight, Health(logger), adapters)
         self._options = options
         self._logger = logger
         self._stats = engine.stats
@@ -107,6 +116,7 @@ class AsyncEngine(EngineOverview):
             random,
             Fingerprint(server_info.fingerprint, server_info.exact_resume),
             self._structured,
+            adapters,
             shares_prefixes=shares_prefixes,
         )
         self._door = Door(scheduler_options, clock, random, lambda: self._stats)
@@ -120,6 +130,7 @@ class AsyncEngine(EngineOverview):
             self._tenants,
             self._live,
             self._health,
+            adapters,
             limits=fitting,
             clock=clock,
             metrics=engine.metrics,
@@ -241,6 +252,15 @@ class AsyncEngine(EngineOverview):
     async def set_policies(self, change: PolicyChange) -> PoliciesInfo:
         """Change policies between two steps, all or none; what is in force then."""
         return await self._changes.carry_out(change)
+
+    async def load_adapter(self, name: str, folder: Path) -> AdapterInfo:
+        """Let requests name the adapter in a folder, which is read whole before."""
+        self._health.refuse_unless_serving()
+        return await self._adapters.load(name, folder)
+
+    async def unload_adapter(self, name: str, wait_seconds: float) -> int:
+        """Let no request name it any more; how many still have it after this wait."""
+        return await self._adapters.unload(name, wait_seconds)
 
     def load(self) -> SchedulerStats:
         """The scheduler's figures, with requests that are accepted and on their way to it, and with those of

@@ -17,11 +17,10 @@ from pageturner.service.errors import NotResumable
 MAX_CHARACTERS = 1024
 """Of a fingerprint that a client gives."""
 
-ESSENTIAL = frozenset({"weights", "tokenizer", "prompt"})
+ESSENTIAL = frozenset({"weights", "tokenizer", "prompt", "adapter"})
 """Parts without which tokens that were received mean nothing here."""
 
-_PROMPT = "prompt"
-_GRAMMAR = "grammar"
+_PROMPT, _GRAMMAR, _ADAPTER = "prompt", "grammar", "adapter"
 _OF_ANSWER = (_PROMPT, _GRAMMAR)
 
 
@@ -37,22 +36,24 @@ class Fingerprint:
         """The server whose parts these are. Neither a name nor a value holds `=` or `;`."""
         return cls(";".join(f"{name}={value}" for name, value in parts.items()), is_exact)
 
-    def of_prompt(self, token_ids: Iterable[int], grammar: str = "") -> str:
-        """Of one answer: with a part for the prompt, which a template may write otherwise on another day,
-        and one for what decides which tokens its form allows, if it has one."""
+    def of_prompt(self, token_ids: Iterable[int], grammar: str = "", adapter: str = "") -> str:
+        """Of one answer: with a part for the prompt, which a template may write otherwise on another day, one
+        for what decides which tokens its form allows, and one for its adapter, by its digest, if it has
+        them."""
         if not self.text:
             return ""
-        parts = f"{self.text};{_PROMPT}={_digest(token_ids)}"
+        parts = f"{self._with(adapter)};{_PROMPT}={_digest(token_ids)}"
         return f"{parts};{_GRAMMAR}={grammar}" if grammar else parts
 
-    def check_server(self, given: str, *, allow_inexact: bool) -> None:
+    def check_server(self, given: str, adapter: str = "", *, allow_inexact: bool) -> None:
         """Raises NotResumable unless an answer of this fingerprint can go on here, whatever its prompt.
 
-        allow_inexact: parts that are not essential may differ, and the promise need not be kept.
+        adapter: the digest of the one that the request names. allow_inexact: parts that are not essential may
+        differ, and the promise need not be kept.
         """
         if not self.text:
             raise NotResumable("this server resumes no answers", "")
-        mine, theirs = _parts(self.text), _parts(given)
+        mine, theirs = _parts(self._with(adapter)), _parts(given)
         for name in _OF_ANSWER:
             theirs.pop(name, None)
         differing = [name for name in mine if theirs.get(name) != mine[name]]
@@ -69,6 +70,9 @@ class Fingerprint:
                 "this server's kernels promise no equal bits (deterministic is off); resume.allow_inexact"
             )
             raise NotResumable(f"{reason} lets tokens differ", "deterministic")
+
+    def _with(self, adapter: str) -> str:
+        return f"{self.text};{_ADAPTER}={adapter}" if adapter else self.text
 
     def check_prompt(
         self, given: str, token_ids: Iterable[int], grammar: str = "", *, allow_inexact: bool = False

@@ -8,6 +8,7 @@ from random import Random
 
 from pageturner.service.core.request import NewRequest, ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.adapters import Adapters
 from pageturner.service.engine.api import GenerationRequest, ModelInfo, Prompt, Resumption
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.prompt_limits import PromptLimits
@@ -20,7 +21,8 @@ from pageturner.service.identity import scoped_id
 class InputProcessor:
     """limits: of prompts that are to be answered. max_n: bound on parallel samples of one request. random:
     draws the seeds and ids that are left open. fingerprint: what answers that are resumed must agree with.
-    shares_prefixes: whether proved tenants find one another's cached blocks. structured: checks forms."""
+    shares_prefixes: whether proved tenants find one another's cached blocks. structured: checks forms.
+    adapters: those that requests may name."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class InputProcessor:
         random: Random,
         fingerprint: Fingerprint,
         structured: StructuredOutputs,
+        adapters: Adapters,
         *,
         shares_prefixes: bool,
     ) -> None:
@@ -42,15 +45,18 @@ class InputProcessor:
         self._shares_prefixes = shares_prefixes
         self._fingerprint = fingerprint
         self._structured = structured
+        self._adapters = adapters
 
     def check(self, request: GenerationRequest) -> int:
         """Refuse what can be refused before the prompt is read. Returns the fewest tokens it can become.
 
-        Raises ModelNotFound, InvalidArgument, NotResumable or DeadlineExceeded.
+        Raises ModelNotFound, AdapterNotFound, InvalidArgument, NotResumable or DeadlineExceeded.
         """
         request.check_names()
         if request.model and request.model != self._model.name:
             raise ModelNotFound(request.model, self._model.name)
+        if request.adapter:
+            self._adapters.find(request.adapter, request.identity.limits.adapters)
         request.params.check(self._model.vocab_size, self._max_n)
         if request.params.beam_search is not None:
             self._check_width(request.params, request.params.beam_search.width)
@@ -96,7 +102,8 @@ class InputProcessor:
 
     def _check_resume(self, request: GenerationRequest, resume: Resumption) -> int:
         """Refuse what no answer of this request and model can be. Returns the tokens that are known."""
-        self._fingerprint.check_server(resume.fingerprint, allow_inexact=resume.allow_inexact)
+        adapter = self._adapters.find(request.adapter) if request.adapter else ""
+        self._fingerprint.check_server(resume.fingerprint, adapter, allow_inexact=resume.allow_inexact)
         if len(resume.choices) != request.params.n:
             raise InvalidArgument("resume.choices", f"{len(resume.choices)} choices; n is {request.params.n}")
         for index, choice in enumerate(resume.choices):
@@ -121,11 +128,17 @@ class InputProcessor:
         return request_id or f"{self._random.getrandbits(64):016x}"
 
     def complete(
-        self, request: GenerationRequest, request_id: str, token_ids: tuple[int, ...], arrival_time: float
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        arrival_time: float,
+        adapter: str = "",
     ) -> NewRequest:
         """The request, its id told from other tenants', a seed in any case, its deadline on our clock.
 
-        request_id: as `name` gave it. Raises NotResumable for a prompt that became other tokens than it was.
+        request_id: as `name` gave it. adapter: the digest of the one that it holds. Raises NotResumable for a
+        prompt that became other tokens than it was.
         """
         params, seconds, proved = request.params, request.deadline_seconds, request.identity.tenant
         resume = request.resume
@@ -145,11 +158,12 @@ class InputProcessor:
             tenant=proved or request.tenant,
             cache_salt=request.cache_salt,
             cache_tenant="" if self._shares_prefixes else proved,
+            adapter=adapter,
             bypass_prefix_cache=request.bypass_prefix_cache,
             deadline=None if seconds is None else arrival_time + seconds,
             trace_parent=request.trace_parent,
             resumed=_known_choices(request),
-            fingerprint=self._fingerprint.of_prompt(token_ids, grammar),
+            fingerprint=self._fingerprint.of_prompt(token_ids, grammar, adapter),
             is_exact=self._fingerprint.is_exact,
             is_scoring=bool(request.continuations),
             known=() if resume is None or params.beam_search is None else resume.choices,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from pathlib import Path
 
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.activity import activity_of
+from pageturner.service.engine.adapter_reports import AdapterFigures, AdapterInfo
+from pageturner.service.engine.adapters import Adapters
 from pageturner.service.engine.api import Activity, Condition, EngineHealth, ModelInfo, RecentLoad, ServerInfo
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.health import Health
@@ -27,6 +30,7 @@ class EngineOverview(ABC):
         clock: Clock,
         flight: FlightDumps | None,
         health: Health,
+        adapters: Adapters,
     ) -> None:
         self._engine = engine
         self._model = model
@@ -34,6 +38,7 @@ class EngineOverview(ABC):
         self._clock = clock
         self._flight = flight
         self._health = health
+        self._adapters = adapters
         self._started_at = clock.now()
 
     @property
@@ -56,7 +61,20 @@ class EngineOverview(ABC):
 
     def models(self) -> tuple[ModelInfo, ...]:
         """The one model that is served."""
-        return (self._model,)
+        return (replace(self._model, adapters=self._adapters.names()),)
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """Those that requests may name, then those that wait for the end of their last."""
+        return self._adapters.report()
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """Below which clients may name folders to load; None if they may name none."""
+        return self._adapters.folder
+
+    def adapter_figures(self) -> AdapterFigures:
+        """How many there are, and what they take."""
+        return self._adapters.figures()
 
     def server_info(self) -> ServerInfo:
         """What runs here, and for how long."""

@@ -10,6 +10,7 @@ from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduling.intake import checked_max_tokens
 from pageturner.service.core.scheduling.views import num_peak_blocks
+from pageturner.service.engine.adapters import Adapters
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.engine.door import Door
 from pageturner.service.engine.health import Health
@@ -48,7 +49,7 @@ class Fitting:
 
 class Reception:
     """Lives on the event loop. A request that is refused, or whose caller is cancelled, leaves nothing
-    behind: neither a place at the door, nor a charge to its tenant, nor an id.
+    behind: neither a place at the door, nor a charge to its tenant, nor an id, nor a hold on its adapter.
 
     metrics: counts refusals, each once.
     """
@@ -61,6 +62,7 @@ class Reception:
         tenants: TenantLedger,
         live: LiveRequests,
         health: Health,
+        adapters: Adapters,
         *,
         limits: Fitting,
         clock: Clock,
@@ -72,6 +74,7 @@ class Reception:
         self._tenants = tenants
         self._live = live
         self._health = health
+        self._adapters = adapters
         self._limits = limits
         self._clock = clock
         self._metrics = metrics
@@ -105,13 +108,16 @@ class Reception:
         likely = 0 if request.continuations else likely
         holding = self._tenants.enter(request.identity, num_tokens, request.params.num_sequences * likely)
         try:
+            if request.adapter:
+                holding.adapter = await self._adapters.acquire(request.adapter)
             token_ids, text = await self._inputs.read(request.prompt, tenant)
             resumed = () if request.resume is None else request.resume.choices
             grammar = await self._structured.prepare(request.params, resumed, tenant)
             # This may have taken a while. From here to the scheduler nothing is waited for.
             self._health.refuse_unless_serving()
             self._live.refuse_duplicate(tenant, request_id)
-            new = self._inputs.complete(request, request_id, token_ids, arrival_time)
+            adapter = "" if holding.adapter is None else holding.adapter.digest
+            new = self._inputs.complete(request, request_id, token_ids, arrival_time, adapter)
             self._door.check(request, arrival_time, len(token_ids), new.num_resumed_tokens)
             new = self._charge(request.identity, holding, new)
         except BaseException:

@@ -16,6 +16,7 @@ from enum import Enum
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.adapter_reports import Lease
 from pageturner.service.engine.rate_meter import RateMeter
 from pageturner.service.engine.token_bucket import TokenBucket
 from pageturner.service.errors import InvalidArgument, PageturnerError, QueueFull, TenantLimitReached
@@ -114,7 +115,7 @@ class Holding:
     """What one request holds; only the ledger changes it.
 
     num_prompt_tokens: with those that were resumed; 0 once it waits no more. entered_at: by our clock.
-    num_charged: taken from `bucket`, if there was one.
+    num_charged: taken from `bucket`, if there was one. adapter: that it has, if it has one.
     """
 
     account: Account
@@ -125,6 +126,7 @@ class Holding:
     bucket: TokenBucket | None = None
     num_charged: int = 0
     num_resumed_tokens: int = 0
+    adapter: Lease | None = None
 
 
 class TenantLedger:
@@ -249,6 +251,8 @@ class TenantLedger:
             holding.bucket.give_back(max(0, holding.num_charged - num_used_tokens), self._now())
         self._leave_queue(holding)
         holding.is_over = True
+        if holding.adapter is not None:
+            holding.adapter.release()
         holding.account.num_requests -= 1
         holding.account.note_end(self._now() - holding.entered_at)
 

@@ -10,7 +10,7 @@ import grpc
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.engine.api import DrainOutcome
 from pageturner.service.errors import Draining, InvalidArgument, RequestAborted
-from pageturner.service.rpc import convert, from_wire, inspection
+from pageturner.service.rpc import adapters, convert, from_wire, inspection
 from pageturner.service.rpc.callers import current_caller
 from pageturner.service.rpc.lifecycle import STOPPING_TEXT, Lifecycle
 from pageturner.service.rpc.load import load_of
@@ -147,6 +147,31 @@ class AdminServicer(AdminServiceServicer):
         self, request: pb.GetActivityRequest, context: Context[pb.GetActivityRequest, pb.GetActivityResponse]
     ) -> pb.GetActivityResponse:
         return inspection.from_activity(self._lifecycle.engine.activity())
+
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: Context[pb.LoadAdapterRequest, pb.LoadAdapterResponse]
+    ) -> pb.LoadAdapterResponse:
+        engine = self._lifecycle.engine
+        adapters.check_name(request.name)
+        folder = adapters.folder_of(request.path, engine.adapter_folder, current_caller())
+        adapter = await engine.load_adapter(request.name, folder)
+        return pb.LoadAdapterResponse(adapter=adapters.from_adapter(adapter))
+
+    async def UnloadAdapter(
+        self,
+        request: pb.UnloadAdapterRequest,
+        context: Context[pb.UnloadAdapterRequest, pb.UnloadAdapterResponse],
+    ) -> pb.UnloadAdapterResponse:
+        adapters.check_name(request.name)
+        num_requests = await self._lifecycle.engine.unload_adapter(request.name, adapters.wait_of(request))
+        return pb.UnloadAdapterResponse(num_requests=num_requests)
+
+    async def ListAdapters(
+        self,
+        request: pb.ListAdaptersRequest,
+        context: Context[pb.ListAdaptersRequest, pb.ListAdaptersResponse],
+    ) -> pb.ListAdaptersResponse:
+        return pb.ListAdaptersResponse(adapters=map(adapters.from_adapter, self._lifecycle.engine.adapters()))
 
 
 def _refuse_imports(field: str, choices: Mapping[str, PolicySpec | None]) -> None:

@@ -162,7 +162,7 @@ def from_tenants(report: TenantsReport) -> admin_pb2.ListTenantsResponse:
 
 def _from_tenant(report: TenantReport) -> admin_pb2.Tenant:
     limits = asdict(report.limits)
-    del limits["adapters"]  # nothing is served that they could bound
+    del limits["adapters"]  # told to whom they bind, by the names that GetModel gives
     return admin_pb2.Tenant(
         name=report.tenant,
         num_requests=report.num_requests,

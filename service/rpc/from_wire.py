@@ -84,6 +84,7 @@ def to_generation_request(
         identity=caller,
         resume=to_resumption(request.resume, limits) if request.HasField("resume") else None,
         return_prompt=request.return_prompt,
+        adapter=request.adapter,
     )
 
 

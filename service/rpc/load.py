@@ -22,4 +22,7 @@ def load_of(engine: EngineClient) -> pb.Load:
     load.not_ready_reason = condition.reason
     load.seconds_without_progress = condition.seconds_without_progress
     load.num_live = condition.num_live
+    adapters = engine.adapter_figures()
+    load.num_adapters, load.num_adapters_loaded = adapters.num_adapters, adapters.num_loaded
+    load.adapter_bytes, load.num_adapter_reads_total = adapters.num_bytes, adapters.num_reads_total
     return load

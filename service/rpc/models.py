@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 
 from pageturner.service.engine.api import EngineClient, ModelInfo
 from pageturner.service.errors import ModelNotFound
 from pageturner.service.rpc import convert
+from pageturner.service.rpc.callers import current_caller
 from pageturner.service.rpc.lifecycle import Lifecycle
 from pageturner.v1 import model_pb2 as pb
 from pageturner.v1.model_pb2_grpc import ModelServiceServicer
@@ -32,9 +35,19 @@ class ModelServicer(ModelServiceServicer):
     async def GetModel(
         self, request: pb.GetModelRequest, context: Context[pb.GetModelRequest, pb.GetModelResponse]
     ) -> pb.GetModelResponse:
-        return pb.GetModelResponse(model=convert.from_model(find_model(self._lifecycle.engine, request.name)))
+        model = find_model(self._lifecycle.engine, request.name)
+        return pb.GetModelResponse(model=convert.from_model(_as_seen(model)))
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context[pb.ListModelsRequest, pb.ListModelsResponse]
     ) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=map(convert.from_model, self._lifecycle.engine.models()))
+        models = map(_as_seen, self._lifecycle.engine.models())
+        return pb.ListModelsResponse(models=map(convert.from_model, models))
+
+
+def _as_seen(model: ModelInfo) -> ModelInfo:
+    """With the adapters that the caller may use: names of others are none of its business."""
+    allowed = current_caller().limits.adapters
+    if allowed is None:
+        return model
+    return replace(model, adapters=tuple(name for name in model.adapters if name in allowed))

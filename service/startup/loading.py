@@ -24,6 +24,7 @@ from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import ModelError
 from pageturner.service.grammars.grammars import Grammars, Unavailable
 from pageturner.service.grammars.step_masks import StepMasks
+from pageturner.service.model.adapter_store import AdapterStore
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend
 from pageturner.service.model.build import BuiltModel, build_model
@@ -68,7 +69,7 @@ class LoadedModel:
     tokenizer: None for a model that has none. products: what its matrix products are computed with, and why.
     deterministic: whether a row's bits are promised not to depend on its batch. speculation: as configured,
     with the cost of a row as it was measured. grammars, masks: by which the sampler obeys
-    the forms that requests ask for.
+    the forms that requests ask for. adapters: that the runner finds.
     """
 
     artifacts: ModelArtifacts
@@ -86,6 +87,7 @@ class LoadedModel:
     deterministic: bool
     grammars: Grammars | Unavailable
     masks: StepMasks | None
+    adapters: AdapterStore
     speculation: SpeculationOptions = NO_SPECULATION
 
     @property
@@ -142,7 +144,8 @@ def load_model(
         swap_space = format_size(num_swap_blocks * layout.block_bytes)
         logger.warning("swap_space_reduced", swap_space=swap_space, reason=memory.figures())
     graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
-    runner = Runner(model, kv_cache, graphs)
+    adapters = AdapterStore()
+    runner = Runner(model, kv_cache, graphs, adapters)
     on_stage("KV cache")
     target = _calibration_target(runner, kv_cache, cache, limits, backend)
     rates, speculation = measure_rates(target), config.speculation
@@ -169,6 +172,7 @@ def load_model(
         built.deterministic,
         grammars,
         masks,
+        adapters,
         speculation,
     )
 

@@ -33,9 +33,11 @@ from pageturner.service.flight.recording import LineFile, RecordedEngine, Worklo
 from pageturner.service.flight.records import Setting
 from pageturner.service.grammars.grammars import Grammars
 from pageturner.service.model.backend import Backend
+from pageturner.service.model.decoder import Decoder
 from pageturner.service.model.kv_dtypes import name_of
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.policy_host.calls import CallWatch
+from pageturner.service.startup.adapters import build_adapters
 from pageturner.service.startup.fingerprint import describe_fingerprint
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
 from pageturner.service.startup.stages import OnStage, unheard
@@ -109,6 +111,7 @@ def build_engine(
         flight=flight,
         shares_prefixes=config.cache.share_prefixes_between_tenants,
         grammars=model.grammars,
+        adapters=build_adapters(model, config.adapters, logger),
     )
     logger.info(
         "built",
@@ -221,6 +224,8 @@ def _describe_server(
         num_host_cache_blocks=model.cache.num_host_cache_blocks,
         num_disk_cache_blocks=model.cache.num_disk_cache_blocks,
         structured_output=model.grammars.identity if isinstance(model.grammars, Grammars) else "",
+        adapter_memory_bytes=int(config.adapters.memory) if isinstance(model.model, Decoder) else 0,
+        max_adapter_rank=config.adapters.max_rank if isinstance(model.model, Decoder) else 0,
     )
 
 

@@ -26,7 +26,12 @@ from pageturner.service.core.scheduling.ledger import Ledger
 from pageturner.service.core.scheduling.step_plan import PlannedAdmission, Preemption
 from pageturner.service.core.scheduling.transitions import Transitions
 from pageturner.service.model.kv_cache import KvCache
-from support.scheduler_machine import ConversingMachine, SchedulerMachine, SearchingMachine
+from support.scheduler_machine import (
+    AdaptedMachine,
+    ConversingMachine,
+    SchedulerMachine,
+    SearchingMachine,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,13 @@ def _hash_without_parent(original: Any) -> Any:
         return bytes(original(self, b"", token_ids))
 
     return extend
+
+
+def _hash_without_adapter(original: Any) -> Any:
+    def root(self: PrefixHasher, *, adapter: str, salt: str, tenant: str = "") -> bytes:
+        return bytes(original(self, adapter="", salt=salt, tenant=tenant))
+
+    return root
 
 
 def _tail_keeps_its_progress(original: Any) -> Any:
@@ -432,6 +444,14 @@ PLANTED_BUGS = (
         "tokens",
         machine=ConversingMachine,
         seed=102,
+    ),
+    PlantedBug(
+        "hash-without-adapter",
+        PrefixHasher,
+        "root",
+        _hash_without_adapter,
+        "tokens",
+        machine=AdaptedMachine,
     ),
     PlantedBug(
         "partial-length-kept",

@@ -179,6 +179,7 @@ class CoreHarness:
         scores_prompt: bool = False,
         continuations: tuple[tuple[int, ...], ...] = (),
         form: StructuredOutput | None = None,
+        adapter: str = "",
     ) -> str:
         """Add a request; raises what the scheduler raises.
 
@@ -212,6 +213,7 @@ class CoreHarness:
             cache_salt=salt,
             bypass_prefix_cache=bypass,
             deadline=deadline,
+            adapter=adapter,
         )
         if continuations:
             new = replace(new, is_scoring=True, resumed=tuple(map(ResumedChoice, continuations)))
@@ -386,7 +388,8 @@ class CoreHarness:
         """Outputs of one choice with unlimited memory."""
         if record.answers is not None:
             return record.answers[index][0]
-        return expected_tokens(record.new.prompt_token_ids, record.new.seed, index, record.stop)
+        new = record.new
+        return expected_tokens(new.prompt_token_ids, new.seed, index, record.stop, new.adapter)
 
     def _check_tokens(self, record: Record) -> None:
         if record.new.is_scoring:

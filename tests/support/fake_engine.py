@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 
 from pageturner.policies.views import Rates
 from pageturner.service.core.outputs import (
@@ -28,6 +29,8 @@ from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     Activity,
+    AdapterFigures,
+    AdapterInfo,
     ChatMessage,
     ChatPrompt,
     Condition,
@@ -50,6 +53,7 @@ from pageturner.service.engine.api import (
 from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
 from pageturner.service.engine.tenants import Cause, TenantReport, TenantsReport
 from pageturner.service.errors import (
+    AdapterNotFound,
     Draining,
     DuplicateRequest,
     EngineDead,
@@ -221,6 +225,8 @@ class FakeEngine:
         self.reason = "the fake was told so"
         self.tenant_reports: tuple[TenantReport, ...] = ()
         self.flight: bytes | None = None
+        self.loaded: dict[str, AdapterInfo] = {}
+        self.adapter_folder: Path | None = None
         self.done = Activity(EngineHealth.SERVING, 60.25)
         self.inspection = Inspection(SchedulerInspection())
         self.policies_info = POLICIES
@@ -395,6 +401,7 @@ class FakeEngine:
                 num_parameters=134_515_008,
                 eos_token_ids=(2, 3),
                 has_chat_template=True,
+                adapters=tuple(self.loaded),
             ),
         )
 
@@ -450,6 +457,25 @@ class FakeEngine:
 
     def tenants(self, limit: int) -> TenantsReport:
         return TenantsReport(self.tenant_reports[:limit], len(self.tenant_reports), {Cause.QUEUE_SHARE: 3})
+
+    async def load_adapter(self, name: str, folder: Path) -> AdapterInfo:
+        """Takes any folder whose name does not begin with `bad`."""
+        if folder.name.startswith("bad"):
+            raise InvalidArgument("path", "use_dora: True: DoRA scales the columns of weights")
+        self.loaded[name] = AdapterInfo(name, str(folder), "0" * 32, 8, ("q_proj", "v_proj"), 4096)
+        return self.loaded[name]
+
+    async def unload_adapter(self, name: str, wait_seconds: float) -> int:
+        if name not in self.loaded:
+            raise AdapterNotFound(name)
+        del self.loaded[name]
+        return 0 if wait_seconds else 2
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return tuple(self.loaded.values())
+
+    def adapter_figures(self) -> AdapterFigures:
+        return AdapterFigures(len(self.loaded), len(self.loaded), 4096 * len(self.loaded), 7, 1)
 
     async def flight_record(self) -> bytes:
         if self.flight is None:

@@ -40,6 +40,12 @@ BEAM_ALPHABET = 7
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
+def first_chain(adapter: str) -> float:
+    """What the chain of a sequence begins with: an adapter changes the KV of every position."""
+    digest = hashlib.blake2b(adapter.encode(), digest_size=8).digest()
+    return float(int.from_bytes(digest, "little") % CHAIN_MODULUS) if adapter else 0.0
+
+
 def next_chain(chain: float, token: int, position: int) -> float:
     return float((int(chain) * 31 + token * 7 + position * 13 + 1) % CHAIN_MODULUS)
 
@@ -69,9 +75,9 @@ def score_of(content: Array, token: int) -> float:
     return -float(int.from_bytes(digest.digest(), "little") % 4096) / 256
 
 
-def content_of(tokens: list[int]) -> Array:
+def content_of(tokens: list[int], adapter: str = "") -> Array:
     """What an uncorrupted cache holds for `tokens`."""
-    chain = 0.0
+    chain = first_chain(adapter)
     records = []
     for position, token in enumerate(tokens):
         chain = next_chain(chain, token, position)
@@ -89,12 +95,14 @@ class Stop:
     stop_ids: tuple[int, ...] = ()
 
 
-def expected_tokens(prompt: tuple[int, ...], seed: int, index: int, stop: Stop) -> list[int]:
+def expected_tokens(
+    prompt: tuple[int, ...], seed: int, index: int, stop: Stop, adapter: str = ""
+) -> list[int]:
     """Outputs of one choice with unlimited memory and no scheduler."""
     tokens = list(prompt)
     for num_outputs in range(stop.max_tokens):
         banned = stop.stop_ids if num_outputs < stop.min_tokens else ()
-        token = next_token(content_of(tokens), seed, index, len(tokens), banned)
+        token = next_token(content_of(tokens, adapter), seed, index, len(tokens), banned)
         tokens.append(token)
         if token in stop.stop_ids and num_outputs + 1 >= stop.min_tokens:
             break
@@ -158,7 +166,7 @@ class FakeModel:
         ):
             if slot < 0:
                 continue
-            chain = 0.0
+            chain = first_chain(sequence.adapter)
             if position:
                 before = self._read(sequence, position - 1, position)[0, 0, 0, 2]
                 chain = float(before) if np.isfinite(before) else -1.0

@@ -19,6 +19,7 @@ from pageturner.service.core.clock import Clock, MonotonicClock
 from pageturner.service.core.options import CacheOptions, SchedulerOptions
 from pageturner.service.core.outputs import BlockCopies, SampledSequence, SampledToken, SchedulerOutput
 from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.engine.adapters import Adapters
 from pageturner.service.engine.api import ModelInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
@@ -202,6 +203,7 @@ async def real_service(
     metrics: Metrics | None = None,
     tracing: Tracing | None = None,
     tokenizer: Tokenizer = TOKENIZER,
+    adapters: Adapters | None = None,
     **options: Any,
 ) -> AsyncIterator[RealService]:
     """options: SchedulerOptions by name."""
@@ -251,6 +253,7 @@ async def real_service(
         clock=clock,
         random=Random(0),
         logger=recording_logger()[0],
+        adapters=adapters,
     )
     if tracing is not None:
         scheduler = engine._scheduler

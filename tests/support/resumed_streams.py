@@ -34,6 +34,9 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.engine.adapter_options import AdapterOptions
+from pageturner.service.engine.adapter_reports import NoAdapters
+from pageturner.service.engine.adapters import Adapters
 from pageturner.service.engine.api import AcceptedEvent, ModelInfo, StreamEvent
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.fingerprint import Fingerprint
@@ -143,6 +146,7 @@ class SpokenService:
             Random(0),
             self.fingerprint,
             StructuredOutputs(NO_GRAMMARS, ()),
+            Adapters(NoAdapters("none here"), AdapterOptions(), recording_logger()[0]),
             shares_prefixes=True,
         )
         self._limits = limits.generation

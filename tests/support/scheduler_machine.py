@@ -333,3 +333,14 @@ class ScoringMachine(SchedulerMachine):
     )
     def score(self, wanted: dict[str, Any], continuations: tuple[tuple[int, ...], ...]) -> None:
         self._submit(wanted | {"continuations": continuations, "n": len(continuations)})
+
+
+class AdaptedMachine(SchedulerMachine):
+    """The same, and requests with adapters beside those with none. A machine of its own, for the same
+    reason."""
+
+    @rule(wanted=requests(), adapters=st.lists(st.sampled_from(("", "a", "b")), min_size=1, max_size=3))
+    def submit_adapted(self, wanted: dict[str, Any], adapters: list[str]) -> None:
+        """One prompt, with each of them: blocks that hold the same tokens and other KV."""
+        for adapter in adapters:
+            self._submit(wanted | {"copies": 1, "adapter": adapter})

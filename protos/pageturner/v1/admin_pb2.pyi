@@ -69,7 +69,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "kv_dtype", "num_host_cache_blocks", "num_disk_cache_blocks", "speculation", "structured_output")
+    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "kv_dtype", "num_host_cache_blocks", "num_disk_cache_blocks", "adapter_memory_bytes", "max_adapter_rank", "speculation", "structured_output")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,8 @@ class GetServerInfoResponse(_message.Message):
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     version: str
@@ -119,9 +121,11 @@ class GetServerInfoResponse(_message.Message):
     kv_dtype: str
     num_host_cache_blocks: int
     num_disk_cache_blocks: int
+    adapter_memory_bytes: int
+    max_adapter_rank: int
     speculation: Speculation
     structured_output: str
-    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., structured_output: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., adapter_memory_bytes: _Optional[int] = ..., max_adapter_rank: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., structured_output: _Optional[str] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("method", "num_tokens", "max_ngram", "min_ngram", "row_cost")
@@ -178,7 +182,7 @@ class Rates(_message.Message):
     def __init__(self, swap_out_bytes_per_second: _Optional[float] = ..., swap_in_bytes_per_second: _Optional[float] = ..., block_bytes: _Optional[int] = ..., prefill_seconds_fixed: _Optional[float] = ..., prefill_seconds_per_token: _Optional[float] = ..., prefill_seconds_per_token_context: _Optional[float] = ..., disk_read_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_swapped", "num_running_sequences", "num_queued_prompt_tokens", "num_blocks", "num_blocks_free", "num_blocks_evictable", "num_blocks_used", "num_host_blocks", "num_host_blocks_used", "num_wasted_slots", "num_steps_total", "num_scheduled_tokens_total", "num_prefix_query_tokens_total", "num_prefix_hit_tokens_total", "num_resume_hit_tokens_total", "num_swap_preemptions_total", "num_recompute_preemptions_total", "num_tail_preemptions_total", "num_bypasses_total", "num_policy_faults_total", "num_step_failures_total", "num_evictions_total", "num_swapped_out_blocks_total", "num_swapped_in_blocks_total", "num_copied_blocks_total", "kv_cache_usage", "generation_tokens_per_second", "prompt_tokens_per_second", "requests_per_second", "faults_per_second", "max_running_sequences", "is_ready", "is_draining", "not_ready_reason", "seconds_without_progress", "num_live", "queue_seconds", "drain_tokens_per_second", "num_drafted_tokens_total", "num_accepted_drafts_total", "num_host_blocks_cached", "num_disk_blocks_cached", "num_requests_fetching", "num_host_hit_tokens_total", "num_disk_hit_tokens_total", "num_spilled_blocks_total", "num_disk_writes_dropped_total", "num_disk_reads_failed_total", "num_beam_selections_total", "num_beam_table_entries_total", "num_beam_blocks_total", "num_cached_grammars", "num_grammar_compilations_total", "mask_wait_seconds_total")
+    __slots__ = ("num_waiting", "num_running", "num_swapped", "num_running_sequences", "num_queued_prompt_tokens", "num_blocks", "num_blocks_free", "num_blocks_evictable", "num_blocks_used", "num_host_blocks", "num_host_blocks_used", "num_wasted_slots", "num_steps_total", "num_scheduled_tokens_total", "num_prefix_query_tokens_total", "num_prefix_hit_tokens_total", "num_resume_hit_tokens_total", "num_swap_preemptions_total", "num_recompute_preemptions_total", "num_tail_preemptions_total", "num_bypasses_total", "num_policy_faults_total", "num_step_failures_total", "num_evictions_total", "num_swapped_out_blocks_total", "num_swapped_in_blocks_total", "num_copied_blocks_total", "kv_cache_usage", "generation_tokens_per_second", "prompt_tokens_per_second", "requests_per_second", "faults_per_second", "max_running_sequences", "is_ready", "is_draining", "not_ready_reason", "seconds_without_progress", "num_live", "queue_seconds", "drain_tokens_per_second", "num_drafted_tokens_total", "num_accepted_drafts_total", "num_host_blocks_cached", "num_disk_blocks_cached", "num_requests_fetching", "num_host_hit_tokens_total", "num_disk_hit_tokens_total", "num_spilled_blocks_total", "num_disk_writes_dropped_total", "num_disk_reads_failed_total", "num_adapters", "num_adapters_loaded", "adapter_bytes", "num_adapter_reads_total", "num_beam_selections_total", "num_beam_table_entries_total", "num_beam_blocks_total", "num_cached_grammars", "num_grammar_compilations_total", "mask_wait_seconds_total")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +233,10 @@ class Load(_message.Message):
     NUM_SPILLED_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_WRITES_DROPPED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_READS_FAILED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADAPTERS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADAPTER_READS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_BEAM_SELECTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_BEAM_TABLE_ENTRIES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     NUM_BEAM_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -285,13 +293,17 @@ class Load(_message.Message):
     num_spilled_blocks_total: int
     num_disk_writes_dropped_total: int
     num_disk_reads_failed_total: int
+    num_adapters: int
+    num_adapters_loaded: int
+    adapter_bytes: int
+    num_adapter_reads_total: int
     num_beam_selections_total: int
     num_beam_table_entries_total: int
     num_beam_blocks_total: int
     num_cached_grammars: int
     num_grammar_compilations_total: int
     mask_wait_seconds_total: float
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_running_sequences: _Optional[int] = ..., num_queued_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_evictable: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_blocks_used: _Optional[int] = ..., num_wasted_slots: _Optional[int] = ..., num_steps_total: _Optional[int] = ..., num_scheduled_tokens_total: _Optional[int] = ..., num_prefix_query_tokens_total: _Optional[int] = ..., num_prefix_hit_tokens_total: _Optional[int] = ..., num_resume_hit_tokens_total: _Optional[int] = ..., num_swap_preemptions_total: _Optional[int] = ..., num_recompute_preemptions_total: _Optional[int] = ..., num_tail_preemptions_total: _Optional[int] = ..., num_bypasses_total: _Optional[int] = ..., num_policy_faults_total: _Optional[int] = ..., num_step_failures_total: _Optional[int] = ..., num_evictions_total: _Optional[int] = ..., num_swapped_out_blocks_total: _Optional[int] = ..., num_swapped_in_blocks_total: _Optional[int] = ..., num_copied_blocks_total: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., requests_per_second: _Optional[float] = ..., faults_per_second: _Optional[float] = ..., max_running_sequences: _Optional[int] = ..., is_ready: bool = ..., is_draining: bool = ..., not_ready_reason: _Optional[str] = ..., seconds_without_progress: _Optional[float] = ..., num_live: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., drain_tokens_per_second: _Optional[float] = ..., num_drafted_tokens_total: _Optional[int] = ..., num_accepted_drafts_total: _Optional[int] = ..., num_host_blocks_cached: _Optional[int] = ..., num_disk_blocks_cached: _Optional[int] = ..., num_requests_fetching: _Optional[int] = ..., num_host_hit_tokens_total: _Optional[int] = ..., num_disk_hit_tokens_total: _Optional[int] = ..., num_spilled_blocks_total: _Optional[int] = ..., num_disk_writes_dropped_total: _Optional[int] = ..., num_disk_reads_failed_total: _Optional[int] = ..., num_beam_selections_total: _Optional[int] = ..., num_beam_table_entries_total: _Optional[int] = ..., num_beam_blocks_total: _Optional[int] = ..., num_cached_grammars: _Optional[int] = ..., num_grammar_compilations_total: _Optional[int] = ..., mask_wait_seconds_total: _Optional[float] = ...) -> None: ...
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_running_sequences: _Optional[int] = ..., num_queued_prompt_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_evictable: _Optional[int] = ..., num_blocks_used: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_host_blocks_used: _Optional[int] = ..., num_wasted_slots: _Optional[int] = ..., num_steps_total: _Optional[int] = ..., num_scheduled_tokens_total: _Optional[int] = ..., num_prefix_query_tokens_total: _Optional[int] = ..., num_prefix_hit_tokens_total: _Optional[int] = ..., num_resume_hit_tokens_total: _Optional[int] = ..., num_swap_preemptions_total: _Optional[int] = ..., num_recompute_preemptions_total: _Optional[int] = ..., num_tail_preemptions_total: _Optional[int] = ..., num_bypasses_total: _Optional[int] = ..., num_policy_faults_total: _Optional[int] = ..., num_step_failures_total: _Optional[int] = ..., num_evictions_total: _Optional[int] = ..., num_swapped_out_blocks_total: _Optional[int] = ..., num_swapped_in_blocks_total: _Optional[int] = ..., num_copied_blocks_total: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., requests_per_second: _Optional[float] = ..., faults_per_second: _Optional[float] = ..., max_running_sequences: _Optional[int] = ..., is_ready: bool = ..., is_draining: bool = ..., not_ready_reason: _Optional[str] = ..., seconds_without_progress: _Optional[float] = ..., num_live: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., drain_tokens_per_second: _Optional[float] = ..., num_drafted_tokens_total: _Optional[int] = ..., num_accepted_drafts_total: _Optional[int] = ..., num_host_blocks_cached: _Optional[int] = ..., num_disk_blocks_cached: _Optional[int] = ..., num_requests_fetching: _Optional[int] = ..., num_host_hit_tokens_total: _Optional[int] = ..., num_disk_hit_tokens_total: _Optional[int] = ..., num_spilled_blocks_total: _Optional[int] = ..., num_disk_writes_dropped_total: _Optional[int] = ..., num_disk_reads_failed_total: _Optional[int] = ..., num_adapters: _Optional[int] = ..., num_adapters_loaded: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., num_adapter_reads_total: _Optional[int] = ..., num_beam_selections_total: _Optional[int] = ..., num_beam_table_entries_total: _Optional[int] = ..., num_beam_blocks_total: _Optional[int] = ..., num_cached_grammars: _Optional[int] = ..., num_grammar_compilations_total: _Optional[int] = ..., mask_wait_seconds_total: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)
@@ -728,3 +740,65 @@ class TenantLimits(_message.Message):
     max_priority: int
     tokenized_per_minute: int
     def __init__(self, max_concurrent_requests: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ..., tokenized_per_minute: _Optional[int] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: Adapter
+    def __init__(self, adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name", "wait_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    wait_seconds: float
+    def __init__(self, name: _Optional[str] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ("num_requests",)
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    num_requests: int
+    def __init__(self, num_requests: _Optional[int] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "path", "digest", "rank", "modules", "num_bytes", "is_loaded", "is_unloading", "num_requests", "num_requests_total")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    IS_UNLOADING_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: str
+    rank: int
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    num_bytes: int
+    is_loaded: bool
+    is_unloading: bool
+    num_requests: int
+    num_requests_total: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., is_loaded: bool = ..., is_unloading: bool = ..., num_requests: _Optional[int] = ..., num_requests_total: _Optional[int] = ...) -> None: ...

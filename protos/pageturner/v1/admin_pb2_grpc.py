@@ -95,6 +95,21 @@ class AdminServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.GetActivityRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetActivityResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/pageturner.v1.AdminService/LoadAdapter',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/pageturner.v1.AdminService/UnloadAdapter',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/pageturner.v1.AdminService/ListAdapters',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -193,6 +208,30 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Lets requests name the LoRA adapter in a folder, as PEFT saves it. It is read whole before: INVALID_ARGUMENT names
+        the setting or tensor that is not served, and nothing is changed then. A name that is loaded already stands for the
+        new one from then on, while requests that have the old one go on with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Lets no request name an adapter any more. Those that have it go on; its memory is free when the last has ended.
+        NOT_FOUND for a name that is not loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that requests may name, then those that are unloaded and wait for the end of their last request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -255,6 +294,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetActivity,
                     request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetActivityRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_admin__pb2.GetActivityResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -582,6 +636,87 @@ class AdminService(object):
             '/pageturner.v1.AdminService/GetActivity',
             pageturner_dot_v1_dot_admin__pb2.GetActivityRequest.SerializeToString,
             pageturner_dot_v1_dot_admin__pb2.GetActivityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/LoadAdapter',
+            pageturner_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/UnloadAdapter',
+            pageturner_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/ListAdapters',
+            pageturner_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

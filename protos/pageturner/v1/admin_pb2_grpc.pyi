@@ -70,6 +70,17 @@ class AdminServiceStub:
     """What each block of the device pool is used for, and by which request."""
     GetActivity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetActivityRequest, _admin_pb2.GetActivityResponse]
     """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
+    """Lets requests name the LoRA adapter in a folder, as PEFT saves it. It is read whole before: INVALID_ARGUMENT names
+    the setting or tensor that is not served, and nothing is changed then. A name that is loaded already stands for the
+    new one from then on, while requests that have the old one go on with it.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]
+    """Lets no request name an adapter any more. Those that have it go on; its memory is free when the last has ended.
+    NOT_FOUND for a name that is not loaded.
+    """
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]
+    """The adapters that requests may name, then those that are unloaded and wait for the end of their last request."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -113,6 +124,17 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """What each block of the device pool is used for, and by which request."""
     GetActivity: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetActivityRequest, _admin_pb2.GetActivityResponse]  # type: ignore[assignment]
     """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Lets requests name the LoRA adapter in a folder, as PEFT saves it. It is read whole before: INVALID_ARGUMENT names
+    the setting or tensor that is not served, and nothing is changed then. A name that is loaded already stands for the
+    new one from then on, while requests that have the old one go on with it.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadAdapterRequest, _admin_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Lets no request name an adapter any more. Those that have it go on; its memory is free when the last has ended.
+    NOT_FOUND for a name that is not loaded.
+    """
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdaptersRequest, _admin_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """The adapters that requests may name, then those that are unloaded and wait for the end of their last request."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of a server."""
@@ -225,5 +247,34 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetActivityResponse, _abc.Awaitable[_admin_pb2.GetActivityResponse]]:
         """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _admin_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_pb2.LoadAdapterResponse]]:
+        """Lets requests name the LoRA adapter in a folder, as PEFT saves it. It is read whole before: INVALID_ARGUMENT names
+        the setting or tensor that is not served, and nothing is changed then. A name that is loaded already stands for the
+        new one from then on, while requests that have the old one go on with it.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _admin_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_pb2.UnloadAdapterResponse]]:
+        """Lets no request name an adapter any more. Those that have it go on; its memory is free when the last has ended.
+        NOT_FOUND for a name that is not loaded.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _admin_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAdaptersResponse, _abc.Awaitable[_admin_pb2.ListAdaptersResponse]]:
+        """The adapters that requests may name, then those that are unloaded and wait for the end of their last request."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pageturner/v1/model.proto\x12\rpageturner.v1\"\xb9\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x15\n\rdeterministic\x18\x06 \x01(\x08\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x12\n\nnum_layers\x18\t \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\n \x01(\r\x12\x10\n\x08head_dim\x18\x0b \x01(\r\x12\x16\n\x0enum_parameters\x18\x0c \x01(\x04\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x19\n\x11has_chat_template\x18\x0e \x01(\x08\x12\x14\n\x0cquantization\x18\x0f \x01(\t\"-\n\x0fGetModelRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.pageturner.v1.Model\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.pageturner.v1.Model2\xae\x01\n\x0cModelService\x12K\n\x08GetModel\x12\x1e.pageturner.v1.GetModelRequest\x1a\x1f.pageturner.v1.GetModelResponse\x12Q\n\nListModels\x12 .pageturner.v1.ListModelsRequest\x1a!.pageturner.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pageturner/v1/model.proto\x12\rpageturner.v1\"\xcb\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x15\n\rdeterministic\x18\x06 \x01(\x08\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x12\n\nnum_layers\x18\t \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\n \x01(\r\x12\x10\n\x08head_dim\x18\x0b \x01(\r\x12\x16\n\x0enum_parameters\x18\x0c \x01(\x04\x12\x15\n\reos_token_ids\x18\r \x03(\r\x12\x19\n\x11has_chat_template\x18\x0e \x01(\x08\x12\x14\n\x0cquantization\x18\x0f \x01(\t\x12\x10\n\x08\x61\x64\x61pters\x18\x10 \x03(\t\"-\n\x0fGetModelRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"7\n\x10GetModelResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.pageturner.v1.Model\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.pageturner.v1.Model2\xae\x01\n\x0cModelService\x12K\n\x08GetModel\x12\x1e.pageturner.v1.GetModelRequest\x1a\x1f.pageturner.v1.GetModelResponse\x12Q\n\nListModels\x12 .pageturner.v1.ListModelsRequest\x1a!.pageturner.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pageturner.v1.model_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODEL']._serialized_start=45
-  _globals['_MODEL']._serialized_end=358
-  _globals['_GETMODELREQUEST']._serialized_start=360
-  _globals['_GETMODELREQUEST']._serialized_end=405
-  _globals['_GETMODELRESPONSE']._serialized_start=407
-  _globals['_GETMODELRESPONSE']._serialized_end=462
-  _globals['_LISTMODELSREQUEST']._serialized_start=464
-  _globals['_LISTMODELSREQUEST']._serialized_end=483
-  _globals['_LISTMODELSRESPONSE']._serialized_start=485
-  _globals['_LISTMODELSRESPONSE']._serialized_end=543
-  _globals['_MODELSERVICE']._serialized_start=546
-  _globals['_MODELSERVICE']._serialized_end=720
+  _globals['_MODEL']._serialized_end=376
+  _globals['_GETMODELREQUEST']._serialized_start=378
+  _globals['_GETMODELREQUEST']._serialized_end=423
+  _globals['_GETMODELRESPONSE']._serialized_start=425
+  _globals['_GETMODELRESPONSE']._serialized_end=480
+  _globals['_LISTMODELSREQUEST']._serialized_start=482
+  _globals['_LISTMODELSREQUEST']._serialized_end=501
+  _globals['_LISTMODELSRESPONSE']._serialized_start=503
+  _globals['_LISTMODELSRESPONSE']._serialized_end=561
+  _globals['_MODELSERVICE']._serialized_start=564
+  _globals['_MODELSERVICE']._serialized_end=738
 # @@protoc_insertion_point(module_scope)

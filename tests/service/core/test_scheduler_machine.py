@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.scheduler_machine import ResumingMachine, SchedulerMachine, ScoringMachine, SwappingMachine
+from support.scheduler_machine import (
+    AdaptedMachine,
+    ResumingMachine,
+    SchedulerMachine,
+    ScoringMachine,
+    SwappingMachine,
+)
 
 from pageturner.policies.interfaces import BatchSplit
 from pageturner.policies.views import BatchView
@@ -49,11 +55,25 @@ def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored() ->
     )
 
 
+def test_tokens_and_books_of_requests_with_adapters() -> None:
+    run_state_machine_as_test(
+        AdaptedMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored_at_length() -> None:
     run_state_machine_as_test(
         ScoringMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_tokens_and_books_of_requests_with_adapters_at_length() -> None:
+    run_state_machine_as_test(
+        AdaptedMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=50)
     )
 
 
