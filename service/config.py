@@ -280,6 +280,11 @@ def load_config(
         values["model.source"] = os.path.expanduser(values["model.source"])
     if values.get("cache.disk_cache_folder") is not None:
         values["cache.disk_cache_folder"] = values["cache.disk_cache_folder"].expanduser()
+    if "adapters.load" in values:
+        folders = values["adapters.load"].items()
+        values["adapters.load"] = {name: os.path.expanduser(folder) for name, folder in folders}
+    if values.get("adapters.folder") is not None:
+        values["adapters.folder"] = values["adapters.folder"].expanduser()
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in values.items():
         sections[KEYS[name].section][KEYS[name].name] = value

@@ -13,6 +13,7 @@ from pageturner.service.commands import (
     bench_cache,
     bench_front,
     bench_kernels,
+    bench_lora,
     bench_memory,
     bench_monitoring,
     bench_neighbours,
@@ -186,6 +187,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "products",
             help="matrix products of one step on this CPU: quantised, in float32 and in bfloat16",
             epilog=f"example: {bench_products.EXAMPLE}",
+        )
+    )
+    bench_lora.add_arguments(
+        benches.add_parser(
+            "lora",
+            help="output tokens/s with LoRA adapters in the batch against none, in turns",
+            epilog=f"example: {bench_lora.EXAMPLE}",
         )
     )
     bench_cache.add_arguments(

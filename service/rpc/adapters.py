@@ -26,12 +26,12 @@ def folder_of(path: str, allowed: Path | None, caller: Identity) -> Path:
     if len(path) > MAX_PATH_CHARACTERS or "\0" in path:
         raise InvalidArgument("path", f"is no path of at most {MAX_PATH_CHARACTERS} characters")
     if caller is LOCAL_ADMIN:
-        return (allowed or Path.cwd()) / path
+        return Path(path) if allowed is None else allowed / path
     if allowed is None:
         reason = "this server loads no adapter that a caller names: adapters.folder is not set"
         raise InvalidArgument("path", reason)
     try:
-        root = allowed.expanduser().resolve()
+        root = allowed.resolve()
         found = (root / path).resolve()
     except (OSError, RuntimeError) as error:  # links that lead in a circle
         raise InvalidArgument("path", "cannot be followed") from error

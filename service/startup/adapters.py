@@ -75,7 +75,7 @@ def build_adapters(model: LoadedModel, options: AdapterOptions, logger: Filterin
     adapters = Adapters(files, options, logger)
     for name, folder in options.load.items():
         try:
-            adapters.preload(name, Path(folder).expanduser())
+            adapters.preload(name, Path(folder))
         except (AdapterError, InvalidArgument) as error:
             raise ConfigError(f"adapters.load.{name}", str(error)) from error
     return adapters

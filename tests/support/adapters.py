@@ -20,7 +20,9 @@ from pageturner.service.model.decoder_config import DecoderConfig
 ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def save_adapter(model: PreTrainedModel, folder: Path, seed: int, **options: Any) -> Path:
+def save_adapter(
+    model: PreTrainedModel, folder: Path, seed: int, *, scale: float = 0.2, **options: Any
+) -> Path:
     """An adapter of this model whose factors are a function of the seed; the model is left as it is."""
     settings: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": ALL_MODULES}
     with _as_peft_is():
@@ -31,20 +33,25 @@ def save_adapter(model: PreTrainedModel, folder: Path, seed: int, **options: Any
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     adapted.save_pretrained(str(folder))
     return folder
+
+
+def adapted_by_peft(model: PreTrainedModel, folder: Path | None) -> Any:
+    """The model with this adapter, or none."""
+    if folder is None:
+        return model
+    with _as_peft_is():
+        adapted: Any = PeftModel.from_pretrained(copy.deepcopy(model), str(folder))
+    torch.nn.Module.eval(adapted)
+    return adapted
 
 
 @torch.no_grad()
 def logits_by_peft(model: PreTrainedModel, folder: Path | None, tokens: list[int]) -> torch.Tensor:
     """[len(tokens), vocab_size] of the model with this adapter, or none."""
-    adapted: Any = model
-    if folder is not None:
-        with _as_peft_is():
-            adapted = PeftModel.from_pretrained(copy.deepcopy(model), str(folder))
-    torch.nn.Module.eval(adapted)
-    found: torch.Tensor = adapted(torch.tensor([tokens])).logits[0]
+    found: torch.Tensor = adapted_by_peft(model, folder)(torch.tensor([tokens])).logits[0]
     return found
 
 
