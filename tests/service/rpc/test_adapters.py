@@ -139,11 +139,12 @@ async def test_every_way_to_end_lets_go_of_the_adapter() -> None:
         service.release_steps()
         await asyncio.gather(running, left, return_exceptions=True)
         await service.until(lambda: adapters.report()[0].num_requests == 0)
-        unfinished = client.stream(PROMPT, max_tokens=30, adapter="a")
-        async with unfinished as events:
+        service.hold_steps()
+        async with client.stream(PROMPT, max_tokens=30, adapter="a") as events:
             await anext(aiter(events))
             assert await client.unload_adapter("a") == 1
             assert files.loaded == {"one-10"}
+        service.release_steps()
         await service.until(lambda: not files.loaded)
 
 
