@@ -103,8 +103,8 @@ def write_adapter(config: DecoderConfig, folder: Path, rank: int, seed: int) -> 
     """An adapter of all modules with random factors, as PEFT saves one; returns the folder."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key, value = config.qkv_sizes
-    sizes = ((query, hidden), (key, hidden), (value, hidden), (hidden, query))
-    sizes += ((inner, hidden), (inner, hidden), (hidden, inner))
+    sizes = [(query, hidden), (key, hidden), (value, hidden), (hidden, query)]
+    sizes += [(inner, hidden), (inner, hidden), (hidden, inner)]
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(config.num_layers):
