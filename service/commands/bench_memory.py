@@ -17,6 +17,7 @@ from pageturner.service.config import cache_directory, load_config
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pageturner.service.bench.beam_sharing import BeamSharing
     from pageturner.service.bench.conversations import Reuse
     from pageturner.service.bench.copy_on_write import CopyCost
     from pageturner.service.bench.memory import MemoryReport
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench import conversations
+    from pageturner.service.bench.beam_sharing import WIDTHS, measure_sharing
     from pageturner.service.bench.copy_on_write import measure_copies
     from pageturner.service.bench.memory import BLOCK_SIZE, chat_trace, num_runs, study_memory
     from pageturner.service.bench.memory_study import ModelledSteps, RealSteps, StudySetting
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_real = arguments.machine == THIS
     machine = load_machine("cpu-smollm2-135m" if is_real else arguments.machine)
     modelled = ModelledSteps(machine)
-    with progress(num_runs() + 2 + len(conversations.BLOCK_SIZES)) as advance:
+    with progress(num_runs() + 2 + len(conversations.BLOCK_SIZES) + len(WIDTHS)) as advance:
         model = _load(arguments, arguments.kv_tokens // BLOCK_SIZE)
         advance(f"loaded {model.artifacts.name}", 1)
         steps = RealSteps(model.kv_cache, model.runner, model.sampler)
@@ -86,10 +88,14 @@ def run(arguments: argparse.Namespace) -> int:
         limits = replace(model.limits, max_num_seqs=4 * NUM_COPIES)
         copies = measure_copies(steps, limits, model.cache, NUM_COPIES, NUM_ROUNDS)
         advance(f"{NUM_COPIES} copies at once", 1)
+        beams = []
+        for width in WIDTHS if model.artifacts.tokenizer is not None else ():
+            beams.append(measure_sharing(steps, _instructions(model), model.limits, model.cache, width))
+            advance(f"{width} beams: {beams[-1].saved:.1%} saved", 1)
     if arguments.json:
-        write(json.dumps(_document(arguments, report, reuses, copies), indent=2))
+        write(json.dumps(_document(arguments, report, reuses, copies, beams), indent=2))
     else:
-        _print(arguments, report, reuses, copies)
+        _print(arguments, report, reuses, copies, beams)
     if arguments.plot is not None:
         from pageturner.service.bench.memory_plot import write_plot
 
@@ -129,6 +135,15 @@ def _load(arguments: argparse.Namespace, num_blocks: int) -> LoadedModel:
         return loader.submit(load_model, loaded, cache_directory(), warnings_on_standard_error()).result()
 
 
+def _instructions(model: LoadedModel) -> list[tuple[tuple[int, ...], int]]:
+    """Prompts of the searches, and the tokens of their answers."""
+    from pageturner.service.bench.beam_sharing import INSTRUCTIONS
+
+    tokenizer = model.artifacts.tokenizer
+    assert tokenizer is not None
+    return [(tuple(tokenizer.encode(text).ids), num_outputs) for text, num_outputs in INSTRUCTIONS]
+
+
 def _unbounded(limits: SchedulerOptions, arguments: argparse.Namespace) -> SchedulerOptions:
     """The limits of the study: all of the trace may wait."""
     return replace(
@@ -146,7 +161,11 @@ def _teller(advance: Advance) -> Callable[[StudyRun], None]:
 
 
 def _document(
-    arguments: argparse.Namespace, report: MemoryReport, reuses: Sequence[Reuse], copies: CopyCost
+    arguments: argparse.Namespace,
+    report: MemoryReport,
+    reuses: Sequence[Reuse],
+    copies: CopyCost,
+    beams: Sequence[BeamSharing],
 ) -> dict[str, Any]:
     asked = ("machine", "requests", "kv_tokens", "longest", "most", "seed")
     return {
@@ -158,6 +177,7 @@ def _document(
         "block_sizes": [_run_document(run) for run in report.block_sizes],
         "conversations": [{**asdict(reuse), "saved": reuse.saved} for reuse in reuses],
         "copies": asdict(copies),
+        "beams": list(map(asdict, beams)),
     }
 
 
@@ -166,7 +186,11 @@ def _run_document(run: StudyRun) -> dict[str, Any]:
 
 
 def _print(
-    arguments: argparse.Namespace, report: MemoryReport, reuses: Sequence[Reuse], copies: CopyCost
+    arguments: argparse.Namespace,
+    report: MemoryReport,
+    reuses: Sequence[Reuse],
+    copies: CopyCost,
+    beams: Sequence[BeamSharing],
 ) -> None:
     whose = "this machine" if arguments.machine == THIS else f"{arguments.machine}, simulated"
     write(
@@ -190,6 +214,9 @@ def _print(
     )
     saved = ", ".join(f"{run.shared:.1%} at n = {choices}" for choices, run in report.sharing.items())
     write(f"blocks that the choices of a prompt save by sharing: {saved}")
+    if beams:
+        saved = ", ".join(f"{sharing.saved:.1%} at width {sharing.width}" for sharing in beams)
+        write(f"blocks that beams save by sharing, on instructions of Alpaca's lengths: {saved}")
     wasted = ", ".join(f"{run.block_size}: {1 - run.use.useful:.1%}" for run in report.block_sizes)
     write(f"wasted of what is set aside, by block size: {wasted}")
     kept = ", ".join(f"{reuse.block_size}: {reuse.saved:.1%}" for reuse in reuses)

@@ -32,13 +32,13 @@ class SearchesOverTiers(TieredMachine):
 
 def test_answers_scores_and_books_while_beams_are_searched() -> None:
     run_state_machine_as_test(
-        SearchingMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
+        SearchingMachine, settings=settings(COMMON, max_examples=25, stateful_step_count=20)
     )
 
 
 @pytest.mark.parametrize("machine", [SearchesBesideDrafts, SearchesOverTiers])
 def test_answers_scores_and_books_beside_other_features(machine: type[SchedulerMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(COMMON, max_examples=15, stateful_step_count=20))
+    run_state_machine_as_test(machine, settings=settings(COMMON, max_examples=8, stateful_step_count=20))
 
 
 @pytest.mark.slow
