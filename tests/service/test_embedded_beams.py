@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pageturner.service.client.values import Completion
+from pageturner.service.config import cache_directory
 from pageturner.service.core.sampling_params import BeamSearch
 from pageturner.service.llm import LLM
 from pageturner.service.model.loader import load_artifacts
@@ -46,8 +47,9 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
-    artifacts = load_artifacts(ModelOptions(dtype="float32"), tmp_path_factory.mktemp("cache"))
+def model(llm: LLM) -> PreTrainedModel:
+    """Of the weights that the other one has converted by now."""
+    artifacts = load_artifacts(ModelOptions(dtype="float32"), cache_directory())
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(artifacts.folder, dtype=torch.float32)
     return model
 
