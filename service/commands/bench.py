@@ -20,6 +20,7 @@ from pageturner.service.commands import (
     bench_overload,
     bench_products,
     bench_resume,
+    bench_speculation,
     bench_steps,
     bench_streams,
     bench_tenants,
@@ -159,6 +160,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "streams",
             help="thousands of streams open at once over real connections, and whether any is lost",
             epilog=f"example: {bench_streams.EXAMPLE}",
+        )
+    )
+    bench_speculation.add_arguments(
+        benches.add_parser(
+            "speculation",
+            help="tokens/s with guesses ahead and without, where answers repeat their prompts and where not",
+            epilog=f"example: {bench_speculation.EXAMPLE}",
         )
     )
     bench_overload.add_arguments(
