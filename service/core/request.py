@@ -13,7 +13,7 @@ from enum import Enum
 
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.beam_search import BeamGroup, asked_of_sampler
-from pageturner.service.core.drafting.draft_counts import FIRST_ODDS
+from pageturner.service.core.drafting.draft_counts import FIRST_ODDS, FIRST_WHOLE_ODDS
 from pageturner.service.core.drafting.ngram_index import NgramIndex
 from pageturner.service.core.outlook import Work
 from pageturner.service.core.sample_row import SampleRow
@@ -119,10 +119,11 @@ class Sequence:
         them, once a sampler asks.
     sample_rows: what its steps ask the sampler for, where that is the same until the epoch is raised.
     num_given_tokens: leading tokens that came with the request: its prompt, and outputs that it resumes.
-    ngrams: of its tokens, once drafts are looked for. draft_odds: that a draft of it comes true.
+    ngrams: of its tokens, once drafts are looked for. draft_odds, whole_draft_odds: that a draft of it
+        comes true, behind a part of a match and behind a whole one.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
     num_drafts: guesses behind the last token that an unfinished step verifies. Their KV counts for nothing
-        until then.
+        until then. has_whole_match: they are behind a whole match.
     num_computed_tokens: the next position to compute. Advanced when a step is scheduled.
     num_ever_computed: leading positions whose KV was made at some time and given up since.
     next_scored: the first row whose logits are wanted to score the token behind it, and have not come yet.
@@ -143,12 +144,14 @@ class Sequence:
     sample_rows: tuple[SampleRow, ...] | None = None
     ngrams: NgramIndex | None = None
     draft_odds: float = FIRST_ODDS
+    whole_draft_odds: float = FIRST_WHOLE_ODDS
     block_hashes: list[bytes] = field(default_factory=list)
     epoch: int = 0
     is_finished: bool = False
     last_step: int = 0
     num_in_flight: int = 0
     num_drafts: int = 0
+    has_whole_match: bool = False
     num_computed_tokens: int = 0
     num_ever_computed: int = 0
     num_kv_tokens: int = 0

@@ -26,7 +26,7 @@ from pageturner.service.flight.beam_records import RecordedBeams
 from pageturner.service.flight.block_names import stand_ins
 
 ROW_FIELDS = ("seq_id", "start", "num_tokens", "num_blocks", "last_block")
-DRAFT_FIELDS = ("seq_id", "num_found")
+DRAFT_FIELDS = ("seq_id", "num_found", "is_whole")
 LOW = 0xFFFFFFFF
 """Enough of a sequence's number to tell it from any other in the record."""
 
@@ -429,12 +429,13 @@ def unpack_rows(rows: bytes) -> list[tuple[int, ...]]:
     return list(struct.iter_unpack(f"<{len(ROW_FIELDS)}I", rows))
 
 
-def pack_found_drafts(found: Mapping[int, int]) -> bytes:
+def pack_found_drafts(found: Mapping[int, tuple[int, bool]]) -> bytes:
     """`Scheduled.found_drafts` of a step."""
-    flat = [number for seq_id, count in found.items() for number in (seq_id & LOW, count)]
+    flat = [number for seq_id, drafts in found.items() for number in (seq_id & LOW, *drafts)]
     return struct.pack(f"<{len(flat)}I", *flat)
 
 
-def unpack_found_drafts(packed: bytes) -> dict[int, int]:
-    """How many drafts were found, by the sequence's number of 32 bits."""
-    return dict(struct.iter_unpack(f"<{len(DRAFT_FIELDS)}I", packed))
+def unpack_found_drafts(packed: bytes) -> dict[int, tuple[int, bool]]:
+    """How many drafts were found, and whether behind a whole match, by the sequence's number of 32 bits."""
+    rows = struct.iter_unpack(f"<{len(DRAFT_FIELDS)}I", packed)
+    return {seq_id: (count, bool(is_whole)) for seq_id, count, is_whole in rows}

@@ -15,6 +15,7 @@ from pageturner.policies import registry
 from pageturner.policies.errors import PolicyError
 from pageturner.policies.interfaces import AXES, PolicySet
 from pageturner.policies.spec import PolicySpec
+from pageturner.service.core.drafting.ngram_index import Drafts
 from pageturner.service.core.outputs import (
     SampledSequence,
     SampledToken,
@@ -303,10 +304,11 @@ class _FoundDrafts:
     """A drafter that finds, in a step, as many drafts as were found then. by_sequence: of that step."""
 
     def __init__(self) -> None:
-        self.by_sequence: dict[int, int] = {}
+        self.by_sequence: dict[int, tuple[int, bool]] = {}
 
-    def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
-        return (0,) * min(limit, self.by_sequence.get(sequence.seq_id & LOW, 0))
+    def propose(self, sequence: Sequence, limit: int) -> Drafts:
+        count, is_whole = self.by_sequence.get(sequence.seq_id & LOW, (0, False))
+        return Drafts((0,) * min(limit, count), is_whole)
 
 
 def _created(policies: PolicySpecs) -> PolicySet:

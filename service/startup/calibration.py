@@ -21,8 +21,8 @@ from pageturner.service.core.sampling_params import SamplingParams
 
 _REPEATS = 4
 
-_MORE_ROWS, _ROWS_CONTEXT, _ROW_REPEATS = 5, 256, 8
-"""Of a step with drafts: some, in the middle of a conversation."""
+_MORE_ROWS, _ROWS_CONTEXT, _ROW_REPEATS = 16, 256, 6
+"""Of a step with drafts: enough for several tiles of a CPU's products, in the middle of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import random
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from pageturner.service.core.drafting.ngram_index import Drafts
 from pageturner.service.core.options import SpeculationOptions
 from pageturner.service.core.request import Sequence
 from pageturner.service.core.scheduling.speculation import NgramDrafter
@@ -30,7 +31,7 @@ class PlannedDrafter:
         self._harness = harness
         self._ngrams = NgramDrafter(SPECULATION)
 
-    def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+    def propose(self, sequence: Sequence, limit: int) -> Drafts:
         if sequence.seq_id % 2:
             return self._ngrams.propose(sequence, limit)
         record, done = self._harness.records[sequence.request.request_id], sequence.num_output_tokens
@@ -41,7 +42,7 @@ class PlannedDrafter:
         if chance.random() < 0.5:
             wrong = chance.randrange(limit)
             drafts[wrong] = (drafts[wrong] + 1) % ALPHABET
-        return tuple(drafts[: chance.randint(0, limit)])
+        return Drafts(tuple(drafts[: chance.randint(0, limit)]), chance.random() < 0.5)
 
 
 class KnowingDrafter:
@@ -50,11 +51,11 @@ class KnowingDrafter:
     def __init__(self, harness: CoreHarness) -> None:
         self._harness = harness
 
-    def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+    def propose(self, sequence: Sequence, limit: int) -> Drafts:
         record, done = self._harness.records[sequence.request.request_id], sequence.num_output_tokens
         new = record.new
         due = _expected_tokens(new.prompt_token_ids, new.seed, sequence.index, record.stop)
-        return tuple(due[done : done + limit])
+        return Drafts(tuple(due[done : done + limit]), True)
 
 
 class DraftingMachine(ConversingMachine):

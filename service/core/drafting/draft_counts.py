@@ -17,15 +17,16 @@ LEAST_ROW_COST, USUAL_ROW_COST = 0.001, 0.1
 """Of one more row, as a share of a step of one row: what is measured is no less, and what is taken where
 nothing was."""
 
-FIRST_ODDS = 0.75
-"""Odds that a sequence begins with: enough to be tried where rows are cheap."""
+FIRST_ODDS, FIRST_WHOLE_ODDS = 0.4, 0.85
+"""That a sequence's first drafts come true, behind a part of a match and behind a whole one: quoted text is
+recognised by the latter, the former is often no more than a turn of phrase."""
 
 LEARNING_RATE = 0.125
 """Weight of one draft that came true or did not, against those before it."""
 
 RECOVERY_RATE = 1 / 256
-"""How far a sequence that is not worth drafts comes back, a token, towards FIRST_ODDS: what did not repeat so
-far may do so later."""
+"""How far odds that are too low for drafts come back, a token, towards the first: what did not repeat so far
+may do so later."""
 
 KEPT_RATE = 0.8
 """What a sequence keeps of its rate, at least, where others have drafts."""
@@ -99,6 +100,6 @@ def learned_odds(odds: float, num_drafts: int, num_right: int) -> float:
     return odds if num_right == num_drafts else odds - LEARNING_RATE * odds
 
 
-def recovered_odds(odds: float) -> float:
-    """The odds of a sequence that had no drafts in a step since they were too low."""
-    return odds + RECOVERY_RATE * (FIRST_ODDS - odds)
+def recovered_odds(odds: float, first: float) -> float:
+    """The odds after a step that had no drafts since they were too low."""
+    return odds + RECOVERY_RATE * (first - odds)

@@ -8,6 +8,7 @@ Decoding", 2023). It is found as LZ77 coders find their matches: hash chains (RF
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 MAX_CANDIDATES = 16
 """Earlier places that are looked at, the latest first."""
@@ -16,6 +17,17 @@ MAX_NEW_TOKENS = 4096
 """Tokens of a sequence that are entered in one call: about a millisecond."""
 
 _FEWEST_HEADS, _MOST_HEADS = 1 << 6, 1 << 15
+
+
+class Drafts(NamedTuple):
+    """Tokens that may follow, none where there is no guess. is_whole: as many tokens before them matched as
+    are looked at, which makes them likelier."""
+
+    token_ids: tuple[int, ...] = ()
+    is_whole: bool = False
+
+
+NO_DRAFTS = Drafts()
 
 
 class NgramIndex:
@@ -37,7 +49,7 @@ class NgramIndex:
         self._heads = array("i", (-1,)) * num_heads  # by hash: where such an n-gram ended last
         self._previous = array("i")  # by place: where an n-gram of the same hash ended before
 
-    def propose(self, limit: int) -> tuple[int, ...]:
+    def propose(self, limit: int) -> Drafts:
         """`limit` tokens, at least 1, that may follow; none where nothing alike stood before.
 
         Of the candidates the longest match wins, and the latest of equals. A match that reaches the end of
@@ -46,7 +58,7 @@ class NgramIndex:
         tokens = self._tokens
         last = len(tokens) - 1
         if not self._enter(last) or last < self._min_ngram:
-            return ()
+            return NO_DRAFTS
         place, longest, longest_place = self._heads[self._hash(last)], self._min_ngram - 1, -1
         for _ in range(MAX_CANDIDATES):
             if place < 0:
@@ -58,11 +70,13 @@ class NgramIndex:
                     break
             place = self._previous[place]
         if longest_place < 0:
-            return ()
+            return NO_DRAFTS
         first, period = longest_place + 1, last - longest_place
         if limit <= period:
-            return tuple(tokens[first : first + limit])
-        return tuple(tokens[first + i % period] for i in range(limit))
+            following = tuple(tokens[first : first + limit])
+        else:
+            following = tuple(tokens[first + i % period] for i in range(limit))
+        return Drafts(following, longest == self._max_ngram)
 
     def _enter(self, end: int) -> bool:
         """Enter the n-grams that end before `end`, some of them at a time; whether all are in."""

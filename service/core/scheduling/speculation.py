@@ -17,13 +17,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from pageturner.service.core.drafting.draft_counts import (
+    FIRST_ODDS,
+    FIRST_WHOLE_ODDS,
     USUAL_ROW_COST,
     StepCost,
     draft_counts,
     learned_odds,
     recovered_odds,
 )
-from pageturner.service.core.drafting.ngram_index import NgramIndex
+from pageturner.service.core.drafting.ngram_index import NO_DRAFTS, Drafts, NgramIndex
 from pageturner.service.core.memory.block import Release
 from pageturner.service.core.memory.block_manager import blocks_for
 from pageturner.service.core.options import SpeculationOptions
@@ -35,8 +37,8 @@ from pageturner.service.core.scheduling.state import SchedulerState
 class Drafter(Protocol):
     """Guesses at what a sequence says next."""
 
-    def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens, at least 1, that may follow; none where there is no guess."""
+    def propose(self, sequence: Sequence, limit: int) -> Drafts:
+        """At most `limit` tokens, at least 1, that may follow."""
         ...
 
 
@@ -46,7 +48,7 @@ class NgramDrafter:
     def __init__(self, options: SpeculationOptions) -> None:
         self._options = options
 
-    def propose(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+    def propose(self, sequence: Sequence, limit: int) -> Drafts:
         """At most `limit` tokens that may follow."""
         index = sequence.ngrams
         if index is None:
@@ -77,12 +79,12 @@ class Speculation:
         found = self._find(output, cost.least_odds, min(self._num_tokens, max_rows))
         if not found:
             return output
-        odds = [(sequence.draft_odds, len(drafts)) for _, sequence, drafts in found]
+        odds = [(_odds(s, d.is_whole), len(d.token_ids)) for _, s, d in found]
         counts = draft_counts(odds, cost, max_rows, has_others=len(found) < len(output.scheduled))
         scheduled, num_drafts = list(output.scheduled), 0
         for (place, sequence, drafts), count in zip(found, counts, strict=True):
             if count:
-                scheduled[place] = self._with_drafts(scheduled[place], sequence, drafts[:count])
+                scheduled[place] = self._with_drafts(scheduled[place], sequence, drafts, count)
                 num_drafts += sequence.num_drafts
         state.counters["scheduled_tokens"] += num_drafts
         state.counters["drafted_tokens"] += num_drafts
@@ -91,7 +93,7 @@ class Speculation:
 
     def _find(
         self, output: SchedulerOutput, least_odds: float, most: int
-    ) -> list[tuple[int, Sequence, tuple[int, ...]]]:
+    ) -> list[tuple[int, Sequence, Drafts]]:
         """Place in the step, sequence and drafts, where one token of an answer is computed and has any."""
         found = []
         for place, part in enumerate(output.scheduled):
@@ -103,29 +105,30 @@ class Speculation:
             limit = min(most, _most_drafts(sequence))
             if limit <= 0:
                 continue
-            if sequence.draft_odds <= least_odds:
-                sequence.draft_odds = recovered_odds(sequence.draft_odds)
-                continue
-            drafts = self._drafter.propose(sequence, limit)
-            if drafts:
-                found.append((place, sequence, drafts))
-                self._state.found_drafts[part.seq_id] = len(drafts)
+            drafts = NO_DRAFTS
+            if max(sequence.draft_odds, sequence.whole_draft_odds) > least_odds:
+                drafts = self._drafter.propose(sequence, limit)
+            if drafts.token_ids:
+                self._state.found_drafts[part.seq_id] = (len(drafts.token_ids), drafts.is_whole)
+                if _odds(sequence, drafts.is_whole) > least_odds:
+                    found.append((place, sequence, drafts))
+            _recover(sequence, least_odds)
         return found
 
     def _with_drafts(
-        self, part: ScheduledSequence, sequence: Sequence, drafts: tuple[int, ...]
+        self, part: ScheduledSequence, sequence: Sequence, drafts: Drafts, count: int
     ) -> ScheduledSequence:
-        """Behind the one token of `part` as many of the drafts as there are slots for."""
+        """Behind the one token of `part` the first `count` of the drafts, as many as there are slots for."""
         manager = self._state.manager
         num_blocks = manager.num_blocks(sequence) + manager.device.num_available
-        drafts = drafts[: num_blocks * manager.block_size - part.end]
-        manager.grow(sequence, part.end + len(drafts))
-        sequence.num_drafts = len(drafts)
+        token_ids = drafts.token_ids[: min(count, num_blocks * manager.block_size - part.end)]
+        manager.grow(sequence, part.end + len(token_ids))
+        sequence.num_drafts, sequence.has_whole_match = len(token_ids), drafts.is_whole
         return replace(
             part,
-            token_ids=part.token_ids + drafts,
+            token_ids=part.token_ids + token_ids,
             block_table=manager.table(sequence),
-            num_drafts=len(drafts),
+            num_drafts=len(token_ids),
         )
 
 
@@ -143,6 +146,18 @@ def _most_drafts(sequence: Sequence) -> int:
     return limit
 
 
+def _odds(sequence: Sequence, is_whole: bool) -> float:
+    return sequence.whole_draft_odds if is_whole else sequence.draft_odds
+
+
+def _recover(sequence: Sequence, least_odds: float) -> None:
+    """A token more without drafts, for each kind of match whose odds are too low."""
+    if sequence.draft_odds <= least_odds:
+        sequence.draft_odds = recovered_odds(sequence.draft_odds, FIRST_ODDS)
+    if sequence.whole_draft_odds <= least_odds:
+        sequence.whole_draft_odds = recovered_odds(sequence.whole_draft_odds, FIRST_WHOLE_ODDS)
+
+
 def settle_drafts(state: SchedulerState, sequence: Sequence, num_right: int, num_taken: int) -> None:
     """A step that verified drafts has ended, and its tokens are appended.
 
@@ -151,7 +166,10 @@ def settle_drafts(state: SchedulerState, sequence: Sequence, num_right: int, num
     """
     manager, request, num_drafts = state.manager, sequence.request, sequence.num_drafts
     sequence.num_drafts = 0
-    sequence.draft_odds = learned_odds(sequence.draft_odds, num_drafts, num_right)
+    if sequence.has_whole_match:
+        sequence.whole_draft_odds = learned_odds(sequence.whole_draft_odds, num_drafts, num_right)
+    else:
+        sequence.draft_odds = learned_odds(sequence.draft_odds, num_drafts, num_right)
     num_accepted = min(num_right, num_taken)
     request.num_drafted_tokens += num_drafts
     request.num_accepted_drafts += num_accepted

@@ -38,8 +38,8 @@ class SchedulerState:
     is_sweep_due: the queue is to be searched for requests that come too late.
     guarded: the request that no policy could hold back in the last step. unfinished_steps: ids of steps
     scheduled and not updated. next_...: numbers to be given next.
-    decisions: where to note them; None without a listener. found_drafts: drafts that were found for sequences
-    of the step that was planned last, by their ids.
+    decisions: where to note them; None without a listener. found_drafts: of sequences of the step that was
+    planned last, by their ids: how many drafts were found, and whether behind a whole match.
     """
 
     options: SchedulerOptions
@@ -71,7 +71,7 @@ class SchedulerState:
     next_seq_id: int = 0
     next_step_id: int = 1
     decisions: list[Decision] | None = None
-    found_drafts: dict[int, int] = field(default_factory=dict)
+    found_drafts: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
     def enlist(self, request: Request) -> None:
         """It lives from now on."""

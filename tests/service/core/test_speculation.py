@@ -16,7 +16,7 @@ from support.fake_model import FakeModel
 
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
-from pageturner.service.core.drafting.draft_counts import FIRST_ODDS
+from pageturner.service.core.drafting.draft_counts import FIRST_ODDS, FIRST_WHOLE_ODDS
 from pageturner.service.core.memory.block_manager import BlockManager
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SampledSequence, ScheduledSequence, SchedulerOutput
@@ -144,10 +144,11 @@ def test_a_sequence_whose_drafts_fail_has_none_until_it_has_recovered() -> None:
     run.submit((0, 1, 2), max_tokens=60)
     run.step()
     (sequence,) = run.scheduler.state.sequences.values()
-    sequence.draft_odds = 0.0
+    sequence.draft_odds = sequence.whole_draft_odds = 0.0
     assert parts(run.step()) == [(1, 0)]
     assert 0.0 < sequence.draft_odds < FIRST_ODDS
-    sequence.draft_odds = 0.9
+    assert 0.0 < sequence.whole_draft_odds < FIRST_WHOLE_ODDS
+    sequence.whole_draft_odds = 0.9
     assert parts(run.step()) == [(6, 5)]
 
 

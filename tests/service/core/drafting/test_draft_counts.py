@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pageturner.service.core.drafting.draft_counts import (
-    FIRST_ODDS,
+    FIRST_WHOLE_ODDS,
     KEPT_RATE,
     StepCost,
     draft_counts,
@@ -83,12 +83,12 @@ def test_odds_stay_odds(odds: float, outcomes: list[tuple[int, bool]]) -> None:
 
 
 def test_what_failed_is_given_up_soon_and_tried_again_later() -> None:
-    odds, least = FIRST_ODDS, StepCost.of(1, 1, 0.15).least_odds
+    odds, least = FIRST_WHOLE_ODDS, StepCost.of(1, 1, 0.15).least_odds
     num_tries = 0
     while odds > least:
         odds, num_tries = learned_odds(odds, 1, 0), num_tries + 1
     assert num_tries <= 16
     num_tokens = 0
     while odds <= 0.3:
-        odds, num_tokens = recovered_odds(odds), num_tokens + 1
-    assert 30 < num_tokens < 200
+        odds, num_tokens = recovered_odds(odds, FIRST_WHOLE_ODDS), num_tokens + 1
+    assert 20 < num_tokens < 200

@@ -40,7 +40,7 @@ def test_drafts_are_as_defined(tokens: list[int], min_ngram: int, more: int, lim
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ngram_index, "MAX_CANDIDATES", 1000)  # the definition looks at all
         index = NgramIndex(tokens, min_ngram, min_ngram + more, 64)
-        assert index.propose(limit) == defined(tokens, min_ngram, min_ngram + more, limit)
+        assert index.propose(limit).token_ids == defined(tokens, min_ngram, min_ngram + more, limit)
 
 
 @given(first=TOKENS, pieces=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=8))
@@ -51,32 +51,41 @@ def test_an_index_that_grows_with_its_sequence_finds_what_one_made_anew_does(
     index = NgramIndex(tokens, 2, 4, 64)
     for piece in pieces:
         tokens += piece
-        assert index.propose(5) == NgramIndex(tokens, 2, 4, 64).propose(5)
+        assert index.propose(5).token_ids == NgramIndex(tokens, 2, 4, 64).propose(5).token_ids
 
 
 def test_the_longest_match_wins_and_then_the_latest() -> None:
-    assert NgramIndex([1, 2, 3, 7, 9, 2, 3, 8, 9, 1, 2, 3], 2, 4, 64).propose(1) == (7,)
-    assert NgramIndex([2, 3, 7, 9, 2, 3, 8, 9, 2, 3], 2, 2, 64).propose(1) == (8,)
+    assert NgramIndex([1, 2, 3, 7, 9, 2, 3, 8, 9, 1, 2, 3], 2, 4, 64).propose(1).token_ids == (7,)
+    assert NgramIndex([2, 3, 7, 9, 2, 3, 8, 9, 2, 3], 2, 2, 64).propose(1).token_ids == (8,)
+
+
+def test_a_match_of_all_tokens_that_are_looked_at_is_whole() -> None:
+    tokens = [1, 2, 3, 4, 9, 2, 3, 4]
+    assert [NgramIndex(tokens, 2, longest, 64).propose(1).is_whole for longest in (2, 3, 4)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_what_repeats_is_taken_to_go_on_repeating() -> None:
-    assert NgramIndex([5, 1, 2, 1, 2], 2, 4, 64).propose(5) == (1, 2, 1, 2, 1)
+    assert NgramIndex([5, 1, 2, 1, 2], 2, 4, 64).propose(5).token_ids == (1, 2, 1, 2, 1)
 
 
 def test_a_hash_that_is_shared_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NgramIndex, "_hash", lambda self, place: 0)
-    assert NgramIndex([1, 2, 9, 3, 4, 8, 1, 2], 2, 4, 64).propose(1) == (9,)
-    assert NgramIndex([1, 2, 9, 3, 4, 8, 5, 6], 2, 4, 64).propose(1) == ()
+    assert NgramIndex([1, 2, 9, 3, 4, 8, 1, 2], 2, 4, 64).propose(1).token_ids == (9,)
+    assert NgramIndex([1, 2, 9, 3, 4, 8, 5, 6], 2, 4, 64).propose(1).token_ids == ()
 
 
 def test_a_search_looks_at_a_bounded_number_of_places() -> None:
     noise = [token for number in range(MAX_CANDIDATES) for token in (100 + number, 1, 2)]
     tokens = [7, 1, 2, 5, *noise, 7, 1, 2]
-    assert NgramIndex(tokens, 2, 3, 64).propose(1) == (7,)  # (7, 1, 2) lies one place too far back
-    assert NgramIndex(tokens[:4] + tokens[7:], 2, 3, 64).propose(1) == (5,)
+    assert NgramIndex(tokens, 2, 3, 64).propose(1).token_ids == (7,)  # (7, 1, 2) lies one place too far back
+    assert NgramIndex(tokens[:4] + tokens[7:], 2, 3, 64).propose(1).token_ids == (5,)
 
 
 def test_a_long_prompt_is_entered_in_pieces() -> None:
     tokens = [*range(2 * MAX_NEW_TOKENS + 10), 0, 1]
     index = NgramIndex(tokens, 2, 4, len(tokens))
-    assert [index.propose(1) for _ in range(4)] == [(), (), (2,), (2,)]
+    assert [index.propose(1).token_ids for _ in range(4)] == [(), (), (2,), (2,)]
