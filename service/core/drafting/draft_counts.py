@@ -28,6 +28,10 @@ RECOVERY_RATE = 1 / 256
 """How far odds that are too low for drafts come back, a token, towards the first: what did not repeat so far
 may do so later."""
 
+PRICE = 1.15
+"""What a row has to bring, over what it costs by a straight line: it is sampled and read as text as well, and
+where many rows are computed no cost is left that they share."""
+
 KEPT_RATE = 0.8
 """What a sequence keeps of its rate, at least, where others have drafts."""
 
@@ -49,7 +53,7 @@ class StepCost:
     @property
     def least_odds(self) -> float:
         """A single draft of no better odds costs more tokens a second than it brings."""
-        return self.row_cost * self.num_samples / self.seconds
+        return PRICE * self.row_cost * self.num_samples / self.seconds
 
 
 def draft_counts(
@@ -66,7 +70,7 @@ def draft_counts(
     taken: list[tuple[float, int]] = []
     num_tokens, seconds = float(step.num_samples), step.seconds
     for chance in chances[:max_rows]:
-        if chance[0] * seconds <= step.row_cost * num_tokens:
+        if chance[0] * seconds <= PRICE * step.row_cost * num_tokens:
             break
         taken.append(chance)
         num_tokens += chance[0]
