@@ -60,6 +60,7 @@ class StepMasks:
             for row in _drafted_rows(part, sample)
         ]
         self._settle()
+        self._made = {}
         if rows:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "pageturner-masks")
