@@ -55,6 +55,24 @@ def build_model(
     does not, or that is not deterministic here though it was asked to be, and ConfigError for a KV
     dtype that its forward doesn't have.
     """
+    built = _build(artifacts, options, block_size, choose_ops, device, quantised)
+    wanted, longest = options.max_position, built.model.max_position
+    if wanted is not None and wanted > longest:
+        reason = (
+            f"{wanted} is more than the {longest} positions of the model; model.rope_scaling stretches them"
+        )
+        raise ConfigError("model.max_position", reason)
+    return built
+
+
+def _build(
+    artifacts: ModelArtifacts,
+    options: ModelOptions,
+    block_size: int,
+    choose_ops: Callable[[HeadShape], PagedOps],
+    device: torch.device | None,
+    quantised: QuantisedKernels | None,
+) -> BuiltModel:
     if artifacts.packed is not None:
         return _build_quantised(artifacts, options, block_size, choose_ops, quantised)
     config = None if options.forward == "transformers" else lean_config(artifacts, options)
@@ -63,6 +81,9 @@ def build_model(
     if options.kv_dtype not in ("auto", artifacts.dtype) and not is_coded_name(options.kv_dtype):
         reason = f"transformers' forward keeps KV in {artifacts.dtype}, that of its activations, or in codes"
         raise ConfigError("model.kv_dtype", f"{reason}, not in {options.kv_dtype}")
+    if options.rope_scaling:
+        reason = "is the lean decoder's; this model runs through transformers, by its own config.json"
+        raise ConfigError("model.rope_scaling", reason)
     # Importing transformers takes two seconds, which a lean start does not spend.
     from pageturner.service.model.transformers_model import load_transformers_model
 

@@ -136,8 +136,15 @@ def _rope_parameters(file: GgufFile, name: str, head_dim: int) -> dict[str, Any]
         "rope_theta": theta,
         "factor": _shortest(file.fields[f"{name}.rope.scaling.factor"]),
     }
+    if kind == "linear":
+        return parameters
     trained = file.fields.get(f"{name}.rope.scaling.original_context_length")
-    return parameters | ({"original_max_position_embeddings": trained} if trained and kind == "yarn" else {})
+    if trained:
+        parameters["original_max_position_embeddings"] = trained
+    for key in ("beta_fast", "beta_slow"):
+        if (value := file.fields.get(f"{name}.rope.scaling.yarn_{key}")) is not None:
+            parameters[key] = _shortest(value)
+    return parameters
 
 
 def _llama3_parameters(factors: torch.Tensor, theta: float, head_dim: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from pageturner.service.model.gguf_weights import GgufWeights
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import INDEX as PACKED_INDEX
 from pageturner.service.model.packing import FILE_SCHEME, check_packable, write_packed
+from pageturner.service.model.rope import scaled_config
 from pageturner.service.model.tokenizer_files import read_tokenizer
 from pageturner.service.model.weight_source import WeightSource
 
@@ -173,7 +174,7 @@ def read_folder(source: str, name: str, folder: Path, options: ModelOptions) -> 
         source=source,
         name=name,
         folder=folder,
-        config=config,
+        config=scaled_config(config, options.rope_scaling, options.max_position),
         dtype=_dtype(config, weight_files) if options.dtype == "auto" else options.dtype,
         weight_files=weight_files,
         generation=generation,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from pageturner.service.errors import ConfigError
 
@@ -55,7 +56,11 @@ class ModelOptions:
     num_threads: int | None = None
     """Threads of torch; absent, torch's choice, within the CPU quota of a container."""
     max_position: int | None = None
-    """Rows of the RoPE table, hence the longest sequence; absent, the model's own."""
+    """Rows of the RoPE table, hence the longest sequence; absent, the model's own. More than that is refused,
+    but of dynamic NTK and longrope, whose table is then that of sequences so long."""
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    """A stretched RoPE in place of the model's own, as config.json has it: {rope_type = "yarn", factor = 4}.
+    Kinds: linear, dynamic, yarn, longrope, llama3."""
 
     def __post_init__(self) -> None:
         if not self.source:

@@ -3,8 +3,13 @@
 RoPE (Su et al., 2021, arXiv:2104.09864) turns dimension pair i of a head by position * frequency[i].
 Scaled variants change the frequencies once, so one table serves every sequence of a batch: linear
 interpolation (Chen et al., 2023, arXiv:2306.15595), YaRN (Peng et al., 2023, arXiv:2309.00071) and the
-Llama 3.1 rule. Variants whose frequencies depend on the length of the sequence (longrope, and dynamic NTK
-beyond its trained length) cannot share a table, and are refused.
+Llama 3.1 rule.
+
+The frequencies of dynamic NTK and of longrope (Ding et al., 2024, arXiv:2402.13753) depend on how long a
+sequence is, and `transformers` changes them under a sequence that grows, whose cached keys keep those that
+they were turned by. A cache that sequences share can't have that: one table serves all. Up to the trained
+length it is that of short sequences, which is what is offered unless `model.max_position` says more. Then it
+is that of sequences of just that length, for shorter ones too.
 """
 
 from __future__ import annotations
@@ -16,7 +21,11 @@ from typing import Any
 
 import torch
 
-from pageturner.service.errors import ModelError
+from pageturner.service.errors import ConfigError, ModelError
+
+KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+SERVED = "served_positions"
+"""The longest sequence that is served, beside the parameters of a rope that depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +70,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, defa
         _either(config, parameters, "original_max_position_embeddings") or max_position
     )
     kind = _kind(parameters)
-    # The reference computes theta ** (2 i / head_dim) in float32; one ulp there is a visible angle at 8,192.
-    powers = theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim)
+    powers = _powers(theta, head_dim)
     scale = 1.0
     match kind:
         case "default":
@@ -70,8 +78,16 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, defa
         case "linear":
             frequencies = (1.0 / powers) / _number(parameters, "factor")
         case "dynamic":
-            # Up to the trained length dynamic NTK is the plain rope; beyond it, it is not offered.
-            frequencies = 1.0 / powers
+            longest = int(parameters.get(SERVED) or max_position)
+            stretch = _number(parameters, "factor") * (longest / max_position - 1) + 1
+            theta *= max(1.0, stretch) ** (head_dim / (head_dim - 2))
+            frequencies = 1.0 / _powers(theta, head_dim)
+            return Rope(tuple(frequencies.tolist()), scale, max(longest, max_position))
+        case "longrope":
+            trained = int(parameters["original_max_position_embeddings"])
+            longest = min(int(parameters.get(SERVED) or trained), max_position)
+            frequencies, scale = _longrope(powers, parameters, max_position, is_long=longest > trained)
+            return Rope(tuple(frequencies.tolist()), scale, longest)
         case "llama3":
             frequencies = _llama3(1.0 / powers, parameters)
         case "yarn":
@@ -79,6 +95,30 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, defa
         case _:
             raise ModelError(f"rope_type {kind!r} is not computed by this decoder")
     return Rope(tuple(frequencies.tolist()), scale, longest_sequence(config, max_position))
+
+
+def scaled_config(
+    config: Mapping[str, Any], scaling: Mapping[str, Any], positions: int | None
+) -> dict[str, Any]:
+    """A config.json with the rope that options ask for in place of its own.
+
+    scaling: as config.json has `rope_scaling`; empty for the model's own. positions: the longest sequence
+    that is to be served; None for what the model offers. Raises ConfigError for a scaling that is not known.
+    """
+    changed = dict(config)
+    if scaling:
+        kind = _kind(scaling)
+        if kind not in KINDS:
+            raise ConfigError("model.rope_scaling", f"rope_type {kind!r} is none of {', '.join(KINDS)}")
+        theta = _either(_parameters(config), config, "rope_theta")
+        changed["rope_scaling"] = ({} if theta is None else {"rope_theta": theta}) | dict(scaling)
+        own, trained = config.get("max_position_embeddings"), scaling.get("original_max_position_embeddings")
+        if kind == "llama3" and trained and own:  # whose configurations state the stretched length
+            changed["max_position_embeddings"] = max(own, int(_number(scaling, "factor") * trained))
+    parameters = _parameters(changed)
+    if positions is not None and _kind(parameters) in ("dynamic", "longrope"):
+        changed["rope_scaling"] = parameters | {SERVED: positions}
+    return changed
 
 
 def longest_sequence(config: Mapping[str, Any], max_position: int) -> int:
@@ -102,6 +142,28 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kind(parameters: Mapping[str, Any]) -> Any:
     return parameters.get("rope_type") or parameters.get("type") or "default"
+
+
+def _powers(theta: float, head_dim: int) -> torch.Tensor:
+    """theta ** (2 i / head_dim) in float32, as the reference has it: one ulp is a visible angle at 8,192."""
+    return theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim)
+
+
+def _longrope(
+    powers: torch.Tensor, parameters: Mapping[str, Any], max_position: int, *, is_long: bool
+) -> tuple[torch.Tensor, float]:
+    """Each frequency is divided by a factor of its own, of which there are two sets."""
+    name = "long_factor" if is_long else "short_factor"
+    factors = parameters.get(name)
+    if not isinstance(factors, list) or len(factors) != len(powers):
+        raise ModelError(f"rope_parameters.{name}: {len(powers)} factors are needed")
+    trained = _number(parameters, "original_max_position_embeddings")
+    stretch = parameters.get("factor")
+    stretch = max_position / trained if stretch is None else _number(parameters, "factor")
+    scale = parameters.get("attention_factor")
+    if scale is None:
+        scale = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(trained))
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers), float(scale)
 
 
 def _llama3(frequencies: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:

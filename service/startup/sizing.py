@@ -167,5 +167,6 @@ def fit_model_len(options: SchedulerOptions, max_position: int, given: Container
         return options
     if "scheduler.max_model_len" in given:
         reason = f"{options.max_model_len} is more than the {max_position} positions of the model"
+        reason += "; model.rope_scaling stretches them"
         raise ConfigError("scheduler.max_model_len", reason)
     return replace(options, max_model_len=max_position)

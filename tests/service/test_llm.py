@@ -381,3 +381,18 @@ def test_the_next_turn_of_a_conversation_computes_from_the_answers_end(make: Cal
     assert seconds[True].usage.num_cached_prompt_tokens == num_kv
     assert seconds[False].usage.num_cached_prompt_tokens == num_kv // 16 * 16
     assert seconds[True].choices[0].tokens == seconds[False].choices[0].tokens
+
+
+def test_a_context_beyond_the_model_is_refused_unless_its_rope_is_stretched(folder: Path) -> None:
+    cache: Any = {"num_blocks": 600, "swap_space": 0}
+    model: Any = {"source": str(folder), "device": "cpu", "num_threads": 1}
+    scheduler: Any = {"max_model_len": 8192}
+    with pytest.raises(ConfigError, match=r"^model\.max_position: 8192 is more than the 4096 positions"):
+        LLM(model | {"max_position": 8192}, cache=cache)
+    with pytest.raises(ConfigError, match=r"^scheduler\.max_model_len: 8192 is more .*model\.rope_scaling"):
+        LLM(model, cache=cache, scheduler=scheduler)
+    scaling = {"rope_type": "yarn", "factor": 2.0}
+    with LLM(model | {"rope_scaling": scaling}, cache=cache, scheduler=scheduler) as llm:
+        assert llm.model.max_model_len == 8192
+        (completion,) = llm.generate([[5] * 5000], max_tokens=2, ignore_eos=True)
+        assert completion.usage.num_output_tokens == 2

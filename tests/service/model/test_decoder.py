@@ -157,6 +157,73 @@ def test_dynamic_rope_is_exact_up_to_the_trained_length(tmp_path: Path) -> None:
     )
 
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.4],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 32,
+}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changes", "served", "num_tokens"),
+    [
+        (_DYNAMIC, {"max_position_embeddings": 24}, 60, 60),
+        (_DYNAMIC, {"max_position_embeddings": 24}, None, 24),
+        (_LONGROPE, {}, 100, 100),
+        (_LONGROPE, {}, 100, 40),
+        (_LONGROPE, {}, None, 32),
+        (_LONGROPE | {"factor": 4.0, "attention_factor": 1.2}, {}, 64, 50),
+    ],
+)
+def test_ropes_that_depend_on_the_length_are_those_of_the_longest_sequence(
+    parameters: dict[str, Any], changes: dict[str, Any], served: int | None, num_tokens: int, tmp_path: Path
+) -> None:
+    _, model = tiny_model("llama", 7, rope_parameters=parameters, **changes)
+    ops = TorchOps()
+    folder = save(model, tmp_path)
+    options = ModelOptions(source=str(folder), dtype="float32", max_position=served)
+    artifacts = read_folder(str(folder), "tiny", folder, options)
+    weights = WeightFiles(artifacts.weight_files)
+    decoder = load_decoder(parse_decoder_config(artifacts.config), weights, ops, torch.float32)
+    assert decoder.max_position == (served or num_tokens)
+    session = PagedSession(decoder, ops)
+    sequence = session.add(tokens_of(1, num_tokens))
+    found = torch.stack(session.finish(sequence, 11))
+    ends = [*range(10, num_tokens - 1, 11), num_tokens - 1]
+    assert_close(found, plain_logits(model, sequence.tokens)[ends])
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        _LLAMA3,
+    ],
+)
+def test_a_scaling_of_the_options_is_that_of_a_config(scaling: dict[str, Any], tmp_path: Path) -> None:
+    """Far beyond the length that the model was trained for."""
+    _, plain = tiny_model("llama", 7, max_position_embeddings=32)
+    folder = save(plain, tmp_path)
+    options = ModelOptions(source=str(folder), dtype="float32", rope_scaling=scaling)
+    artifacts = read_folder(str(folder), "tiny", folder, options)
+    ops = TorchOps()
+    weights = WeightFiles(artifacts.weight_files)
+    decoder = load_decoder(parse_decoder_config(artifacts.config), weights, ops, torch.float32)
+    assert decoder.max_position == int(32 * scaling["factor"])
+    parameters = {"rope_theta": 10000.0, "rope_type": scaling.get("type")} | scaling
+    parameters |= {"original_max_position_embeddings": 32}
+    _, stretched = tiny_model("llama", 7, max_position_embeddings=32, rope_parameters=parameters)
+    session = PagedSession(decoder, ops)
+    sequence = session.add(tokens_of(1, 90))
+    found = torch.stack(session.finish(sequence, 30))
+    assert_close(found, plain_logits(stretched, sequence.tokens)[[29, 59, 89]])
+
+
 @pytest.mark.parametrize("name", ["llama_bias", "mistral_window", "qwen3"])
 def test_the_compiled_operations_give_the_same(name: str, tmp_path: Path) -> None:
     family, changes = CASES[name]
@@ -215,7 +282,7 @@ class TestRefusals:
             ({"hidden_act": "gelu"}, "hidden_act"),
             ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
             ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-            ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+            ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "short_factor"),
             ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
             ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
             ({"pretraining_tp": 2}, "pretraining_tp"),

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from pageturner.service.errors import ModelError
-from pageturner.service.model.rope import parse_rope
+from pageturner.service.errors import ConfigError, ModelError
+from pageturner.service.model.rope import parse_rope, scaled_config
 
 _SIZES = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "max_position_embeddings": 4096}
 _SCALED: dict[str, dict[str, Any]] = {
@@ -118,3 +118,27 @@ def test_a_stretched_rope_offers_factor_times_the_trained_length(
     assert rope.max_position == positions
     cos, _ = rope.table(positions)
     assert cos.shape == (positions, 64)
+
+
+@pytest.mark.parametrize(
+    "factors", [{"short_factor": [1.0] * 3}, {"short_factor": 1.0}, {}, {"long_factor": [1.0] * 4}]
+)
+def test_longrope_needs_a_factor_for_each_frequency(factors: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="short_factor: 4 factors are needed"):
+        parse_rope({"rope_parameters": {"rope_type": "longrope"} | factors}, 8, 32, 10_000.0)
+
+
+def test_a_scaling_of_an_unknown_kind_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.rope_scaling: rope_type 'elastic' is none of"):
+        scaled_config({}, {"rope_type": "elastic", "factor": 2.0}, None)
+    with pytest.raises(ModelError, match="factor"):
+        parse_rope(scaled_config({}, {"rope_type": "yarn", "factor": -1}, None), 8, 32, 10_000.0)
+
+
+def test_a_scaling_keeps_the_theta_of_the_model() -> None:
+    for config in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}):
+        scaled = scaled_config(config, {"rope_type": "linear", "factor": 2.0}, None)
+        plain = parse_rope(config, 8, 32, 10_000.0)
+        stretched = parse_rope(scaled, 8, 32, 10_000.0)
+        assert [2 * each for each in stretched.frequencies] == pytest.approx(list(plain.frequencies))
+        assert stretched.max_position == 64
