@@ -14,9 +14,10 @@ from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
     from pageturner.service.bench.served_cache import CacheResult, ServedFigures
+    from pageturner.service.bench.served_tiers import TierFigures, TierLoad
 
 EXAMPLE = "pageturner bench cache --only prefix --dtype bfloat16"
-CASES = ("prefix", "chat", "pressure")
+CASES = ("prefix", "chat", "pressure", "tiers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, default, doc in (
         ("requests", 64, "requests of each case"),
-        ("system-tokens", 1024, "tokens of the common system prompt"),
+        (
+            "system-tokens",
+            1024,
+            "tokens of the common system prompt, or of a conversation's history",
+        ),
         ("rounds", 1, "runs of either server, in turns; figures are their medians"),
         ("seed", 0, "of the first round's prompts"),
     ):
@@ -39,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.served_cache import cache_cases, measure_case
+    from pageturner.service.bench.served_tiers import NUM_SERVERS, TierLoad, measure_tiers
 
     for name in ("requests", "system_tokens", "rounds"):
         if getattr(arguments, name) < 1:
@@ -50,15 +56,22 @@ def run(arguments: argparse.Namespace) -> int:
         if case.name in chosen
     ]
     flags = config_arguments(arguments)
-    with progress(2 * arguments.rounds * len(cases)) as advance:
+    load = TierLoad(history_tokens=arguments.system_tokens, seed=arguments.seed)
+    with progress(2 * arguments.rounds * len(cases) + NUM_SERVERS * ("tiers" in chosen)) as advance:
         results = [
             measure_case(case, arguments.rounds, flags, lambda text: advance(text, 1)) for case in cases
         ]
+        tiers = measure_tiers(load, flags, lambda text: advance(text, 1)) if "tiers" in chosen else ()
     if arguments.json:
-        write(json.dumps([_document(result) for result in results], indent=2))
+        documents = [_document(result) for result in results]
+        if tiers:
+            documents.append(_tiers_document(load, tiers))
+        write(json.dumps(documents, indent=2))
         return 0
     for result in results:
         _print(result)
+    if tiers:
+        _print_tiers(load, tiers)
     return 0
 
 
@@ -99,3 +112,29 @@ def _print_side(flags: tuple[str, ...], figures: ServedFigures) -> None:
         f"  {flags[0]:<32}{computed}, TTFT p50 {figures.ttft_p50:.2f} s, "
         f"{figures.output_tokens_per_second:.1f} output tokens/s, {figures.num_preemptions:.0f} preemptions"
     )
+
+
+def _tiers_document(load: TierLoad, tiers: tuple[TierFigures, ...]) -> dict[str, Any]:
+    return {
+        "case": "tiers",
+        "load": asdict(load),
+        "num_blocks": load.num_blocks,
+        "servers": [asdict(figures) for figures in tiers],
+        "gains": {figures.name: tiers[0].ttft_p50 / figures.ttft_p50 for figures in tiers[1:]},
+    }
+
+
+def _print_tiers(load: TierLoad, tiers: tuple[TierFigures, ...]) -> None:
+    write(
+        f"tiers: {load.num_conversations} conversations of {load.history_tokens:,} tokens and "
+        f"{load.num_turns} turns, one after the other, in a pool of {load.num_blocks} blocks; behind the "
+        "first turns"
+    )
+    for figures in tiers:
+        gain = tiers[0].ttft_p50 / figures.ttft_p50
+        write(
+            f"  {figures.name:<24}TTFT p50 {figures.ttft_p50:.3f} s ({gain:.1f} x sooner; first turns "
+            f"{figures.ttft_first:.3f} s), {figures.cached_share:.0%} of the prompts cached, "
+            f"{figures.host_hit_tokens:,} tokens from the host, {figures.disk_hit_tokens:,} of those from "
+            f"disk, {figures.num_damaged} blocks damaged"
+        )

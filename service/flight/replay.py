@@ -27,7 +27,7 @@ from pageturner.service.core.request import NewRequest, Sequence
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.errors import InvalidArgument, PageturnerError, TextFailed
 from pageturner.service.flight import beams
-from pageturner.service.flight.block_names import NameHasher, name_of
+from pageturner.service.flight.block_names import NameHasher, hash_of
 from pageturner.service.flight.checkpoint import restore_checkpoint
 from pageturner.service.flight.former_versions import as_it_was
 from pageturner.service.flight.recorder import FlightRecorder
@@ -136,15 +136,15 @@ class _Stops:
 
 
 class _Disk:
-    """Holds what the recorded disk was found to hold. names: in the step that is being decided."""
+    """Holds what the recorded disk was found to hold. hashes: in the step that is being decided."""
 
     num_blocks = 0
 
     def __init__(self) -> None:
-        self.names: frozenset[int] = frozenset()
+        self.hashes: frozenset[bytes] = frozenset()
 
     def holds(self, block_hash: bytes) -> bool:
-        return name_of(block_hash) in self.names
+        return block_hash in self.hashes
 
 
 class _Player:
@@ -226,7 +226,7 @@ class _Player:
                 scheduler.quarantine(entry.axis, entry.reason, entry.now)
             case Scheduled():
                 self._drafter.by_sequence = unpack_found_drafts(entry.found_drafts)
-                self._disk.names = frozenset(entry.on_disk)
+                self._disk.hashes = frozenset(map(hash_of, entry.on_disk))
                 output = scheduler.schedule(entry.now)
                 self._in_flight[output.step_id] = output
                 scheduler.take_transfers()

@@ -107,7 +107,7 @@ _PLANTED: tuple[tuple[str, Any, str, Callable[[Any], Any], str, type[TieredMachi
         24,
     ),
     ("found-before-read", CacheTiers, "load", _found_before_it_is_read, "tiers", DiskMachine, 0),
-    ("failed-read-cached", CacheTiers, "end", _failed_read_is_cached, "tokens", DiskMachine, 0),
+    ("failed-read-cached", CacheTiers, "end", _failed_read_is_cached, "tokens", DiskMachine, 8),
     ("waits-for-ever", Fetching, "end", _waits_for_ever, "fetching", DiskMachine, 0),
 )
 TIER_BUGS = tuple(
