@@ -14,6 +14,7 @@ from pageturner.service.core.decisions import (
     CoreRule,
     Decision,
     Ended,
+    Fetches,
     GuardedChosen,
     Overtaken,
     PolicyReplaced,
@@ -185,6 +186,8 @@ class _RequestHistory:
                 self._say(now, _refused(decision), kind=(Refused, decision.by))
             case AwaitsProducer(request_id, producer) if request_id == self._id:
                 self._say(now, f"waited for {producer}, which computes blocks of the same prefix")
+            case Fetches(request_id, num_blocks) if request_id == self._id:
+                self._say(now, f"waited for {_count(num_blocks, 'block')} of its prefix to be read from disk")
             case Overtaken(request_id, by) if request_id == self._id:
                 self._say(now, f"overtaken by {by}, which was admitted")
             case Preempted(request_id) if request_id == self._id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from pageturner.service.client import BlockPoolMap, RequestState
+from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.engine.api import EngineHealth
 from pageturner.service.policy_host.reports import PoliciesInfo, PolicyInfo
 from pageturner.service.top import block_map
@@ -70,6 +71,18 @@ def notice(reading: Reading | None, glyphs: Glyphs) -> Text:
     return Text("; ".join(told), "#e0b83c", overflow="ellipsis")
 
 
+def _tiers(load: SchedulerStats, glyphs: Glyphs) -> list[tuple[str, str, str]]:
+    """Where evicted blocks live on: how full the host is of them, what is on disk, what failed."""
+    told = []
+    if load.num_host_blocks_cached:
+        told.append(("host cache", share(load.num_host_blocks_cached, load.num_host_blocks, glyphs), ""))
+    if load.num_disk_blocks_cached:
+        told.append(("disk cache", f"{count(load.num_disk_blocks_cached)} blocks", ""))
+    if failed := load.num_disk_reads_failed_total + load.num_disk_writes_dropped_total:
+        told.append(("disk faults", count(failed), "#e0637a"))
+    return told
+
+
 def figures_panel(reading: Reading, figures: Figures, width: int, glyphs: Glyphs) -> Text:
     """Load, speed, latencies and memory: pairs of a name and its figure, as many a line as fit."""
     load = reading.load
@@ -95,6 +108,7 @@ def figures_panel(reading: Reading, figures: Figures, width: int, glyphs: Glyphs
             ("cached", share(load.num_blocks_evictable, blocks, glyphs), ""),
             ("free", share(load.num_blocks_free, blocks, glyphs), ""),
             ("host KV", share(load.num_host_blocks_used, load.num_host_blocks, glyphs), ""),
+            *_tiers(load, glyphs),
             ("prefix hits", _percent(figures.prefix_hit_share, glyphs), ""),
             ("preemptions/s", rate(figures.preemptions_per_second, glyphs), ""),
         ],

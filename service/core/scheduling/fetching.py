@@ -21,6 +21,7 @@ from pageturner.service.core.scheduling.restoring import (
     disk_seconds,
     is_worth_loading,
     may_use_tiers,
+    num_skippable_blocks,
 )
 from pageturner.service.core.scheduling.state import SchedulerState
 
@@ -130,7 +131,7 @@ class Fetching:
         present: list[int] = []
         wanted: list[bytes] = []
         num_before = index
-        for index in range(num_before, sequence.num_known_tokens // manager.block_size):
+        for index in range(num_before, num_skippable_blocks(sequence, manager.block_size)):
             block_hash = manager.block_hash(sequence, index)
             host_block = tiers.host.lookup(block_hash)
             if host_block is not None:

@@ -42,6 +42,11 @@ def may_use_tiers(request: Request) -> bool:
     return not request.new.bypass_prefix_cache and len(request.computing) == 1
 
 
+def num_skippable_blocks(sequence: Sequence, block_size: int) -> int:
+    """Leading full blocks that need not be computed if their KV is there: no row of them is to be scored."""
+    return min(sequence.num_known_tokens, sequence.next_scored) // block_size
+
+
 class Restoring:
     """Books copies from the host tier. Nothing is changed: what is booked is in the plan, or forgotten."""
 
@@ -68,13 +73,13 @@ class Restoring:
         held = list(takewhile(ledger.can_hold, found))
         place.table = (*place.table, *(ledger.restore_block() for _ in held))
         place.num_kv = len(place.table) * block_size
-        place.num_computed = min(place.num_kv, sequence.num_known_tokens - 1)
+        place.num_computed = sequence.next_position(place.num_kv)
         return held
 
     def _wanted(self, sequence: Sequence, first: int, *, may_wait: bool) -> list[bytes]:
         """Hashes of the full known blocks from the first-th on, up to one that is to be waited for."""
         hashes = []
-        for index in range(first, sequence.num_known_tokens // self._manager.block_size):
+        for index in range(first, num_skippable_blocks(sequence, self._manager.block_size)):
             block_hash = self._manager.block_hash(sequence, index)
             if may_wait and block_hash in self._budget.producing:
                 break
