@@ -104,18 +104,18 @@ class BeamProcessor:
     def _hypotheses(
         self, request: Request, group: BeamGroup, search: BeamSearch, selection: Selection
     ) -> list[Hypothesis]:
-        hypotheses = []
+        """The answers that ended, but for those that come behind as many better ones."""
+        known, hypotheses = group.hypotheses, []
+        num_outputs = request.sequences[group.beams[0]].num_output_tokens + 1
         for continuation in selection.ended:
+            score = with_length_penalty(continuation.score, num_outputs, search)
+            if len(known) == search.width and score <= known[-1].score:
+                continue
             place = group.beams[continuation.parent]
             tokens = (*self._outputs(request, group, place), self._token(request, group, continuation))
             token_id = continuation.candidate.token_id
-            hypotheses.append(
-                Hypothesis(
-                    with_length_penalty(continuation.score, len(tokens), search),
-                    tokens,
-                    token_id if token_id in request.stop_ids else None,
-                )
-            )
+            matched = token_id if token_id in request.stop_ids else None
+            hypotheses.append(Hypothesis(score, tokens, matched))
         return hypotheses
 
     @staticmethod

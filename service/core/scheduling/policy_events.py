@@ -55,12 +55,17 @@ class StepTally:
         self._tenants: dict[str, str] = {}
         self._prompt: Counter[str] = Counter()
         self._recomputed: Counter[str] = Counter()
+        self._beams: Counter[str] = Counter()
+        self._searching: set[str] = set()
         for part in output.scheduled:
             sequence = state.sequences.get(part.seq_id)
             if sequence is None:
                 continue
             request = sequence.request
             tenant = self._tenants[request.request_id] = request.new.tenant
+            if request.beams is not None:  # what is told of a search says little of what it took
+                self._searching.add(request.request_id)
+                self._beams[tenant] += bool(part.samples)
             before, end = sequence.num_ever_computed, part.end
             self._recomputed[tenant] += max(0, min(end, before) - part.start)
             self._prompt[tenant] += max(0, min(end, sequence.num_given_tokens) - max(part.start, before))
@@ -69,9 +74,9 @@ class StepTally:
 
     def served(self, events: Iterable[Event]) -> StepServed:
         """events: what the step's update put out."""
-        outputs: Counter[str] = Counter()
+        outputs = self._beams
         for event in events:
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokenEvent) and event.request_id not in self._searching:
                 outputs[self._tenants[event.request_id]] += len(event.tokens)
         shares = (
             TenantShare(tenant, self._prompt[tenant], outputs[tenant], self._recomputed[tenant])

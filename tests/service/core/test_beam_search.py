@@ -17,9 +17,11 @@ from pageturner.service.core.beam_search import (
 )
 from pageturner.service.core.outputs import TokenLogprob
 from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping, SamplingParams
+from pageturner.service.core.structured_output import StructuredOutput
 from pageturner.service.errors import InvalidArgument
 
 EOS = 9
+ANY_FORM = StructuredOutput.one_of(("yes", "no"))
 A, B, C = 1, 2, 3
 
 
@@ -133,6 +135,8 @@ def test_a_row_asks_for_as_many_candidates_as_may_be_needed() -> None:
         ("frequency_penalty", SamplingParams(frequency_penalty=1.0, beam_search=BeamSearch(2))),
         ("logit_bias", SamplingParams(logit_bias=((1, 1.0),), beam_search=BeamSearch(2))),
         ("stop", SamplingParams(stop=("x",), beam_search=BeamSearch(2))),
+        ("best_of", SamplingParams(best_of=2, beam_search=BeamSearch(2))),
+        ("structured_output", SamplingParams(structured_output=ANY_FORM, beam_search=BeamSearch(2))),
     ],
 )
 def test_what_a_search_cannot_be_is_refused_by_its_field(field: str, params: SamplingParams) -> None:
