@@ -34,7 +34,7 @@ def work_of(output: SchedulerOutput) -> StepWork:
     for part in output.scheduled:
         count = len(part.token_ids)
         num_tokens += count
-        num_samples += len(part.samples)
+        num_samples += len(part.samples) + part.num_drafts
         num_read += part.start + count
         num_pairs += count * part.start + count * (count + 1) // 2
     copies = output.block_copies

@@ -34,6 +34,7 @@ class Figures:
     refusals_per_second: float | None = None
     preemptions_per_second: float | None = None
     prefix_hit_share: float | None = None
+    accepted_draft_share: float | None = None
     time_to_first_token: Quantiles = Quantiles()
     inter_token_latency: Quantiles = Quantiles()
     course: tuple[float, ...] = ()
@@ -75,6 +76,8 @@ def _rate(before: Reading, now: Reading, value: Callable[[Reading], float]) -> f
 def _figures(before: Reading, now: Reading, course: tuple[float, ...]) -> Figures:
     queried = now.load.num_prefix_query_tokens_total - before.load.num_prefix_query_tokens_total
     hit = now.load.num_prefix_hit_tokens_total - before.load.num_prefix_hit_tokens_total
+    drafted = now.load.num_drafted_tokens_total - before.load.num_drafted_tokens_total
+    accepted = now.load.num_accepted_drafts_total - before.load.num_accepted_drafts_total
     return Figures(
         output_tokens_per_second=_rate(before, now, lambda r: r.activity.num_generation_tokens_total),
         prompt_tokens_per_second=_rate(before, now, lambda r: r.activity.num_prompt_tokens_total),
@@ -82,6 +85,7 @@ def _figures(before: Reading, now: Reading, course: tuple[float, ...]) -> Figure
         refusals_per_second=_rate(before, now, lambda r: r.activity.num_refused_total),
         preemptions_per_second=_rate(before, now, _num_preemptions),
         prefix_hit_share=hit / queried if queried > 0 else None,
+        accepted_draft_share=accepted / drafted if drafted > 0 else None,
         time_to_first_token=_quantiles(before.activity.time_to_first_token, now.activity.time_to_first_token),
         inter_token_latency=_quantiles(before.activity.inter_token_latency, now.activity.inter_token_latency),
         course=course,

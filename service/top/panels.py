@@ -113,6 +113,8 @@ def figures_panel(reading: Reading, figures: Figures, width: int, glyphs: Glyphs
             ("preemptions/s", rate(figures.preemptions_per_second, glyphs), ""),
         ],
     ]
+    if figures.accepted_draft_share is not None:  # a server that makes none has no line of them
+        groups[1].append(("guesses right", _percent(figures.accepted_draft_share, glyphs), ""))
     lines: list[Text] = []
     for group in groups:
         line = Text(no_wrap=True)

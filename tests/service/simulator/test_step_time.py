@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 
-from pageturner.service.core.outputs import BlockCopies, BlockCopy, ScheduledSequence, SchedulerOutput
+from pageturner.service.core.outputs import (
+    BlockCopies,
+    BlockCopy,
+    SampleRow,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.flight.step_work import StepWork, work_of
 from pageturner.service.simulator.step_time import StepTimeModel, TimedStep, fit, fit_error
 
@@ -82,6 +89,9 @@ def test_the_work_of_a_step_is_counted() -> None:
     )
     # 3 tokens on 10 attend to 11 + 12 + 13, and one on 5 to 6.
     assert work_of(output) == StepWork(1, 2, 4, 0, 19, 42, 2, 0, 1)
+    row = SampleRow(2, 0, 0, 0, SamplingParams())
+    drafting = replace(part(2, 4, 7), samples=(row,), num_drafts=3)
+    assert work_of(SchedulerOutput(2, (drafting,))).num_samples == 4
     assert work_of(SchedulerOutput(2, (), BlockCopies(swap_ins=pairs))) == StepWork(num_swapped_in=2)
 
 

@@ -10,6 +10,8 @@ from support.top_readings import blocks, reading, request
 from pageturner.service.client import BlockOwner, BlockPoolMap, BlockUse
 from pageturner.service.top import block_map
 from pageturner.service.top.figures import WINDOW_SECONDS, History, quantile
+from pageturner.service.top.panels import figures_panel
+from pageturner.service.top.readings import Reading
 from pageturner.service.top.text import ASCII, UNICODE, count, course_line, duration, glyphs_of, rate
 
 
@@ -23,6 +25,22 @@ def test_rates_are_of_the_last_seconds_by_the_servers_clock() -> None:
     assert figures.course[:2] == (50.0, 10.0)
     late = replace(reading(90.0, num_tokens=400), at=31.0)
     assert history.add(late).course[-1] == pytest.approx(60 / 60), "a view that was held up sees no burst"
+
+
+def test_guesses_are_shown_of_a_server_that_makes_some() -> None:
+    def at(second: float, drafted: int, accepted: int) -> Reading:
+        seen = reading(second)
+        load = replace(seen.load, num_drafted_tokens_total=drafted, num_accepted_drafts_total=accepted)
+        return replace(seen, load=load)
+
+    history = History()
+    history.add(at(0.0, 100, 100))
+    figures = history.add(at(1.0, 120, 115))
+    assert figures.accepted_draft_share == 0.75
+    assert "guesses right 75" in figures_panel(at(1.0, 120, 115), figures, 200, UNICODE).plain
+    idle = history.add(at(20.0, 120, 115))
+    assert idle.accepted_draft_share is None
+    assert "guesses" not in figures_panel(at(20.0, 120, 115), idle, 200, UNICODE).plain
 
 
 def test_a_restart_begins_anew() -> None:
