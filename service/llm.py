@@ -146,9 +146,19 @@ class LLM:
             raise InvalidArgument("request_id", f"one id cannot name {len(requests)} requests")
         return self._thread.answer_all(requests, self._max_at_once, on_progress)
 
-    def chat(self, messages: Iterable[Turn], **options: Unpack[Options]) -> Completion:
-        """The answer to one conversation, through the model's chat template."""
-        return self._thread.answer(_to_request(self._engine, to_chat(messages), options))
+    def chat(
+        self,
+        messages: Iterable[Turn],
+        *,
+        template_variables: Mapping[str, object] = _NOTHING,
+        continue_final_message: bool = False,
+        tools: Iterable[object] = (),
+        template: str = "",
+        **options: Unpack[Options],
+    ) -> Completion:
+        """The answer to one conversation, through the model's chat template, as `Client.chat` has it."""
+        chat = to_chat(messages, template_variables, continue_final_message, tools, template)
+        return self._thread.answer(_to_request(self._engine, chat, options))
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[StreamEvent, None, None]:
         """The answer as it comes, to a prompt or a conversation: AcceptedEvent; TokenEvents and a

@@ -144,6 +144,7 @@ class ScoreRequest:
     deadline_seconds: float | None = None
     trace_parent: str = ""
     identity: Identity = ANONYMOUS
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pageturner.service.core.outputs import (
     Event,
     FinishedEvent,
     SchedulerStats,
+    ScoredTokensEvent,
     TokenEvent,
 )
 from pageturner.service.engine.api import AcceptedEvent, RecentLoad
@@ -122,6 +123,7 @@ class Metrics:
         self._output_lengths = Histogram(LENGTH_BOUNDS)
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
+        self._num_scored_tokens = 0
         self._num_stalls = 0
         self._num_given_up = 0
         self._num_resumed = 0
@@ -200,6 +202,8 @@ class Metrics:
                 self._successes[event.reason.value] += 1
             elif isinstance(event, FinishedEvent):
                 self._observe_finish(event, now)
+            elif isinstance(event, ScoredTokensEvent):
+                self._num_scored_tokens += len(event.tokens)
         if num_tokens:
             self._num_generation_tokens += num_tokens
             self._recent_tokens.add(num_tokens, now)
@@ -220,6 +224,7 @@ class Metrics:
             counters={
                 "prompt_tokens_total": self._num_prompt_tokens,
                 "generation_tokens_total": self._num_generation_tokens,
+                "scored_tokens_total": self._num_scored_tokens,
                 "requests_given_up_total": self._num_given_up,
                 "requests_resumed_total": self._num_resumed,
                 "engine_stalls_total": self._num_stalls,

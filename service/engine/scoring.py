@@ -162,6 +162,7 @@ def _generation(
         request.trace_parent,
         identity=request.identity,
         continuations=continuations,
+        adapter=request.adapter,
     )
 
 

@@ -48,6 +48,7 @@ class Observation:
 _DOCS: Mapping[str, str] = {
     "prompt_tokens_total": "Prompt tokens of accepted requests.",
     "generation_tokens_total": "Tokens generated.",
+    "scored_tokens_total": "Given tokens whose log-probabilities were told.",
     "requests_given_up_total": "Requests given up because nothing could be scheduled.",
     "requests_resumed_total": "Accepted requests whose answer had begun before, and went on here.",
     "engine_stalls_total": "Times that nothing went forward for engine.stall_seconds.",

@@ -115,6 +115,7 @@ def to_score_request(
         deadline_seconds,
         trace_parent,
         caller,
+        request.adapter,
     )
 
 

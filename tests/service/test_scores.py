@@ -237,3 +237,25 @@ def test_a_deadline_ends_a_score(llm: LLM) -> None:
     with pytest.raises(DeadlineExceeded):
         llm.score(PROMPT, [(5,) * 100] * 400, timeout_seconds=1e-3)
     assert llm.score(PROMPT, [(5,)]).scores
+
+
+@pytest.fixture(scope="module")
+def quantised() -> Iterator[tuple[LLM, LLM]]:
+    """The embedded model in one call a step, whole prompts and few rows at a time."""
+    model = {"source": "embedded", "device": "cpu", "quantization": "file"}
+    cache = {"num_blocks": 64, "swap_space": 0}
+    scheduler = {"max_num_batched_tokens": 9, "max_num_seqs": 4, "max_scored_rows": 4}
+    with LLM(model, cache=cache) as whole, LLM(model, cache=cache, scheduler=scheduler) as pieces:
+        yield whole, pieces
+
+
+def test_quantised_scores_have_the_same_bits_in_pieces(quantised: tuple[LLM, LLM]) -> None:
+    whole, pieces = quantised
+    prompt, continuations = "The capital of France is", [" Paris", " Rome, of course", " a city"]
+    answer = whole.score(prompt, continuations, logprobs=2)
+    assert pieces.score(prompt, continuations, logprobs=2).scores == answer.scores
+    assert [score.is_greedy for score in answer.scores] == [True, False, False]
+    options: Any = {"prompt_logprobs": 3, "max_tokens": 2, "temperature": 0.0}
+    told = [llm.generate([f"{prompt} Paris"], **options)[0].prompt_logprobs for llm in quantised]
+    assert told[0] == told[1]
+    assert told[0][-1].logprob == answer.scores[0].logprob

@@ -472,7 +472,7 @@ class Preemptions(_message.Message):
     def __init__(self, swaps: _Optional[int] = ..., recomputes: _Optional[int] = ..., tail_reclaims: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "continuations", "priority", "tenant", "cache_salt", "bypass_prefix_cache", "logprobs")
+    __slots__ = ("request_id", "model", "prompt", "continuations", "priority", "tenant", "cache_salt", "bypass_prefix_cache", "logprobs", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +482,7 @@ class ScoreRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: Prompt
@@ -491,7 +492,8 @@ class ScoreRequest(_message.Message):
     cache_salt: str
     bypass_prefix_cache: bool
     logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., logprobs: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., logprobs: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("text", "token_ids")

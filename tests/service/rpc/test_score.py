@@ -56,6 +56,8 @@ async def test_scores_are_those_of_unlimited_memory_beside_others(reclaim: str) 
             assert answer.usage.num_prompt_tokens == len(PROMPT)
             assert answer.usage.num_output_tokens == sum(map(len, CONTINUATIONS))
         await service.until_idle()
+        num_scored = service.metrics.snapshot().counters["scored_tokens_total"]
+        assert num_scored == 3 * sum(map(len, CONTINUATIONS))
 
 
 async def test_what_is_left_or_aborted_frees_all_that_it_held() -> None:
