@@ -72,14 +72,18 @@ def inspect_kernels(
     return tuple(found[variant.expression, arch] for variant in variants for arch in archs)
 
 
+_ATTENTION = frozenset({"paged_decode", "paged_prefill", "coded_decode", "coded_prefill"})
+
+
 def label_of(variant: Variant) -> str:
     """Such as "paged_decode bf16 128 bounded softcap"."""
     words = variant.expression.replace("bfloat16", "bf16").replace("float16", "fp16")
     name, *arguments = re.findall(r"\w+", words)
-    if variant.kernel in ("paged_decode", "paged_prefill"):
+    if variant.kernel in _ATTENTION:
         dtype, head_dim, *_, bounded, softcap = arguments
+        codes = [arguments[2].removesuffix("_code")] if arguments[2].endswith("_code") else []
         flags = (("bounded", bounded), ("softcap", softcap))
-        arguments = [dtype, head_dim, *(flag for flag, given in flags if given == "true")]
+        arguments = [dtype, head_dim, *codes, *(flag for flag, given in flags if given == "true")]
     return " ".join((name, *arguments))
 
 

@@ -49,7 +49,7 @@ def test_tiles_fit_the_machines_that_they_are_made_for(shipped_rows: tuple[Row, 
     least = min(machine.block_shared_bytes for machine in MULTIPROCESSORS.values())
     too_large = [variant.expression for variant in variants.shipped() if variant.shared_bytes > least]
     assert not too_large, f"more than {least:,} bytes of shared memory a block: {too_large}"
-    decode = [row for row in shipped_rows if row.label.startswith("paged_decode")]
+    decode = [row for row in shipped_rows if row.label.startswith(("paged_decode", "coded_decode"))]
     assert decode
     too_few = [
         f"{row.arch} {row.label}: {row.blocks}" for row in decode if row.blocks < BLOCKS_PER_MULTIPROCESSOR
@@ -79,7 +79,10 @@ def _key(variant: Variant) -> tuple[str, int | None]:
 
 def test_each_budget_is_of_a_shipped_kernel_and_each_of_those_has_one() -> None:
     assert {_key(variant) for variant in variants.shipped()} == set(budgets.BUDGETS)
-    assert {variant.kernel for variant in variants.shipped()} - set(budgets.EXPECTED) == {"decode_merge"}
+    assert {variant.kernel for variant in variants.shipped()} - set(budgets.EXPECTED) == {
+        "decode_merge",
+        "coded_write_kv",
+    }
 
 
 def test_labels_tell_the_kernels_apart() -> None:
@@ -87,6 +90,7 @@ def test_labels_tell_the_kernels_apart() -> None:
     assert len(set(labels)) == len(labels)
     assert "paged_decode bf16 128 bounded softcap" in labels
     assert "paged_prefill fp16 64" in labels
+    assert "coded_decode bf16 128 int8" in labels
     assert "rope_and_write_kv bf16 float" in labels
     assert "copy_blocks" in labels
 
