@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.coded import check_coded_writes, same_bytes
 from support.coded_kernels import BF16, FP8, FP16, INT8, CodedCase, check_coded_kernels, run_coded
-from support.cuda_cases import cuda_ops
+from support.cuda_cases import cuda_ops, gpu_launcher
 from support.emulation import emulated_launcher
 from support.paged import make_case
 
@@ -38,6 +38,18 @@ def test_attention_over_codes_under_every_schedule(name: str) -> None:
     expected = check_coded_kernels(emulated_launcher(), CASES[name])
     for schedule in SCHEDULES[1:]:
         assert torch.equal(run_coded(emulated_launcher(schedule), CASES[name])[0], expected), schedule
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES | MORE_CASES)
+def test_attention_over_codes_on_a_gpu(name: str) -> None:
+    check_coded_kernels(gpu_launcher(), (CASES | MORE_CASES)[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("code", [INT8, FP8], ids=["int8", "fp8"])
+def test_writes_of_codes_on_a_gpu(code: torch.dtype) -> None:
+    check_coded_writes(cuda_ops(gpu_launcher()), KvLayout(2, 2, 64, 16, code), BF16)
 
 
 @pytest.mark.slow

@@ -75,10 +75,14 @@ def test_the_embedded_model_in_its_own_groups_stays_near_float32(tmp_path: Path)
     options = ModelOptions(num_threads=1)
     forwards = candidate_forwards(options, tmp_path, lambda heads, dtype: CpuOps(cpu_library()), PRODUCTS)
     window = forwards.text_tokens(NUM_TOKENS)
-    reference, quantised = forwards.logits("float32"), forwards.logits("file")
-    found = measure_accuracy(reference, {"file": quantised}, [window])["file"]
+    reference, names = forwards.logits("float32"), ("file", "file/int8", "file/fp8")
+    results = measure_accuracy(reference, {name: forwards.logits(name) for name in names}, [window])
+    found, int8, fp8 = (results[name] for name in names)
     assert 0 < found.mean_kl < KL_BOUND
     assert found.top1_agreement > 0.9
+    assert found.mean_kl < int8.mean_kl < KL_BOUND  # with KV in codes
+    assert int8.mean_kl < fp8.mean_kl < 2 * KL_BOUND
+    assert int8.perplexity == pytest.approx(found.perplexity, rel=0.01)
     bad = candidate_forwards(options, tmp_path, lambda heads, dtype: CpuOps(cpu_library()), NoMinima())
     dropped = measure_accuracy(reference, {"file": bad.logits("file")}, [window[:32]])["file"]
     assert dropped.mean_kl > 100 * KL_BOUND

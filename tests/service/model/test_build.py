@@ -14,9 +14,11 @@ from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ConfigError, ModelError
+from pageturner.service.model.accuracy import logits_of
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.build import build_model
+from pageturner.service.model.kv_dtypes import name_of
 from pageturner.service.model.loader import read_folder
 from pageturner.service.model.options import Forward, KvDtype, ModelOptions
 
@@ -70,6 +72,22 @@ def test_a_dtype_of_the_pool_that_transformers_does_not_have_is_refused(tmp_path
                 build_model(artifacts, asked, 16, lambda _: TorchOps())
         else:
             build_model(artifacts, asked, 16, lambda _: TorchOps())
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["phi3", "qwen3"])
+def test_codes_are_kept_beside_any_activations(family: str, kv_dtype: KvDtype, tmp_path: Path) -> None:
+    artifacts = artifacts_of(family, tmp_path)
+    plain, coded = (
+        build_model(artifacts, replace(options(), kv_dtype=word), 16, lambda _: TorchOps()).model
+        for word in ("auto", kv_dtype)
+    )
+    assert name_of(coded.kv_dtype) == kv_dtype
+    assert coded.dtype is plain.dtype
+    tokens = [(7 * i + 3) % coded.vocab_size for i in range(40)]
+    found, expected = (logits_of(model, TorchOps())(tokens) for model in (coded, plain))
+    assert not torch.equal(found, expected)
+    assert float((found - expected).abs().mean()) < 0.1 * float(expected.std())
 
 
 class FickleOps(TorchOps):
