@@ -13,6 +13,7 @@ from pageturner.policies.interfaces import PolicySet
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import SchedulerOptions
 from support.core_harness import CoreHarness
+from support.drafting_machine import SPECULATION, PlannedDrafter
 from support.fake_disk import FakeDisk
 from support.scheduler_machine import ConversingMachine, policy_sets, requests, scheduler_options
 
@@ -63,6 +64,7 @@ class TieredMachine(ConversingMachine):
         favoured: dict[str, Any] = {
             axis: registry.create(axis, name) for axis, name in self.favoured_policies
         }
+        depth = 0 if self.speculation.method != "none" else depth
         if self.is_all_on_disk:
             has_disk, num_swap_blocks, num_cache_blocks = True, 0, min(num_cache_blocks, 4)
         self.harness = CoreHarness(
@@ -77,6 +79,8 @@ class TieredMachine(ConversingMachine):
             rates=rates,
             scheduler_class=self.scheduler_class,
             disk=FakeDisk() if has_disk else None,
+            speculation=self.speculation,
+            drafter=type(self).drafter,
         )
         for wanted in load:
             self._submit(wanted)
@@ -137,3 +141,10 @@ class DiskMachine(TieredMachine):
     """The same with a disk in each run, behind so small a host that much of it comes back from there."""
 
     is_all_on_disk = True
+
+
+class DraftingDiskMachine(DiskMachine):
+    """The same with drafts, for which the device evicts blocks too."""
+
+    speculation = SPECULATION
+    drafter = PlannedDrafter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,4 +95,152 @@ def test_what_drafts_evict_lives_on() -> None:
     for seed in range(4):
         served(live, (0, 1, 0, 1, 0, 1, 0, 1), seed=seed, salt=str(seed), max_tokens=6)
     assert live.scheduler.stats().num_spilled_blocks_total > 0
+    live.check_finished()
+
+
+def churned(live: CoreHarness, count: int = 8) -> None:
+    """Others' blocks take the place of all that the device held, and of what a small host held."""
+    for seed in range(count):
+        served(live, OTHER, seed=seed, salt=f"churn {seed}")
+
+
+@pytest.mark.parametrize("with_disk", [False, True])
+def test_a_swap_takes_the_place_of_cached_blocks(with_disk: bool) -> None:
+    """The host is full of what the device evicted, and two requests that don't fit together take turns."""
+    live = harness(num_host=8, num_cache=4, disk=FakeDisk() if with_disk else None)
+    live.scheduler.set_policies(
+        registry.create_set({"reclaim": "always-swap", "admission": "first-chunk"}), live.now
+    )
+    churned(live)
+    assert live.scheduler.manager.host.num_free == 0
+    for seed in range(2):
+        live.submit((seed, 0, 1), max_tokens=8, seed=seed)
+    live.run_to_end()
+    assert live.scheduler.stats().num_swap_preemptions_total > 0
+    live.check_finished()
+
+
+@pytest.mark.parametrize("difference", [{"salt": "mine"}, {"cache_tenant": "mine"}, {"adapter": "mine"}])
+def test_what_one_tag_left_in_a_tier_is_not_found_by_another(difference: dict[str, str]) -> None:
+    live = harness(num_host=6, num_cache=6, disk=FakeDisk())
+    hasher = live.scheduler.manager.hasher
+    assert hasher is not None
+    assert len({hasher.root(**{"adapter": "", "salt": ""} | tag) for tag in ({}, renamed(difference))}) == 2
+    assert served(live, HELLO) == 0
+    churned(live)
+    if "salt" in difference:
+        assert served(live, HELLO, salt="mine") == 0
+    assert served(live, HELLO) >= 4
+
+
+def renamed(tag: dict[str, str]) -> dict[str, str]:
+    return {name.removeprefix("cache_"): value for name, value in tag.items()}
+
+
+def test_a_request_that_waits_for_the_disk_holds_up_no_other() -> None:
+    patient = replace(FAST, disk_read_bytes_per_second=4e6, prefill_seconds_per_token=1.0)
+    live = harness(num_host=6, num_cache=6, disk=FakeDisk(), rates=patient)
+    served(live, HELLO)
+    churned(live)
+    fetching = live.submit(HELLO, max_tokens=2, seed=7)
+    live.step()
+    assert live.scheduler.stats().num_requests_fetching == 1
+    other = live.submit((2, 2, 2), max_tokens=2, salt="new")
+    live.step()
+    assert live.records[other].outputs, "it runs at once, though it came later"
+    assert not live.records[fetching].outputs
+    live.end_transfers()
+    live.run_to_end()
+    assert live.scheduler.stats().num_disk_hit_tokens_total > 0
+    live.check_finished()
+
+
+def test_a_silent_disk_costs_a_bounded_time() -> None:
+    live = harness(num_host=6, num_cache=6, disk=FakeDisk())
+    served(live, HELLO)
+    churned(live)
+    silent = live.submit(HELLO, max_tokens=2, seed=7)
+    for _ in range(8):
+        live.step()
+    assert live.records[silent].end is not None, "it was computed"
+    assert live.scheduler.stats().num_host_blocks_used == 0
+    live.check_finished()
+
+
+def test_a_request_that_is_aborted_while_it_fetches_leaves_nothing() -> None:
+    live = harness(num_host=6, num_cache=6, disk=FakeDisk())
+    served(live, HELLO)
+    churned(live)
+    live.abort(submitted(live))
+    assert live.scheduler.stats().num_requests_fetching == 0
+    live.end_transfers()
+    live.step()
+    live.check_finished()
+
+
+def submitted(live: CoreHarness) -> str:
+    """A request that fetches."""
+    request_id = live.submit(HELLO, max_tokens=2, seed=7)
+    live.step()
+    assert live.scheduler.stats().num_requests_fetching == 1
+    return request_id
+
+
+def test_what_was_lost_on_disk_is_computed() -> None:
+    disk = FakeDisk()
+    live = harness(num_host=6, num_cache=6, disk=disk)
+    served(live, HELLO)
+    churned(live)
+    for _ in range(len(disk.stored)):
+        disk.lose(0)
+    assert served(live, HELLO, seed=7) == 0
+    assert live.scheduler.stats().num_disk_reads_failed_total > 0
+    live.check_finished()
+
+
+def test_a_request_that_goes_non_finite_is_forgotten_in_every_tier() -> None:
+    disk = FakeDisk()
+    live = harness(num_host=6, num_cache=6, disk=disk)
+    served(live, HELLO)
+    churned(live)
+    poisoned = submitted(live)
+    live.model.poisoned_requests.add(poisoned)
+    live.end_transfers()
+    live.run_to_end()
+    assert live.records[poisoned].end is not None
+    assert served(live, HELLO, seed=8) == 0
+    live.check_finished()
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [replace(FAST, swap_in_bytes_per_second=1.0), replace(FAST, disk_read_bytes_per_second=1.0)],
+    ids=["host", "disk"],
+)
+def test_what_is_sooner_computed_is_not_copied(rates: Rates) -> None:
+    live = harness(num_host=6, num_cache=6, disk=FakeDisk(), rates=rates)
+    served(live, HELLO)
+    churned(live)
+    assert served(live, HELLO, seed=7) == 0
+    stats = live.scheduler.stats()
+    assert (stats.num_host_hit_tokens_total, stats.num_disk_hit_tokens_total) == (0, 0)
+
+
+def test_a_request_that_by_passes_the_cache_takes_nothing_from_a_tier() -> None:
+    live = harness(num_host=6, num_cache=6, disk=FakeDisk())
+    served(live, HELLO)
+    churned(live)
+    assert served(live, HELLO, seed=7, bypass=True) == 0
+    assert live.scheduler.stats().num_disk_hit_tokens_total == 0
+
+
+def test_two_that_start_alike_copy_a_block_once() -> None:
+    live = harness(num_blocks=12, num_host=16)
+    served(live, HELLO)
+    churned(live, 5)
+    before = live.scheduler.stats().num_host_hit_tokens_total
+    for seed in (7, 8):
+        live.submit(HELLO, max_tokens=2, seed=seed)
+    live.run_to_end()
+    assert 4 <= live.scheduler.stats().num_host_hit_tokens_total - before <= len(HELLO)
     live.check_finished()
