@@ -38,8 +38,8 @@ class SchedulerOptions:
     max_num_batched_tokens: int = 512
     """Tokens that one step computes."""
     max_scored_rows: int = 256
-    """Rows of one step whose logits score known tokens (prompt_logprobs, Score): what bounds the memory that
-    these logits take, whatever the length of a prompt."""
+    """Rows of one step whose logits score known tokens (prompt_logprobs, Score) or verify guesses: what
+    bounds the memory that these logits take, whatever the length of a prompt."""
     watermark: float = 0.03
     """Share of the pool that admissions leave available (rounded up in blocks)."""
     max_waiting: int = 1024

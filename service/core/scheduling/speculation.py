@@ -72,7 +72,9 @@ class Speculation:
         state, num_rows = self._state, output.num_tokens
         state.found_drafts = {}
         num_samples = sum(len(part.samples) for part in output.scheduled)
-        max_rows = state.options.max_num_batched_tokens - num_rows
+        num_scored = sum(len(part.scored_rows) for part in output.scheduled if part.scored)
+        options = state.options
+        max_rows = min(options.max_num_batched_tokens - num_rows, options.max_scored_rows - num_scored)
         if max_rows <= 0 or not num_samples:
             return output
         cost = StepCost.of(num_rows, num_samples, self._row_cost)

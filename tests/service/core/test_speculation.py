@@ -36,13 +36,13 @@ BUDGET = settings(
 )
 
 
-def harness(num_blocks: int = 32, *, max_num_batched_tokens: int = 16, drafts: int = 5) -> CoreHarness:
+def harness(num_blocks: int = 32, *, drafts: int = 5, **bounds: Any) -> CoreHarness:
     """Whose drafts all come true."""
     return CoreHarness(
         registry.default_policies(),
         num_blocks=num_blocks,
         block_size=2,
-        options=SchedulerOptions(max_model_len=64, max_num_batched_tokens=max_num_batched_tokens),
+        options=replace(SchedulerOptions(max_model_len=64, max_num_batched_tokens=16), **bounds),
         rates=Rates(),
         speculation=replace(SPECULATION, num_tokens=drafts),
         drafter=KnowingDrafter,
@@ -124,6 +124,15 @@ def test_drafts_have_what_the_step_leaves_of_the_budget() -> None:
     run.step()
     run.submit((1,) * 6, max_tokens=4)
     assert parts(run.step()) == [(2, 1), (6, 0)]
+    run.run_to_end()
+    run.check_finished()
+
+
+def test_drafts_have_no_more_rows_of_logits_than_there_is_memory_for() -> None:
+    run = harness(max_scored_rows=2)
+    run.submit((0, 1, 2), max_tokens=20)
+    run.step()
+    assert parts(run.step()) == [(3, 2)]
     run.run_to_end()
     run.check_finished()
 
