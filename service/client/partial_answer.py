@@ -17,6 +17,7 @@ class _Received:
     token_ids: list[int] = field(default_factory=list)
     num_characters: int = 0
     is_finished: bool = False
+    sum_of_logprobs: float = 0.0
 
 
 class PartialAnswer:
@@ -72,13 +73,19 @@ class PartialAnswer:
                 choice = self._received[event.index]
                 choice.token_ids.extend(token.token_id for token in event.tokens)
                 choice.num_characters += len(event.text)
+                for token in event.tokens:
+                    choice.sum_of_logprobs += token.logprob or 0.0
             case ScoredTokensEvent():
                 # Of an answer that broke off before its first token all of them come once more.
                 tokens = event.tokens[max(0, self._num_scored - event.start) :]
                 start, self._num_scored = self._num_scored, self._num_scored + len(tokens)
                 return replace(event, start=start, tokens=tokens) if tokens else None
             case ChoiceFinishedEvent() if self._received:
-                self._received[event.index].is_finished = True
+                choice = self._received[event.index]
+                choice.is_finished = True
+                if self.num_resumes and self._request.sampling.HasField("logprobs"):
+                    # A server that goes on with an answer does not know what came before.
+                    event = replace(event, cumulative_logprob=choice.sum_of_logprobs)
             case FinishedEvent():
                 pass
         return event

@@ -40,7 +40,8 @@ class Selection:
         """What the client is told now that this happened."""
         match event:
             case TokenEvent():
-                self._sums[event.index] += sum(token.logprob or 0.0 for token in event.tokens)
+                for token in event.tokens:  # one by one, as a client adds them up
+                    self._sums[event.index] += token.logprob or 0.0
                 if self._params.is_selective:
                     self._texts[event.index].append(event.text)
                     self._tokens[event.index] += event.tokens

@@ -203,13 +203,13 @@ class SchedulerState:
             assert num_slots < num_used + self.manager.block_size, (
                 f"lookahead: sequence {sequence.seq_id} holds {num_slots} slots for {num_used} tokens"
             )
+            assert sequence.next_scored >= sequence.num_computed_tokens or self.unfinished_steps, (
+                f"scored: row {sequence.next_scored} of sequence {sequence.seq_id} was passed over"
+            )
         searching = [request for request in self.requests.values() if request.beams is not None]
         assert self.searching == {request.order for request in searching}, "beams: who searches is not known"
         for request in searching:
             _check_beams(request)
-            assert sequence.next_scored >= sequence.num_computed_tokens or self.unfinished_steps, (
-                f"scored: row {sequence.next_scored} of sequence {sequence.seq_id} was passed over"
-            )
         slots = sum(request.num_slots for request in self.running.values())
         assert slots <= self.options.max_num_seqs, f"slots: {slots} sequences run"
 

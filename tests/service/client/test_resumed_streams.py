@@ -112,6 +112,7 @@ def test_a_stream_cut_behind_any_message_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(prompts, samplings(), services(), prompts, st.integers(0, 99))
 def test_a_stream_cut_behind_any_message_goes_on_as_if_it_had_not_been_at_length(

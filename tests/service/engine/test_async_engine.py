@@ -42,6 +42,7 @@ from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.step_computation import Device, DirectSteps
+from pageturner.service.engine.stream import BufferedStream
 from pageturner.service.engine.thread_messages import Resume
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import (
@@ -626,9 +627,16 @@ async def test_requests_that_no_step_takes_up_are_no_progress(monkeypatch: pytes
 
 async def test_a_request_whose_reader_lags_is_no_work_that_waits() -> None:
     options = replace(OPTIONS, slow_consumer_timeout_seconds=1000.0)
-    async with serving(options=options) as bench:
-        bench.in_lockstep()
-        stream = await bench.submit(max_tokens=20)
+    async with serving(gated=True, options=options) as bench:
+        submitting = asyncio.ensure_future(bench.submit(max_tokens=20))
+        bench.allow(1)
+        stream = await submitting
+        assert isinstance(stream, BufferedStream)
+        # A loop that is busy has tokens wait for it: no step may run ahead of what the reader is given.
+        for num_tokens in range(1, OPTIONS.stream_buffer_tokens + 1):
+            while stream.num_buffered_tokens < num_tokens:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0)
+            bench.allow(1)
         thread = bench.engine._thread
         assert thread is not None
         while bench.engine._live.has_work() or thread.busy_since is not None:  # noqa: ASYNC110  # no event
