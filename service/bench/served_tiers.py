@@ -24,7 +24,6 @@ from pathlib import Path
 
 from pageturner.service.client import FinishedEvent, SyncClient, TokenEvent
 from pageturner.service.client.server_process import running_server
-from pageturner.service.errors import PageturnerError
 
 BLOCK_SIZE = 16
 POOL_SHARE = 10
@@ -39,7 +38,7 @@ NUM_SERVERS = 5
 class TierLoad:
     """num_conversations, each of history_tokens before its first turn, have num_turns each."""
 
-    num_conversations: int = 12
+    num_conversations: int = 14
     history_tokens: int = 1024
     num_turns: int = 2
     seed: int = 0
@@ -52,8 +51,9 @@ class TierLoad:
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool: a tenth of the conversations, and more than two of them take."""
-        one = -(-(self.history_tokens + self.num_turns * (ANSWER_TOKENS + NEW_TOKENS)) // BLOCK_SIZE)
+        """Of the pool: a tenth of what the conversations take, and no less than one of them does at last."""
+        most_turns = self.num_turns * (NUM_SERVERS - 1)
+        one = -(-(self.history_tokens + most_turns * (ANSWER_TOKENS + NEW_TOKENS)) // BLOCK_SIZE)
         return max(self.num_tokens // BLOCK_SIZE // POOL_SHARE, one + 1)
 
 
@@ -157,12 +157,7 @@ def _kill(flags: Sequence[str], conversations: Conversations) -> None:
         *others, last = range(len(conversations.said))
         for index in others:
             conversations.turn(client, index)
-        before = list(conversations.said[last])
-        events = client.stream([*before, 1], max_tokens=256, ignore_eos=True)
-        next(iter(events))
+        events = client.stream(list(conversations.said[last]), max_tokens=ANSWER_TOKENS, ignore_eos=True)
+        next(iter(events))  # it is taken, and computes
         os.kill(server.pid, signal.SIGKILL)
-        try:
-            for _ in events:
-                pass
-        except PageturnerError:
-            return  # as it must be
+        events.close()
