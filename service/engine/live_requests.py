@@ -45,7 +45,8 @@ class _Live:
 
     is_renamed: its client knows it by another id than the scheduler. selection: None where every choice is
     told as it comes, without sums. known: what its client has of a search that begins anew, else None.
-    grammar: of its form, held for as long.
+    grammar: of its form, held for as long. beams_a_choice: of a search, beams computed for each choice that is
+    told; else 1.
     """
 
     work: Work
@@ -58,6 +59,7 @@ class _Live:
     known: KnownAnswers | None = None
     grammar: CompiledGrammar | None = None
     rendered_prompt: str = ""
+    beams_a_choice: float = 1.0
 
     def refuse(self, error: PageturnerError) -> None:
         """Nothing comes after this: tell the caller, who waits for acceptance or for events."""
@@ -198,8 +200,20 @@ class LiveRequests:
             selection = Selection(request.params, has_all_tokens=not request.num_resumed_tokens)
         is_renamed = request_id != client_id
         work, known = self._door.admit(request), KnownAnswers(request.known) if request.known else None
+        params = request.params
+        beams_a_choice = 1.0 if params.beam_search is None else params.beam_search.width / params.n
         live = _Live(
-            work, is_renamed, holding, stream, accepted, logger, selection, known, grammar, rendered_prompt
+            work,
+            is_renamed,
+            holding,
+            stream,
+            accepted,
+            logger,
+            selection,
+            known,
+            grammar,
+            rendered_prompt,
+            beams_a_choice,
         )
         self._live[request_id] = live
         self._num_unread += 1
@@ -248,7 +262,8 @@ class LiveRequests:
                 live.accepted.set_result(None)
         elif isinstance(output, FinishedEvent):
             usage = output.usage
-            self._tenants.end(live.holding, usage.num_prompt_tokens + usage.num_output_tokens)
+            num_outputs = round(usage.num_output_tokens * live.beams_a_choice)
+            self._tenants.end(live.holding, usage.num_prompt_tokens + num_outputs)
             self._forget(output.request_id)
             self._remember(output.request_id)
             _log_finish(live.logger, output)

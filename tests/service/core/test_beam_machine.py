@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
+from support.core_harness import CoreHarness
 from support.drafting_machine import DraftingMachine
 from support.scheduler_machine import SchedulerMachine, SearchingMachine, beam_searches, requests
 from support.tier_machine import TieredMachine
+
+from pageturner.policies import registry
+from pageturner.policies.events import PolicyEvent, StepServed
+from pageturner.service.core.sampling_params import BeamSearch
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -54,3 +59,22 @@ def test_answers_scores_and_books_while_beams_are_searched_at_length() -> None:
     run_state_machine_as_test(
         SearchingMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=50)
     )
+
+
+def test_policies_are_told_of_every_beam_s_tokens() -> None:
+    """One row for all begins a search; then each beam computes one a token, whatever is told."""
+    harness = CoreHarness(
+        registry.create_set({"queue": "virtual-token-counter"}), num_blocks=40, block_size=2
+    )
+    served: list[int] = []
+    fold = harness.scheduler.policy_host.fold
+
+    def listen(event: PolicyEvent) -> None:
+        if isinstance(event, StepServed):
+            served.append(sum(share.num_output_tokens for share in event.shares))
+        fold(event)
+
+    harness.scheduler.policy_host.fold = listen  # type: ignore[method-assign]
+    harness.submit((0, 1, 2), max_tokens=4, beam_search=BeamSearch(3))
+    harness.run_to_end()
+    assert served == [1, 3, 3, 3]

@@ -22,7 +22,10 @@ from pageturner.service.client import (
     TokenEvent,
 )
 from pageturner.service.client.partial_answer import PartialAnswer
+from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import InvalidArgument, RequestAborted
+from pageturner.service.identity import Identity, TenantLimits
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -233,3 +236,16 @@ async def test_the_characters_that_were_received_of_a_search_are_to_be_stated() 
         with pytest.raises(grpc.aio.AioRpcError, match="text_characters: is to be stated") as caught:
             await sent(service, again)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_all_beams_are_on_their_tenants_account() -> None:
+    """Four were computed for the one answer that is told."""
+    caller = Identity("alice", limits=TenantLimits(tokens_per_minute=600))
+    async with real_service() as service:
+        params = SamplingParams(max_tokens=9, beam_search=BeamSearch(4))
+        stream = await service.engine.submit(GenerationRequest(PROMPT, params, identity=caller))
+        usage = [event async for event in stream][-1].usage
+        (report,) = (each for each in service.engine.tenants(9).tenants if each.tenant == "alice")
+        assert usage.num_output_tokens == 9
+        assert report.tokens_left is not None
+        assert 600 - report.tokens_left == pytest.approx(len(PROMPT) + 4 * 9, abs=8)  # some come back by time
