@@ -45,8 +45,8 @@ class _Live:
 
     is_renamed: its client knows it by another id than the scheduler. selection: None where every choice is
     told as it comes, without sums. known: what its client has of a search that begins anew, else None.
-    grammar: of its form, held for as long. beams_a_choice: of a search, beams computed for each choice that is
-    told; else 1.
+    grammar: of its form, held for as long. beams_a_choice: of a search, beams computed for each choice that
+    is told; else 1.
     """
 
     work: Work

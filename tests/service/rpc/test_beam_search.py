@@ -244,8 +244,9 @@ async def test_all_beams_are_on_their_tenants_account() -> None:
     async with real_service() as service:
         params = SamplingParams(max_tokens=9, beam_search=BeamSearch(4))
         stream = await service.engine.submit(GenerationRequest(PROMPT, params, identity=caller))
-        usage = [event async for event in stream][-1].usage
+        finished = [event async for event in stream][-1]
+        assert isinstance(finished, FinishedEvent)
         (report,) = (each for each in service.engine.tenants(9).tenants if each.tenant == "alice")
-        assert usage.num_output_tokens == 9
+        assert finished.usage.num_output_tokens == 9
         assert report.tokens_left is not None
         assert 600 - report.tokens_left == pytest.approx(len(PROMPT) + 4 * 9, abs=8)  # some come back by time
