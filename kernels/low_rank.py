@@ -39,7 +39,7 @@ class Factors:
 class LowRank:
     """What one adapter adds to one product.
 
-    a: float32 [R, in], the A of each part, one below the other. b: for each part B as operations read it,
+    a: [R, in], the A of each part, one below the other. b: for each part B as operations read it,
     None where the adapter leaves the part as it is. sizes: outputs of the parts.
     """
 

@@ -20,12 +20,12 @@ namespace pageturner {
 constexpr int PARTS = 3;
 
 // One adapter's part in one product. The outputs are up to PARTS stretches one behind the other, such as q, k and v, each
-// with an A and a B of its own. Mirrored by ctypes in low_rank.py, as the next.
+// with an A and a B of its own, in float32 or bfloat16. Mirrored by ctypes in low_rank.py, as the next.
 struct LowRank {
-  const float* a;             // [ranks of all parts, in_features]; null: it adds nothing to this product
-  const float* b[PARTS];      // [tiles of 16 outputs][rank][16], scaled; null: it adds nothing to this part
+  const void* a;              // [ranks of all parts, in_features]; null: it adds nothing to this product
+  const void* b[PARTS];       // [tiles of 16 outputs][rank][16], scaled; null: it adds nothing to this part
   std::int32_t ranks[PARTS];  // of the parts, 0 where b is null
-  std::int32_t unused;
+  std::int32_t is_narrow;     // whether a and b are in bfloat16
 
   int rank() const { return ranks[0] + ranks[1] + ranks[2]; }
   int first_rank(int part) const { return (part > 0 ? ranks[0] : 0) + (part > 1 ? ranks[1] : 0); }
@@ -44,8 +44,8 @@ void with_constant(int count, const F& f) {
 }
 
 // to[row * stride + i] = a[i] . x[row], both `size` long, for ROWS rows and RANKS of a.
-template <int ROWS, int RANKS>
-void dots(const float* a, const float* x, int size, float* to, std::int64_t stride) {
+template <int ROWS, int RANKS, class W>
+void dots(const W* a, const float* x, int size, float* to, std::int64_t stride) {
   Sixteen sums[ROWS][RANKS];
   const auto add = [&](int at, int part, int count) {
     Floats weights[RANKS];
@@ -68,27 +68,45 @@ void dots(const float* a, const float* x, int size, float* to, std::int64_t stri
 constexpr int DOT_ROWS = WIDTH == LANES ? 4 : 2, DOT_RANKS = WIDTH == LANES ? 4 : 2;
 
 // to[row][0 .. rank) = A x[row].
-inline void multiply_a(const float* a, int rank, const float* x, int rows, int size, float* const* to) {
+template <class W>
+void multiply_a(const W* a, int rank, const float* x, int rows, int size, float* const* to) {
   float found[DOT_ROWS * DOT_RANKS];
   for (int row = 0; row < rows; row += DOT_ROWS)
     with_constant<DOT_ROWS>(rows - row, [&](auto num_rows) {
       for (int i = 0; i < rank; i += DOT_RANKS)
         with_constant<DOT_RANKS>(rank - i, [&](auto num_ranks) {
+          const char* ahead = reinterpret_cast<const char*>(a + std::int64_t{i + DOT_RANKS} * size);
+          if (!row)
+            for (std::size_t byte = 0; byte < DOT_RANKS * size * sizeof(W); byte += 64) __builtin_prefetch(ahead + byte, 0, 2);
           dots<num_rows, num_ranks>(a + std::int64_t{i} * size, x + std::int64_t{row} * size, size, found, DOT_RANKS);
           for (int k = 0; k < num_rows; k++) std::copy_n(found + k * DOT_RANKS, int(num_ranks), to[row + k] + i);
         });
     });
 }
 
-// to[0 .. count) += the tile's B times u, with count <= 16. tile: [rank][16].
-template <class T>
-void add_tile(const float* tile, const float* u, int rank, T* to, int count) {
+// to[0 .. count) += B u of the outputs from `at` on, a multiple of 16, with count <= 16.
+template <class W, class T>
+void add_tile(const W* b, std::int64_t at, const float* u, int rank, T* to, int count) {
+  const W* tile = b + at * rank;
+  // Several adapters are read by turns, tile after tile: too many streams for the processor's own prefetching.
+  const char* ahead = reinterpret_cast<const char*>(tile + 2 * LANES * rank);
+  for (std::size_t byte = 0; byte < LANES * rank * sizeof(W); byte += 64) __builtin_prefetch(ahead + byte, 0, 2);
   for (int lane = 0; lane < count; lane += WIDTH) {
     Floats sum = {};
     for (int i = 0; i < rank; i++) sum = fma(splat(u[i]), load(tile + i * LANES + lane), sum);
     const int some = std::min(WIDTH, count - lane);
     store(to + lane, load(to + lane, some) + sum, some);
   }
+}
+
+template <class T>
+void add_tile(const LowRank& low_rank, int part, std::int64_t at, const float* u, T* to, int count) {
+  const int rank = low_rank.ranks[part];
+  u += low_rank.first_rank(part);
+  if (low_rank.is_narrow)
+    add_tile(static_cast<const bf16*>(low_rank.b[part]), at, u, rank, to, count);
+  else
+    add_tile(static_cast<const float*>(low_rank.b[part]), at, u, rank, to, count);
 }
 
 // The rows of a step by adapter.
@@ -134,7 +152,10 @@ class AdapterRows {
         put(row, x + std::int64_t{i} * size);
         to[i] = u + row * stride;
       }
-      multiply_a(low_rank.a, low_rank.rank(), x, count, size, to);
+      if (low_rank.is_narrow)
+        multiply_a(static_cast<const bf16*>(low_rank.a), low_rank.rank(), x, count, size, to);
+      else
+        multiply_a(static_cast<const float*>(low_rank.a), low_rank.rank(), x, count, size, to);
     });
   }
 
@@ -196,10 +217,8 @@ class StepAdapters {
         const std::int32_t adapter = step.by_adapter.of_row()[row];
         if (adapter < 0) continue;
         const LowRank& low_rank = step.adapters[adapter][layer].*which;
-        if (!low_rank.b[part]) continue;
-        const int rank = low_rank.ranks[part];
-        add_tile(low_rank.b[part] + tile * rank * LANES, step.u.data() + row * step.rank + low_rank.first_rank(part),
-                 rank, to + i * stride, LANES);
+        if (low_rank.b[part])
+          add_tile(low_rank, part, tile * LANES, step.u.data() + row * step.rank, to + i * stride, LANES);
       }
     }
   };
@@ -255,11 +274,10 @@ void add_low_rank(Team& team, const LowRankCall& call) {
     const LowRank& low_rank = find(call.of_row[row]);
     for (int part = 0; part < PARTS; part++) {
       if (!low_rank.b[part]) continue;
-      const int size = call.starts[part + 1] - call.starts[part], rank = low_rank.ranks[part];
+      const int size = call.starts[part + 1] - call.starts[part];
       T* to = static_cast<T*>(call.output) + row * call.output_stride + call.starts[part];
       for (int at = 0; at < size; at += LANES)
-        add_tile(low_rank.b[part] + std::int64_t{at} * rank, u.data() + row * call.rank + low_rank.first_rank(part),
-                 rank, to + at, std::min(LANES, size - at));
+        add_tile(low_rank, part, at, u.data() + row * call.rank, to + at, std::min(LANES, size - at));
     }
   });
 }

@@ -32,7 +32,7 @@ class LowRankStruct(ctypes.Structure):
         ("a", c_void_p),
         ("b", c_void_p * PARTS),
         ("ranks", c_int32 * PARTS),
-        ("unused", c_int32),
+        ("is_narrow", c_int32),
     )
 
 
@@ -78,9 +78,11 @@ class CpuAdapter:
 
 
 class CpuLowRankOps:
-    """`LowRankOps` in C++. Threads are torch's. library: what `build.load_library` returns."""
+    """`LowRankOps` in C++. Threads are torch's. library: what `build.load_library` returns. dtype: that
+    factors are kept in, float32 or bfloat16; sums are in float32."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
         self._add = {
             dtype: entry(library, f"add_low_rank_{checks.dtype_name(dtype)}", c_void_p, c_int)
             for dtype in checks.DTYPES
@@ -94,8 +96,8 @@ class CpuLowRankOps:
             if part is not None:
                 checks.check_on_cpu(a=part.a, b=part.b)
         return LowRank(
-            stacked(parts),
-            tuple(None if part is None else in_tiles(part.b) for part in parts),
+            stacked(parts).to(self._dtype),
+            tuple(None if part is None else in_tiles(part.b).to(self._dtype) for part in parts),
             tuple(0 if part is None else part.a.shape[0] for part in parts),
             tuple(sizes),
         )
@@ -145,4 +147,5 @@ def _struct(low_rank: LowRank | None) -> LowRankStruct:
         a=low_rank.a.data_ptr(),
         b=(c_void_p * PARTS)(*some, *[None] * none),
         ranks=(c_int32 * PARTS)(*low_rank.ranks, *[0] * none),
+        is_narrow=low_rank.a.dtype is torch.bfloat16,
     )

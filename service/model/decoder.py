@@ -59,8 +59,10 @@ class Decoder:
             AttentionSpec(config.attention_scale, window) for window in config.sliding_windows
         )
         self._ops = ops
+        # Beside weights of a few bits, half the bytes of an adapter cost nothing that shows.
+        kept = torch.bfloat16 if isinstance(products, QuantisedProducts) else torch.float32
         self.low_rank: LowRankOps = (
-            CpuLowRankOps(ops.library) if isinstance(ops, CpuOps) else TorchLowRankOps(products.dtype)
+            CpuLowRankOps(ops.library, kept) if isinstance(ops, CpuOps) else TorchLowRankOps(products.dtype)
         )
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:

@@ -19,6 +19,7 @@ from pageturner.kernels.torch_low_rank import TorchLowRankOps
 
 IMPLEMENTATIONS: dict[str, Callable[[torch.dtype], LowRankOps]] = {
     "cpu": lambda dtype: CpuLowRankOps(cpu_library()),
+    "cpu-narrow": lambda dtype: CpuLowRankOps(cpu_library(), torch.bfloat16),
     "torch": TorchLowRankOps,
 }
 SIZES = (40, 16, 24)
@@ -76,7 +77,8 @@ def test_is_what_the_definition_says(name: str, mix: tuple[int, ...], dtype: tor
     expected = added(ReferenceLowRankOps(), rows, output, adapters)
     found = added(IMPLEMENTATIONS[name](dtype), rows, output, adapters)
     # In bfloat16 torch keeps B A x in it between the two products.
-    allowed = 1e-5 if dtype is torch.float32 else 2e-2
+    is_narrow = name == "cpu-narrow" or dtype is torch.bfloat16
+    allowed = 2e-2 if is_narrow else 1e-5
     assert torch.allclose(found.float(), expected.float(), rtol=allowed, atol=allowed * 20)
     plain = np.flatnonzero(adapters.of_row < 0)
     assert torch.equal(found[plain], output[plain])
@@ -104,7 +106,8 @@ def test_rows_may_be_strided_and_none_of_a_product_s_adapters_there(name: str) -
     prepared = [ops.prepare(ADAPTERS[0], SIZES), None, None]
     ops.add(output[:, : sum(SIZES)], rows, adapters, prepared)
     expected = added(ReferenceLowRankOps(), rows, output[:, : sum(SIZES)] * 0, of_row(0, 0, -1, -1, -1, -1))
-    assert torch.allclose(output[:, : sum(SIZES)], expected, atol=1e-4)
+    allowed = 0.3 if name == "cpu-narrow" else 1e-4
+    assert torch.allclose(output[:, : sum(SIZES)], expected, rtol=1e-2, atol=allowed)
     assert not output[:, sum(SIZES) :].any()
     assert ops.prepare([None, None, None], SIZES) is None
     ops.add(output[:, : sum(SIZES)], rows, adapters, [None, None, None])
