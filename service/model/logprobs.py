@@ -18,6 +18,7 @@ from pageturner.service.core.outputs import (
     TokenLogprob,
 )
 from pageturner.service.errors import NonFiniteLogits
+from pageturner.service.model.truncation import run_length
 from pageturner.service.model.upload import upload
 
 
@@ -37,6 +38,9 @@ def token_logprobs(logits: torch.Tensor, token_ids: list[int], counts: list[int]
 
 def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, ids) [R, count] of the largest of each row [R, V], by value, then by lowest id."""
+    if count <= 1:
+        best, ids = row_maxima(values)  # a tenth of what a look for two takes
+        return best.unsqueeze(-1)[:, :count], ids.unsqueeze(-1)[:, :count]
     if values.device.type != "cpu":
         # Slower than topk, but nothing has to be looked at on the host.
         ranked, ids = values.sort(stable=True, dim=-1, descending=True)
@@ -89,3 +93,20 @@ def _score(logits: torch.Tensor, first: int, run: ScoreRun, chunk_rows: int) -> 
             return SampledSequence(run.seq_id, run.epoch, (), error)
         scores += token_logprobs(rows, token_ids, [run.num_top] * len(token_ids))
     return SampledSequence(run.seq_id, run.epoch, (), scores=tuple(scores))
+
+
+def row_maxima(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(maximum, its lowest id) of each row of [R, V]; NaN anywhere in a row makes its maximum NaN.
+
+    In two levels where V allows: `amax` over short runs is vectorised, `max` with indices is not
+    (64 x 49,152 in float32: 0.1 ms against 0.8; argmax of bfloat16 takes 5).
+    """
+    num_rows, width = logits.shape
+    run = run_length(width)
+    if run < 32:
+        values, ids = logits.max(-1)
+        return values, ids
+    runs = logits.view(num_rows, width // run, run)
+    values, run_ids = runs.amax(-1).max(-1)
+    offsets = runs[torch.arange(num_rows, device=logits.device), run_ids].max(-1).indices
+    return values, run_ids * run + offsets
