@@ -7,7 +7,9 @@ from support.core_harness import CoreHarness
 from support.flight import record_of, recorded
 
 from pageturner.policies import registry
+from pageturner.service.core.decisions import Ended
 from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.outputs import TextDelta
 from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.records import Checkpoint, FlightRecord
@@ -82,3 +84,30 @@ def test_a_record_of_searches_holds_no_token() -> None:
     assert start.checkpoint is not None
     states = [request.beams for request in start.checkpoint.requests if request.beams is not None]
     assert any(state.forks for state in states), "the checkpoint was taken within a search"
+
+
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_a_text_that_fails_ends_its_search_alone_and_comes_out_again(
+    faulty: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """faulty: of the two answers that are told, the one whose text can't be decoded."""
+    harness = CoreHarness(registry.default_policies(), num_blocks=40, block_size=2)
+    recorded(harness)
+
+    def append(seq_id: int, token_id: int, **options: bool) -> TextDelta:
+        if seq_id == faulty:
+            raise KeyError(token_id)
+        return TextDelta("")
+
+    monkeypatch.setattr(harness.text, "append", append)
+    harness.submit(PROMPT, max_tokens=6, n=2, beam_search=BeamSearch(3))
+    harness.submit(PROMPT, max_tokens=6, n=2, beam_search=BeamSearch(2))
+    scheduler = harness.scheduler
+    while output := scheduler.schedule(harness.now):
+        scheduler.update(output, harness.model.run(output), harness.now)
+        scheduler.check_integrity()
+    read = replayed(record_of(harness))
+    ends = [d.error for entry in read.entries for d in entry.decisions if isinstance(d, Ended)]
+    assert sorted(ends) == ["", "TextFailed"]
+    assert scheduler.stats().num_blocks_used == 0
+    assert not harness.text.live
