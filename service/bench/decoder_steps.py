@@ -21,6 +21,7 @@ from pageturner.kernels.grouped import GroupedWeight
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import AttentionBatch, KeyOrder, KvLayout
 from pageturner.kernels.packed import PackedLayout, PackedWeight, pack
+from pageturner.service.bench.kernels import fill_at_random
 from pageturner.service.model.pages import own_pages
 
 BLOCK_SIZE = 16
@@ -88,8 +89,9 @@ def measure_steps(
     on_case: Callable[[StepTiming], object] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
     machine: Sequence[str] = NATIVE,
+    kv_dtype: torch.dtype = torch.bfloat16,
 ) -> list[StepTiming]:
-    """Each case is run for so many seconds and at least once.
+    """Each case is run for so many seconds and at least once, over a pool of `kv_dtype`.
 
     machine: the compiler's flags for the kind of machine whose code runs.
     Raises CompilerUnavailable where there is no compiler, MemoryError where the pool does not fit.
@@ -98,7 +100,7 @@ def measure_steps(
     decoder = CpuDecoder(load_library(cache_dir, machine=machine), weights, num_threads)
     timings = []
     for case in cases:
-        timings.append(_time_case(shape, decoder, case, seconds, clock))
+        timings.append(_time_case(shape, decoder, case, seconds, clock, kv_dtype))
         on_case(timings[-1])
     return timings
 
@@ -109,6 +111,7 @@ def _time_case(
     case: StepCase,
     seconds: float,
     clock: Callable[[], float],
+    kv_dtype: torch.dtype,
 ) -> StepTiming:
     width = -(-case.num_keys // BLOCK_SIZE)
     num_blocks = case.num_sequences * width
@@ -119,10 +122,11 @@ def _time_case(
         shape.num_kv_heads,
         shape.head_dim,
         BLOCK_SIZE,
-        torch.bfloat16,
+        kv_dtype,
         KeyOrder.TILED16,
     )
-    pool = own_pages(layout.pool_shape(num_blocks), layout.dtype, huge=True).normal_()
+    pool = own_pages(layout.pool_shape(num_blocks), layout.dtype, huge=True)
+    fill_at_random(pool)
     batches = [_batch(tables, rows, keys) for rows, keys in case.steps()]
     steps = [(torch.randint(0, shape.vocab_size, batch.positions.shape), batch) for batch in batches]
     no_rows, last_rows = torch.zeros(0, dtype=torch.int64), batches[-1].query_start_loc[1:].long() - 1
@@ -135,7 +139,8 @@ def _time_case(
     decoder.profile()
     times = _repeated(run, seconds, clock)
     phases = {name: 1e3 * spent / len(times) for name, spent in decoder.profile().items() if name != "host"}
-    reads = _repeated(lambda: pool.view(torch.float32).sum(), seconds / 4, clock)
+    words = pool.view(torch.uint8).flatten()[: pool.nbytes // 4 * 4].view(torch.float32)
+    reads = _repeated(words.sum, seconds / 4, clock)
     return StepTiming(
         case.num_sequences,
         case.num_keys,

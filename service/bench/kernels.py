@@ -90,7 +90,9 @@ def _time_shape(
 
     def milliseconds(ops: PagedOps, kv_dtype: torch.dtype = dtype) -> float:
         layout = KvLayout(1, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, kv_dtype, ops.key_order)
-        kv_layer = _random_pool(layout, num_sequences * width)[:, 0]
+        pool = torch.empty(layout.pool_shape(num_sequences * width), dtype=kv_dtype)
+        fill_at_random(pool)
+        kv_layer = pool[:, 0]
         return _median_ms(lambda: ops.attention(query, kv_layer, batch, spec))
 
     return CpuTiming(
@@ -106,15 +108,14 @@ def _time_shape(
     )
 
 
-def _random_pool(layout: KvLayout, num_blocks: int) -> torch.Tensor:
-    """Numbers of order 1; codes of all sizes with scales that make them so."""
-    shape = layout.pool_shape(num_blocks)
-    if not is_coded(layout.dtype):
-        return torch.randn(shape).to(layout.dtype)
-    pool = torch.randint(0, 127, shape, dtype=torch.uint8).view(layout.dtype)
+def fill_at_random(pool: torch.Tensor) -> None:
+    """Numbers of order 1; or codes of all sizes, with scales that make them so."""
+    if not is_coded(pool.dtype):
+        pool.normal_()
+        return
+    pool.view(torch.uint8).random_(0, 127)
     _, scales = split_codes(pool)
     scales.fill_(1 / 127)
-    return pool
 
 
 def _median_ms(call: Callable[[], object]) -> float:

@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("native", "avx2", "portable"),
         help="the kind of machine that the code is compiled for, to run on this one (default native)",
     )
+    parser.add_argument(
+        "--kv-dtype",
+        default="bfloat16",
+        choices=("float32", "bfloat16", "int8", "fp8"),
+        help="what keys and values are kept in (default bfloat16)",
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     parser.set_defaults(measure=measure)
 
@@ -52,6 +58,7 @@ def measure(arguments: argparse.Namespace) -> int:
     """
     from pageturner.service.bench.decoder_steps import DecoderShape, StepCase, measure_steps
     from pageturner.service.bench.machines import compiler_flags
+    from pageturner.service.model.kv_dtypes import POOL_DTYPES
     from pageturner.service.startup.container import own_processors, processor_limit, usable_processors
 
     for name in ("context", "chunk", "threads"):
@@ -75,22 +82,28 @@ def measure(arguments: argparse.Namespace) -> int:
             cache_directory(),
             lambda timing: advance(f"{timing.num_sequences} x {timing.num_keys} keys", 1),
             machine=machine,
+            kv_dtype=POOL_DTYPES[arguments.kv_dtype],
         )
     if arguments.json:
         write(
             json.dumps(
-                {"code": arguments.code, "num_threads": num_threads, "timings": [asdict(t) for t in timings]},
+                {
+                    "code": arguments.code,
+                    "kv_dtype": arguments.kv_dtype,
+                    "num_threads": num_threads,
+                    "timings": [asdict(t) for t in timings],
+                },
                 indent=2,
             )
         )
         return 0
-    write("\n".join(_lines(timings, num_threads, arguments.code)))
+    write("\n".join(_lines(timings, num_threads, f"{arguments.code} code, KV in {arguments.kv_dtype}")))
     return 0
 
 
-def _lines(timings: Sequence[StepTiming], num_threads: int, code: str) -> Iterator[str]:
+def _lines(timings: Sequence[StepTiming], num_threads: int, kinds: str) -> Iterator[str]:
     phases = tuple(timings[0].phases)
-    yield f"one step or prompt, 4-bit groups, SmolLM2-135M's shape, {code} code, {num_threads} threads, ms"
+    yield f"one step or prompt, 4-bit groups, SmolLM2-135M's shape, {kinds}, {num_threads} threads, ms"
     yield f"{'':20} {'all':>8} " + " ".join(f"{name:>9}" for name in phases)
     for t in timings:
         name = f"{t.num_sequences} x {t.num_keys} decode" if t.chunk is None else f"prompt of {t.num_keys}"

@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+import torch
 from support.ops import cpu_cache_dir
 
 from pageturner.service.bench import machines
@@ -30,6 +31,21 @@ def test_each_case_is_timed_and_told() -> None:
         assert timing.milliseconds == 1000.0
         assert set(timing.phases) >= {"embed", "attention", "head"}
         assert all(math.isfinite(spent) and spent > 0 for spent in timing.phases.values())
+
+
+def test_codes_are_read_with_their_scales() -> None:
+    ticks = iter(range(1000))
+    (timing,) = measure_steps(
+        TINY,
+        [StepCase(3, 20)],
+        2,
+        7.0,
+        cpu_cache_dir(),
+        clock=lambda: float(next(ticks)),
+        kv_dtype=torch.int8,
+    )
+    assert timing.kv_bytes == 3 * 20 * 2 * TINY.num_layers * TINY.num_kv_heads * (TINY.head_dim + 2)
+    assert math.isfinite(timing.milliseconds)
 
 
 def test_numbers_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
