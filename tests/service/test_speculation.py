@@ -69,6 +69,20 @@ def test_an_answer_has_the_bits_that_it_has_without_guesses(
     assert load.num_blocks_used == 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_in_a_form_is_the_same_with_guesses(pair: tuple[LLM, LLM], temperature: float) -> None:
+    plain, drafting = pair
+    if plain.model.vocab_size < 10_000:
+        pytest.skip("a form is written by the tokens of a real vocabulary")
+    options: Any = {"max_tokens": 40, "temperature": temperature, "seed": 4}
+    form: Any = {"regex": "(la ){3,9}end"}
+    (expected,) = plain.generate([PROMPTS[1]], structured_output=form, **options)
+    (answer,) = drafting.generate([PROMPTS[1]], structured_output=form, **options)
+    assert told(answer) == told(expected)
+    assert answer.text.endswith("la end")
+    assert answer.usage.num_accepted_drafts > 0
+
+
 def test_what_repeats_takes_fewer_steps_and_a_request_may_do_without(pair: tuple[LLM, LLM]) -> None:
     _, drafting = pair
     options: Any = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
