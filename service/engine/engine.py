@@ -52,6 +52,9 @@ from pageturner.service.policy_host.reports import Asking
 EMPTY_SCHEDULE_PAUSE = 0.002
 """Seconds between two schedules of which the first planned nothing though there was work: no spinning."""
 
+TRANSFER_PAUSE = 0.02
+"""Seconds between two schedules while there is no work, but blocks are being written to disk."""
+
 STATS_INTERVAL = 0.25
 """Seconds between two readings of the scheduler's figures while no request comes, starts or ends: they cost
 time in proportion to the requests."""
@@ -262,7 +265,7 @@ class Engine:
         moments = [moment for moment in self._deadlines.values() if moment is not None]
         moments += self._paused_until.values()
         if self._tiers is not None and self._tiers.is_busy:
-            moments.append(self._clock.now() + EMPTY_SCHEDULE_PAUSE)
+            moments.append(self._clock.now() + TRANSFER_PAUSE)
         return max(0.0, min(moments) - self._clock.now()) if moments else None
 
     def _submit(self, request: NewRequest) -> tuple[EngineOutput, ...]:

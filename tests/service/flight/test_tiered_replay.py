@@ -18,7 +18,8 @@ from pageturner.policies import registry
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.flight import flight_file
-from pageturner.service.flight.records import FlightRecord, Scheduled, Transferred
+from pageturner.service.flight.explain import explain
+from pageturner.service.flight.records import Added, FlightRecord, Scheduled, Transferred
 from pageturner.service.flight.replay import replay
 
 AMPLE = 1 << 16
@@ -64,6 +65,19 @@ def test_what_came_from_disk_replays_from_the_beginning(depth: int) -> None:
     assert any(isinstance(entry, Transferred) for entry in record.entries)
     assert any(isinstance(entry, Scheduled) and entry.on_disk for entry in record.entries)
     replays(record)
+
+
+def test_a_wait_for_the_disk_is_explained() -> None:
+    record = conversed(AMPLE)
+    told = [
+        line.text
+        for entry in record.entries
+        if isinstance(entry, Added)
+        for line in explain(record, entry.request.request_id)
+    ]
+    assert "waited for 3 blocks of its prefix to be read from disk" in told, (
+        "as many as the host has room for"
+    )
 
 
 def test_what_came_from_disk_replays_from_a_checkpoint() -> None:

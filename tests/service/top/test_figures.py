@@ -27,6 +27,23 @@ def test_rates_are_of_the_last_seconds_by_the_servers_clock() -> None:
     assert history.add(late).course[-1] == pytest.approx(60 / 60), "a view that was held up sees no burst"
 
 
+def test_tiers_are_shown_of_a_server_that_has_some() -> None:
+    seen = reading(0.0)
+    figures = History().add(seen)
+    assert "cache" not in figures_panel(seen, figures, 200, UNICODE).plain.replace("cached", "")
+    load = replace(
+        seen.load,
+        num_host_blocks=8,
+        num_host_blocks_cached=2,
+        num_disk_blocks_cached=7,
+        num_disk_reads_failed_total=1,
+    )
+    shown = figures_panel(replace(seen, load=load), figures, 200, UNICODE).plain
+    assert "host cache 25" in shown
+    assert "disk cache 7 blocks" in shown
+    assert "disk faults 1" in shown
+
+
 def test_guesses_are_shown_of_a_server_that_makes_some() -> None:
     def at(second: float, drafted: int, accepted: int) -> Reading:
         seen = reading(second)
