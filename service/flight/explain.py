@@ -161,12 +161,17 @@ class _RequestHistory:
             self._say(request.arrival_time, f"refused on arrival ({', '.join(facts)}): {entry.refusal}")
             self._is_over = True
             return
-        facts.append(f"at most {_count(entry.max_tokens, 'output token')}")
-        if request.resumed:
-            known = sum(choice.num_tokens for choice in request.resumed)
+        known = sum(choice.num_tokens for choice in request.resumed)
+        if request.is_scoring:
+            facts.append(f"{_count(known, 'token')} of {_count(request.n, 'continuation')} to score")
+        else:
+            facts.append(f"at most {_count(entry.max_tokens, 'output token')}")
+        if request.resumed and not request.is_scoring:
             facts.append(f"resumed with {known} of them")
-        if request.n > 1:
+        if request.n > 1 and not request.is_scoring:
             facts.append(f"{request.n} choices")
+        if request.scores_prompt:
+            facts.append("the prompt to score")
         if request.beam_search is not None:
             facts.append(f"the best of {request.beam_search.width} beams")
         if request.priority:

@@ -19,8 +19,8 @@ from pageturner.service.core.outputs import SampledSequence
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenLog
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits
-from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.logprobs import row_maxima
+from pageturner.service.model.random_streams import uniforms
 from pageturner.service.model.sampler import Sampler, inverse_cdf
 from pageturner.service.model.token_counts import CountsOfSequences
 from pageturner.service.model.truncation import mass_of_runs, truncate_
