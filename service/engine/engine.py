@@ -28,6 +28,7 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
+from pageturner.service.engine.paused_requests import PausedRequests
 from pageturner.service.engine.step_computation import Device, StepComputation
 from pageturner.service.engine.thread_messages import (
     Abort,
@@ -132,7 +133,7 @@ class Engine:
         self.policies = scheduler.policy_host.report()
         # Live requests in order of arrival, each with its deadline.
         self._deadlines: dict[str, float | None] = {}
-        self._paused_until: dict[str, float] = {}
+        self._paused = PausedRequests(options.slow_consumer_timeout_seconds)
         self._num_failures = 0
         self._num_empty_schedules = 0
         self._next_stats = 0.0
@@ -167,9 +168,9 @@ class Engine:
                 self._settle(events)
                 return events
             case Pause(request_id, until) if request_id in self._deadlines:
-                self._paused_until[request_id] = until
+                self._paused.pause(request_id, until)
                 self._scheduler.pause_request(request_id)
-            case Resume(request_id) if self._paused_until.pop(request_id, None) is not None:
+            case Resume(request_id) if self._paused.forget(request_id):
                 self._scheduler.resume_request(request_id)
             case ChangePolicies():
                 return (self._set_policies(command),)
@@ -263,7 +264,7 @@ class Engine:
         if self._scheduler.has_work():
             return EMPTY_SCHEDULE_PAUSE if self._num_empty_schedules else 0.0
         moments = [moment for moment in self._deadlines.values() if moment is not None]
-        moments += self._paused_until.values()
+        moments += self._paused.moments()
         if self._tiers is not None and self._tiers.is_busy:
             moments.append(self._clock.now() + TRANSFER_PAUSE)
         return max(0.0, min(moments) - self._clock.now()) if moments else None
@@ -326,8 +327,7 @@ class Engine:
     def _expire(self) -> tuple[Event, ...]:
         now = self._clock.now()
         events = self._scheduler.expire(now)
-        for request_id in [name for name, until in self._paused_until.items() if until <= now]:
-            del self._paused_until[request_id]
+        for request_id in self._paused.take_late(now):
             seconds = self._options.slow_consumer_timeout_seconds
             error = SlowConsumer(f"the stream was not read for {seconds:g} s")
             events += self._scheduler.abort_request(request_id, error)
@@ -384,7 +384,7 @@ class Engine:
         for event in events:
             if isinstance(event, FinishedEvent):
                 self._deadlines.pop(event.request_id, None)
-                self._paused_until.pop(event.request_id, None)
+                self._paused.forget(event.request_id)
         self._report_policies()
         self.metrics.observe(events, self._clock.now())
 

@@ -8,6 +8,10 @@ from typing import Self
 
 from pageturner.service.errors import SlowConsumer
 
+NUM_LOOKS = 4
+"""As many looks in a row find a late write under way. Where this process gets no processor, or is stopped,
+its clock goes on and its clients' room goes unnoticed: all that counts as one look."""
+
 
 class WriteWatch:
     """Around the writes of one call, in its task; raises SlowConsumer where one took longer than `seconds`.
@@ -23,17 +27,19 @@ class WriteWatch:
         assert task is not None, "a call runs in a task"
         self._task = task
         self._num_cancels = task.cancelling()
-        self._write_began_at: float | None = None
+        self._is_writing = False
+        self._num_looks = 0
         self._has_expired = False
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds / NUM_LOOKS, self._look)
 
     def write_begins(self) -> None:
         """To be followed by `write_ended`, unless the write raises."""
-        self._write_began_at = self._loop.time()
+        self._is_writing = True
+        self._num_looks = 0
 
     def write_ended(self) -> None:
         """The client's window had room for it."""
-        self._write_began_at = None
+        self._is_writing = False
 
     def __enter__(self) -> Self:
         return self
@@ -48,11 +54,11 @@ class WriteWatch:
             raise SlowConsumer(f"the stream was not read for {self._seconds:g} s") from None
 
     def _look(self) -> None:
-        """Cancel a write that is late, else come back when the one under way, or the next, may be."""
-        now = self._loop.time()
-        began_at = now if self._write_began_at is None else self._write_began_at
-        if now - began_at >= self._seconds:
+        """Cancel a write that NUM_LOOKS looks and the one before them, or its beginning, have seen."""
+        if self._is_writing:
+            self._num_looks += 1
+        if self._is_writing and self._num_looks > NUM_LOOKS:
             self._has_expired = True
             self._task.cancel()
         else:
-            self._timer = self._loop.call_at(began_at + self._seconds, self._look)
+            self._timer = self._loop.call_later(self._seconds / NUM_LOOKS, self._look)

@@ -263,6 +263,8 @@ def test_a_request_paused_too_long_is_cancelled(bench: Bench) -> None:
     bench.clock.advance(4.9)
     assert not any(isinstance(e, TokenEvent) and e.request_id == "a" for e in bench.steps(1))
     bench.clock.advance(0.2)
+    assert not any(isinstance(e, FinishedEvent) and e.request_id == "a" for e in bench.steps(1))
+    bench.clock.advance(1.25)  # a quarter of its time: its reader may be heard of
     events = bench.steps(2)
     assert isinstance(error_of(events, "a"), SlowConsumer)
     assert error_of(events, "b") is None
@@ -423,7 +425,8 @@ class NeverGivesUp(Engine):
 
 class WaitsForReadersForever(Engine):
     def _expire(self) -> tuple[Event, ...]:
-        self._paused_until = dict.fromkeys(self._paused_until, math.inf)
+        for pause in self._paused._pauses.values():
+            pause.until = math.inf
         return super()._expire()
 
 

@@ -63,15 +63,15 @@ async def test_a_look_does_not_wait_for_a_step_that_hangs() -> None:
 async def test_a_look_at_an_idle_engine_makes_no_step() -> None:
     async with real_service(num_blocks=6) as service:
         schedules = 0
-        scheduler = service.engine._engine._scheduler
-        plan = scheduler.schedule
+        engine = service.engine._engine
+        plan = engine._schedule
 
         def counted(now: float) -> object:
             nonlocal schedules
             schedules += 1
             return plan(now)
 
-        scheduler.schedule = counted  # type: ignore[method-assign,assignment] # a counter around it
+        engine._schedule = counted  # type: ignore[assignment] # a counter around it
         seen = await service.engine.inspect()
         assert (seen.scheduler.num_blocks, seen.scheduler.requests, schedules) == (6, (), 0)
         assert (await service.client.generate("x", max_tokens=1)).usage.num_output_tokens
