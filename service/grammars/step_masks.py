@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -64,7 +65,9 @@ class StepMasks:
         if rows:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "pageturner-masks")
-            self._begun = self._executor.submit(self._make, rows)
+            # Without a thread, which the system may refuse, masks are made when they are asked for.
+            with suppress(RuntimeError):
+                self._begun = self._executor.submit(self._make, rows)
 
     def of(self, rows: Sequence[SampleRow]) -> list[Mask]:
         """The mask of each row, all of which have a form: as begun, else made here and now."""

@@ -17,7 +17,9 @@ from pageturner.service.startup.loading import LoadedModel
 
 def model_on(device: str) -> LoadedModel:
     backend = SimpleNamespace(device=torch.device(device))
-    return cast(LoadedModel, SimpleNamespace(backend=backend, kv_cache=None, runner=None, sampler=None))
+    return cast(
+        LoadedModel, SimpleNamespace(backend=backend, kv_cache=None, runner=None, sampler=None, masks=None)
+    )
 
 
 def test_steps_have_a_thread_where_a_cpu_plans_one_ahead() -> None:
