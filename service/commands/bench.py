@@ -23,6 +23,7 @@ from pageturner.service.commands import (
     bench_speculation,
     bench_steps,
     bench_streams,
+    bench_structured,
     bench_tenants,
 )
 from pageturner.service.commands.flags import add_config_flags, config_arguments
@@ -167,6 +168,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "speculation",
             help="tokens/s with guesses ahead and without, where answers repeat their prompts and where not",
             epilog=f"example: {bench_speculation.EXAMPLE}",
+        )
+    )
+    bench_structured.add_arguments(
+        benches.add_parser(
+            "structured",
+            help="tokens/s of answers of a form against answers of any, and what a mask costs",
+            epilog=f"example: {bench_structured.EXAMPLE}",
         )
     )
     bench_overload.add_arguments(

@@ -44,8 +44,8 @@ class EngineOptions:
 
     steps_ahead: int | None = None
     """1 plans a step while the model computes the one before, 0 after it. Unset: 1 on a GPU, and 0 on a CPU,
-    whose cores the model needs itself. At 1, requests with penalties take part in every other step, since
-    they need every token before the next."""
+    whose cores the model needs itself. At 1, requests with penalties or of a form take part in every other
+    step, since they need every token before the next."""
 
     def __post_init__(self) -> None:
         for name in ("slow_consumer_timeout_seconds", "stall_seconds", "shutdown_seconds"):
