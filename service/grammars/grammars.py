@@ -58,6 +58,11 @@ class Grammars:
         self._kept: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
         self._figures = GrammarFigures()
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a grammar was ever asked for that may still be obeyed."""
+        return bool(self._living)
+
     def find(self, wanted: StructuredOutput) -> CompiledGrammar | None:
         """The grammar if it is compiled; costs nothing."""
         with self._lock:

@@ -53,6 +53,8 @@ class StepMasks:
 
     def begin(self, output: SchedulerOutput) -> None:
         """Begin with the masks of a step whose forward comes next; nothing where no row has a form."""
+        if not self._grammars.has_any:
+            return
         rows = [
             row
             for part in output.scheduled

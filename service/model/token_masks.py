@@ -51,11 +51,19 @@ def mask_(
 
 def _withheld(words: Words, logits: torch.Tensor) -> torch.Tensor:
     """bool [k, V]: the bits of int32 [k, words] that are 0."""
-    width = logits.shape[-1]
     if logits.device.type == "cpu":
-        bits = np.unpackbits(words.view(np.uint8), axis=-1, count=width, bitorder="little")
-        return torch.from_numpy(bits == 0)
-    (packed,) = upload((words,), logits.device)  # a 32nd of what the bits would be as bytes
-    shifts = torch.arange(32, device=logits.device, dtype=torch.int32)
-    bits_of_words = (packed.unsqueeze(-1) >> shifts) & 1
-    return bits_of_words.flatten(1)[:, :width] == 0
+        return unset_bits(words, logits.shape[-1])
+    (packed,) = upload((words,), logits.device)  # an eighth of what the bits would be as bytes
+    return unset_bits_of_tensor(packed, logits.shape[-1])
+
+
+def unset_bits(words: Words, width: int) -> torch.Tensor:
+    """bool [k, width] of int32 [k, words], on the CPU."""
+    bits = np.unpackbits(words.view(np.uint8), axis=-1, count=width, bitorder="little")
+    return torch.from_numpy(bits == 0)
+
+
+def unset_bits_of_tensor(words: torch.Tensor, width: int) -> torch.Tensor:
+    """The same of a tensor on any device, where it is."""
+    shifts = torch.arange(32, device=words.device, dtype=torch.int32)
+    return (((words.unsqueeze(-1) >> shifts) & 1) == 0).flatten(1)[:, :width]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 
+import numpy as np
 import pytest
 import torch
 from support.formed_model import END, GRAMMARS, TEXTS, VOCAB_SIZE, grammars_of, ids_in
@@ -22,6 +23,7 @@ from pageturner.service.core.token_log import DraftedTokens, TokenLog
 from pageturner.service.errors import InvalidArgument, PageturnerError
 from pageturner.service.grammars.step_masks import StepMasks
 from pageturner.service.model.sampler import Sampler
+from pageturner.service.model.token_masks import unset_bits, unset_bits_of_tensor
 
 A, B, C = (TEXTS.index(text) for text in (b"a", b"b", b"c"))
 AB = TEXTS.index(b"ab")
@@ -160,6 +162,16 @@ def test_the_sampler_takes_the_likeliest_allowed_and_leaves_other_rows_alone(
     assert sampled(masks, logits, row([]), row([A]), plain) == [END, B, B]
     biased = row([], params=replace(GREEDY, logit_bias=((C, 50.0), (B, 90.0))))
     assert sampled(masks, logits[:1], biased) == [C]
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 1000])
+def test_bits_are_read_alike_on_the_host_and_on_a_device(width: int) -> None:
+    words = np.random.default_rng(width).integers(
+        -(1 << 31), 1 << 31, (3, -(-width // 32) + 1), dtype=np.int32
+    )
+    on_host = unset_bits(words, width)
+    assert torch.equal(on_host, unset_bits_of_tensor(torch.from_numpy(words), width))
+    assert on_host[1, width - 1] == (int(words[1, (width - 1) // 32]) >> (width - 1) % 32 & 1 == 0)
 
 
 def test_drawn_tokens_are_always_allowed(masks: StepMasks) -> None:

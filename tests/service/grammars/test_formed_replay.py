@@ -1,0 +1,66 @@
+"""A flight record of answers of a form replays, and says nothing of what they say."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from support.flight import record_of, recorded
+from support.formed_machine import ParsingHarness
+from support.formed_model import END, FormedModel
+
+from pageturner.policies import registry
+from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.structured_output import OutputForm, StructuredOutput
+from pageturner.service.flight import flight_file
+from pageturner.service.flight.replay import replay
+
+FORMS = (
+    StructuredOutput(OutputForm.JSON_SCHEMA, '{"items": {"type": "boolean"}, "type": "array"}'),
+    StructuredOutput(OutputForm.REGEX, "(ab)*c?"),
+    StructuredOutput.one_of(("a", "abc")),
+    None,
+)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_decision_of_a_run_with_forms_comes_out_again(seed: int, depth: int) -> None:
+    """Ends below min_tokens included, which only an answer of a form has."""
+    harness = ParsingHarness(
+        registry.create_set({"admission": "first-chunk"}),
+        num_blocks=12,
+        block_size=2,
+        num_host_blocks=6,
+        depth=depth,
+        options=SchedulerOptions(max_model_len=40, max_num_seqs=4, max_num_batched_tokens=8),
+    )
+    recorded(harness, num_steps=1 << 16)
+    random = Random(seed)
+    for number in range(10):
+        form = random.choice(FORMS)
+        harness.submit(
+            tuple(random.randrange(3) for _ in range(random.randint(1, 5))),
+            max_tokens=8,
+            min_tokens=random.choice((0, 0, 8)),
+            stop_ids=() if form is None else (END,),
+            n=random.choice((1, 2)),
+            seed=number,
+            known=random.choice((None, (1,), (0, 2))),
+            form=form,
+        )
+        for _ in range(random.randint(0, 3)):
+            harness.step()
+        if number == 5:
+            harness.fail()
+    harness.run_to_end()
+    harness.check_finished()
+    record = record_of(harness)
+    result = replay(flight_file.load(flight_file.dump(record)))
+    assert result.difference is None
+    text = "\n".join(flight_file.lines(record))
+    assert "boolean" not in text
+    assert "(ab)" not in text
+    model = harness.model
+    assert isinstance(model, FormedModel)
+    model.masks.close()
