@@ -12,9 +12,19 @@ import jsonschema
 import pytest
 from support.model_folders import save_chat_model
 
-from pageturner.service.client import AcceptedEvent, ChoiceFinishedEvent, FinishReason, TokenEvent
+from pageturner.service.client import (
+    AcceptedEvent,
+    ChoiceFinishedEvent,
+    Completion,
+    FinishReason,
+    TokenEvent,
+)
+from pageturner.service.client.structured import to_structured_output
 from pageturner.service.errors import InvalidArgument
+from pageturner.service.identity import ANONYMOUS
 from pageturner.service.llm import LLM
+from pageturner.service.rpc import from_wire
+from pageturner.v1 import generation_pb2 as pb
 
 SCHEMA = {
     "type": "object",
@@ -140,3 +150,27 @@ def test_a_stream_shows_the_form_as_it_comes(llm: LLM) -> None:
     (end,) = (event for event in events if isinstance(event, ChoiceFinishedEvent))
     assert end.reason is FinishReason.STOP
     check(FORMS[0], text)
+
+
+def test_an_answer_that_broke_off_goes_on_within_its_form(llm: LLM) -> None:
+    sampling = {"structured_output": to_structured_output(FORMS[0]), "seed": 8, "max_tokens": 60}
+    request = pb.GenerateRequest(prompt=pb.Prompt(text="x"), sampling=pb.SamplingParams(**sampling))  # type: ignore[arg-type] # by name
+    whole = llm.generate(["x"], structured_output=FORMS[0], seed=8, max_tokens=60)[0].choices[0]
+    ids = [token.token_id for token in whole.tokens]
+    (accepted, *_) = llm.stream("x", structured_output=FORMS[0], seed=8, max_tokens=60)
+    assert isinstance(accepted, AcceptedEvent)
+    for cut in (0, 1, len(ids) // 2, len(ids) - 1):
+        received = [pb.ReceivedChoice(token_ids=ids[:cut], text_characters=0)]
+        # A tiny model in float32 promises no equal bits, and has them alone.
+        resume = pb.Resume(seed=8, fingerprint=accepted.fingerprint, choices=received, allow_inexact=True)
+        request.resume.CopyFrom(resume)
+        assert answer(llm, request).choices[0].text == whole.text
+    request.resume.choices[0].token_ids[:] = ids[1:2]
+    with pytest.raises(InvalidArgument, match="does not fit structured_output"):
+        answer(llm, request)
+
+
+def answer(llm: LLM, request: pb.GenerateRequest) -> Completion:
+    """By the messages of the wire, of which `LLM` has no word for a resumed answer."""
+    stated = from_wire.to_generation_request(request, "", None, llm._engine.limits.generation, ANONYMOUS)
+    return llm._thread.answer(stated)

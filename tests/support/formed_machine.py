@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import re
 from typing import Any
 
@@ -11,9 +12,12 @@ import jsonschema
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from pageturner.service.core.drafting.ngram_index import Drafts
 from pageturner.service.core.outputs import ChoiceFinishedEvent, Event, FinishReason
+from pageturner.service.core.request import Sequence
 from pageturner.service.core.structured_output import OutputForm, StructuredOutput
 from support.core_harness import CoreHarness
+from support.drafting_machine import SPECULATION
 from support.formed_model import END, FormedHarness, FormedModel, text_of
 from support.scheduler_machine import KNOWN, SchedulerMachine, requests
 
@@ -125,3 +129,27 @@ class FormedMachine(SchedulerMachine):
         if not is_broken:
             gc.collect()  # a request and its sequences hold one another
             assert len(model.masks) == 0, f"leak: the places of {len(model.masks)} sequences are kept"
+
+
+class FormedDrafter:
+    """Drafts that come true, as far as one of them is spoilt; what comes behind an answer's end is drafted
+    too."""
+
+    def __init__(self, harness: CoreHarness) -> None:
+        self._harness = harness
+
+    def propose(self, sequence: Sequence, limit: int) -> Drafts:
+        record, done = self._harness.records[sequence.request.request_id], sequence.num_output_tokens
+        chance = random.Random(f"{sequence.seq_id}/{done}")
+        due = self._harness.expected(record, sequence.index)[done:]
+        drafts = [*due, *(chance.randrange(END + 1) for _ in range(limit))][:limit]
+        if chance.random() < 0.5:
+            drafts[chance.randrange(limit)] = chance.randrange(END + 1)
+        return Drafts(tuple(drafts[: chance.randint(0, limit)]), chance.random() < 0.5)
+
+
+class FormedDraftingMachine(FormedMachine):
+    """The same, and sequences with drafts behind them."""
+
+    speculation = SPECULATION
+    drafter = FormedDrafter

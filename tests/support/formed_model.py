@@ -27,6 +27,7 @@ from pageturner.service.grammars.compiler import GrammarCompiler, Words
 from pageturner.service.grammars.grammars import Grammars
 from pageturner.service.grammars.options import GrammarOptions
 from pageturner.service.grammars.step_masks import StepMasks
+from pageturner.service.model.verification import drafted_rows, verified
 from support.core_harness import CoreHarness, Record
 from support.fake_model import Array, FakeModel, Stop, content_of
 
@@ -108,11 +109,17 @@ class FormedModel(FakeModel):
             return super()._sample(sequence, row)
         if sequence.request_id in self.poisoned_requests:
             return SampledSequence(row.seq_id, row.epoch, (), NonFiniteLogits("poisoned"))
+        if not sequence.num_drafts:
+            return self._sample_row(sequence, row, sequence.end)
+        _, rows, positions = drafted_rows([sequence])
+        sampled = [self._sample_row(sequence, *asked) for asked in zip(rows, positions, strict=True)]
+        return verified(sampled, [sequence])[0]
+
+    def _sample_row(self, sequence: ScheduledSequence, row: SampleRow, position: int) -> SampledSequence:
         (mask,) = self.masks.of([row])
         if isinstance(mask, PageturnerError):
             return SampledSequence(row.seq_id, row.epoch, (), mask)
-        content = np.ascontiguousarray(self._read(sequence, 0, sequence.end))
-        token = pick(content, row.seed, row.index, sequence.end, ids_in(mask))
+        token = pick(self._content(sequence, position), row.seed, row.index, position, ids_in(mask))
         return SampledSequence(row.seq_id, row.epoch, (SampledToken(token),))
 
 

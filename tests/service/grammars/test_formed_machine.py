@@ -5,14 +5,28 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.formed_machine import FormedMachine
+from support.formed_machine import FormedDraftingMachine, FormedMachine
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_answers_of_a_form_parse_and_equal_those_of_unlimited_memory() -> None:
     run_state_machine_as_test(
-        FormedMachine, settings=settings(COMMON, max_examples=25, stateful_step_count=12)
+        FormedMachine, settings=settings(COMMON, max_examples=16, stateful_step_count=12)
+    )
+
+
+def test_answers_of_a_form_with_drafts_behind_them() -> None:
+    run_state_machine_as_test(
+        FormedDraftingMachine, settings=settings(COMMON, max_examples=9, stateful_step_count=10)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_answers_of_a_form_with_drafts_behind_them_at_length() -> None:
+    run_state_machine_as_test(
+        FormedDraftingMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=40)
     )
 
 

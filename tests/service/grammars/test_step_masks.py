@@ -23,7 +23,7 @@ from pageturner.service.core.token_log import DraftedTokens, TokenLog
 from pageturner.service.errors import InvalidArgument, PageturnerError
 from pageturner.service.grammars.step_masks import StepMasks
 from pageturner.service.model.sampler import Sampler
-from pageturner.service.model.token_masks import unset_bits, unset_bits_of_tensor
+from pageturner.service.model.token_masks import penalties, penalties_of_tensor
 
 A, B, C = (TEXTS.index(text) for text in (b"a", b"b", b"c"))
 AB = TEXTS.index(b"ab")
@@ -169,9 +169,10 @@ def test_bits_are_read_alike_on_the_host_and_on_a_device(width: int) -> None:
     words = np.random.default_rng(width).integers(
         -(1 << 31), 1 << 31, (3, -(-width // 32) + 1), dtype=np.int32
     )
-    on_host = unset_bits(words, width)
-    assert torch.equal(on_host, unset_bits_of_tensor(torch.from_numpy(words), width))
-    assert on_host[1, width - 1] == (int(words[1, (width - 1) // 32]) >> (width - 1) % 32 & 1 == 0)
+    on_host = penalties(words, width)
+    assert torch.equal(on_host, penalties_of_tensor(torch.from_numpy(words), width))
+    is_set = int(words[1, (width - 1) // 32]) >> (width - 1) % 32 & 1
+    assert on_host[1, width - 1] == (0.0 if is_set else -math.inf)
 
 
 def test_drawn_tokens_are_always_allowed(masks: StepMasks) -> None:

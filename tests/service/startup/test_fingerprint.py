@@ -105,3 +105,15 @@ def test_parts_are_compared_by_name() -> None:
     with pytest.raises(NotResumable, match="resumes no answers"):
         Fingerprint().check_server(given, allow_inexact=True)
     assert Fingerprint().of_prompt([1]) == ""
+
+
+def test_an_answer_of_a_form_goes_on_where_the_same_code_obeys_it() -> None:
+    server = Fingerprint("weights=1;code=2", is_exact=True)
+    given = server.of_prompt([1, 2], "llguidance-1.9.1-20")
+    server.check_server(given, allow_inexact=False)
+    server.check_prompt(given, [1, 2], "llguidance-1.9.1-20")
+    for mine in ("llguidance-1.7.0-20", ""):
+        with pytest.raises(NotResumable, match="grammar") as caught:
+            server.check_prompt(given, [1, 2], mine)
+        assert caught.value.differing == "grammar"
+        server.check_prompt(given, [1, 2], mine, allow_inexact=True)
