@@ -18,13 +18,13 @@ from typing import Any
 
 from pageturner.service.client import Client, Completion, OutputForm, StructuredOutput
 from pageturner.service.client.server_process import running_server
+from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import PageturnerError
 from pageturner.service.grammars.grammars import Grammars
 from pageturner.service.grammars.options import GrammarOptions
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.startup.grammars import make_grammars
-from pageturner.service.startup.loading import load_tokenizer
 
 SCHEMA: Mapping[str, Any] = {
     "type": "array",
@@ -148,9 +148,9 @@ async def _answers(client: Client, load: StructuredLoad, form: StructuredOutput 
 
 def _mask_times(answers: Sequence[Completion], model: ModelOptions, cache_dir: Path) -> MaskTimes:
     artifacts = load_artifacts(model, cache_dir)
-    tokenizer = load_tokenizer(artifacts)
-    if tokenizer is None:
+    if artifacts.tokenizer is None:
         raise PageturnerError("the model has no tokenizer, hence no text that could have a form")
+    tokenizer = Tokenizer(artifacts.tokenizer)
     vocab_size = tokenizer.max_id + 1
     began = time.perf_counter()
     grammars = make_grammars(GrammarOptions(), tokenizer, vocab_size)
