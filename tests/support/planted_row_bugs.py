@@ -36,7 +36,7 @@ ROW_BUGS: dict[str, Bug] = {
     ),
     "rope: values lie as far apart as keys": bug(
         WRITE, "row * args.value_stride", "row * args.key_stride", on.strides,
-        within="(args.value) + row * args.value_stride + value_head",
+        within="(args.value) + row * args.value_stride + value_head * args.head_dim;\n\n  uint4 low",
     ),
     "rope: the halves change places": bug(
         WRITE, "low_octet = pack_octet<T>(low);", "low_octet = pack_octet<T>(high);", on.rope,
@@ -46,9 +46,11 @@ ROW_BUGS: dict[str, Bug] = {
     ),
     "rope: heads turn backwards": bug(
         WRITE, "__fsub_rn(low_cos, high_sin)", "__fadd_rn(low_cos, high_sin)", on.rope,
+        within="low[i] = __fsub_rn(low_cos, high_sin)",
     ),
     "rope: a product is fused with the sum": bug(
         WRITE, "__fsub_rn(low_cos, high_sin)", "__fmaf_rn(-high[i], sin_low[i], low_cos)", on.rope,
+        within="low[i] = __fsub_rn(low_cos, high_sin)",
     ),
     "rope: a product is not rounded as its tensor would be": bug(
         WRITE, "rounded_to<Wide>(__fmul_rn(low[i], cos_low[i]))", "__fmul_rn(low[i], cos_low[i])",
