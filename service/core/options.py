@@ -25,6 +25,9 @@ class CacheOptions:
     a block that the device evicts is lost, as in records that were written before there was one."""
     num_disk_cache_blocks: int = 0
     """Blocks that the disk tier behind it may hold; 0 for none."""
+    window: int | None = None
+    """Keys that a position sees at most, its own included, where every layer of the model bounds them: blocks
+    behind them are given back, where no tier would bring them back. None where some layer sees everything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ UNKNOWN_TOKEN = -1
 """Stands for the token that the previous, unfinished step samples for this sequence (depth 1)."""
 
 
+NO_BLOCK = -1
+"""In a table, in the place of a block that was given back behind a sliding window: at its beginning alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy one whole block, all layers: source and destination ids, each in its own pool."""

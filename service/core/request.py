@@ -87,6 +87,11 @@ class NewRequest:
         return sum(len(choice.token_ids) for choice in self.resumed)
 
     @property
+    def is_scored(self) -> bool:
+        """Whether known tokens are scored, of its prompt or in place of an answer."""
+        return self.is_scoring or self.num_score_top is not None
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a sequence of this request."""
         return self.params.stop_token_ids + (() if self.params.ignore_eos else self.eos_token_ids)

@@ -143,7 +143,11 @@ class Scheduler:
             budget_seconds=options.policy_budget_ms / 1000,
         )
         self.manager = build_manager(
-            cache, hasher or PrefixHasher(hash_key), self.policy_host.eviction_score, disk
+            cache,
+            hasher or PrefixHasher(hash_key),
+            self.policy_host.eviction_score,
+            lambda: self.state.now,
+            disk,
         )
         tiers = self.manager.tiers
         order = QueueOrder(self.policy_host, self.manager, options.resort_interval_seconds)

@@ -51,6 +51,7 @@ class SchedulerStats:
     num_beam_selections_total: int = 0
     num_beam_table_entries_total: int = 0
     num_beam_blocks_total: int = 0
+    num_window_blocks_total: int = 0
     queue_seconds: float = 0.0
     drain_tokens_per_second: float = 0.0
     num_cached_grammars: int = 0

@@ -345,6 +345,8 @@ class ServerInfo:
     adapter_memory_bytes: int = 0
     """That adapters may take together; 0 where the model takes none."""
     max_adapter_rank: int = 0
+    sliding_window: int = 0
+    """Keys behind which blocks are given back; 0 where none are."""
 
 
 @dataclass(frozen=True, slots=True)

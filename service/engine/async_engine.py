@@ -14,6 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.core.scheduling.intake import Room
 from pageturner.service.engine.adapter_options import AdapterOptions
 from pageturner.service.engine.adapter_reports import NoAdapters
 from pageturner.service.engine.adapters import Adapters
@@ -122,7 +123,8 @@ class AsyncEngine(EngineOverview):
         self._door = Door(scheduler_options, clock, random, lambda: self._stats)
         self._tenants = TenantLedger(scheduler_options, self.load, clock.now)
         self._live = LiveRequests(options, clock, logger, self._send, self._door, self._tenants)
-        fitting = Fitting(scheduler_options, server_info.num_blocks, server_info.block_size)
+        window = server_info.sliding_window or None
+        fitting = Fitting(scheduler_options, Room.of(server_info.num_blocks, server_info.block_size, window))
         self._reception = Reception(
             inputs,
             self._structured,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.request import NewRequest
-from pageturner.service.core.scheduling.intake import checked_max_tokens
-from pageturner.service.core.scheduling.views import num_peak_blocks
+from pageturner.service.core.scheduling.intake import Room, checked_max_tokens
 from pageturner.service.engine.adapters import Adapters
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.engine.door import Door
@@ -26,22 +25,21 @@ from pageturner.service.identity import Identity
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What the scheduler can hold: its options, and the blocks of its pool."""
+    """What the scheduler can hold: its options, and its pool."""
 
     options: SchedulerOptions
-    num_blocks: int
-    block_size: int
+    pool: Room
 
     def max_tokens(self, new: NewRequest) -> int:
         """The bound on a choice that the scheduler will put in force. Raises InvalidArgument as it would."""
-        return checked_max_tokens(new, self.options, self.num_blocks, self.block_size)
+        return checked_max_tokens(new, self.options, self.pool)
 
     def num_side_by_side(self, num_prompt_tokens: int, lengths: Sequence[int]) -> int:
         """How many of the first of these continuations one request may hold; 0 where not even one fits."""
         count = min(self.options.max_n, self.options.max_num_seqs, len(lengths))
         while count:
             longest = max(lengths[:count])
-            if num_peak_blocks(num_prompt_tokens, longest, count, self.block_size) <= self.num_blocks:
+            if self.pool.whole.num_peak_blocks(num_prompt_tokens, longest, count) <= self.pool.num_blocks:
                 break
             count //= 2
         return count

@@ -108,7 +108,7 @@ class Scorer:
                 reason = f"{len(token_ids)} tokens and a prompt of {num_prompt_tokens} exceed "
                 raise InvalidArgument(f"continuations[{index}]", f"{reason}max_model_len {longest}")
             if not self._fitting.num_side_by_side(num_prompt_tokens, [len(token_ids)]):
-                blocks = f"{self._fitting.num_blocks} blocks of {self._fitting.block_size}"
+                blocks = f"{self._fitting.pool.num_blocks} blocks of {self._fitting.pool.block_size}"
                 reason = f"{len(token_ids)} tokens and a prompt of {num_prompt_tokens} never fit the cache"
                 raise InvalidArgument(f"continuations[{index}]", f"{reason} of {blocks}")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pageturner.kernels.layout import AttentionBatch, HostBatch
-from pageturner.service.core.outputs import UNKNOWN_TOKEN, ScheduledSequence, SchedulerOutput
+from pageturner.service.core.outputs import NO_BLOCK, UNKNOWN_TOKEN, ScheduledSequence, SchedulerOutput
 from pageturner.service.model.adapter_store import BatchAdapters
 from pageturner.service.model.upload import upload
 
@@ -121,9 +121,17 @@ def _scored_rows(
 def _padded_tables(
     scheduled: tuple[ScheduledSequence, ...], num_blocks: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    """int32 [S, most blocks], each table cut to the blocks its sequence reaches and padded with 0."""
+    """int32 [S, most blocks], each table cut to the blocks that its sequence reaches, padded with 0.
+
+    In the place of blocks that were given back behind a sliding window stands the first that was not. Kernels
+    load whole tiles of keys and multiply what no row sees by 0: that block is full of the sequence's own KV,
+    so what they load is finite.
+    """
     tables = np.zeros((len(scheduled), int(num_blocks.max())), dtype=np.int32)
     for row, (sequence, length) in enumerate(zip(scheduled, num_blocks.tolist(), strict=True)):
         assert len(sequence.block_table) >= length, f"sequence {sequence.seq_id} outgrew its block table"
         tables[row, :length] = sequence.block_table[:length]
+    for row in np.flatnonzero(tables[:, 0] == NO_BLOCK).tolist():
+        dropped = np.count_nonzero(tables[row] == NO_BLOCK)
+        tables[row, :dropped] = tables[row, dropped]
     return tables

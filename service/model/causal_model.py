@@ -52,6 +52,12 @@ class CausalModel(Protocol):
         ...
 
     @property
+    def window(self) -> int | None:
+        """Keys that a position sees at most, its own included, in whichever layer sees most; None where one
+        of them sees everything."""
+        ...
+
+    @property
     def num_parameters(self) -> int:
         """Weights, counted one by one."""
         ...

@@ -27,6 +27,7 @@ from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.products import Layer, LayerProducts, OpenLayer, Products
 from pageturner.service.model.quantised_products import QuantisedProducts
 from pageturner.service.model.weight_source import WeightSource
+from pageturner.service.model.windows import widest
 
 
 class Decoder:
@@ -54,6 +55,7 @@ class Decoder:
         self.num_parameters, self.weight_bytes = products.num_parameters, products.weight_bytes
         positions = config.max_position if max_position is None else min(max_position, config.max_position)
         self.max_position = positions
+        self.window = widest(config.sliding_windows)
         self._cos, self._sin = config.rope.table(positions, self.device)
         self._attention = tuple(
             AttentionSpec(config.attention_scale, window) for window in config.sliding_windows

@@ -36,6 +36,7 @@ from pageturner.service.model.transformers_attention import (
     attention_by,
     set_implementation,
 )
+from pageturner.service.model.windows import widest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,12 +75,14 @@ class ProbedModel(CausalModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionShapes:
-    """layers: id of each attention module -> its place. head_dim: the wider of keys and values."""
+    """layers: id of each attention module -> its place. head_dim: the wider of keys and values. window: as
+    `CausalModel` says."""
 
     layers: Mapping[int, int]
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int | None = None
 
 
 def examine(model: PreTrainedModel) -> AttentionShapes:
@@ -134,7 +137,10 @@ class _Recorder:
         if len(shapes) != 1:
             raise ModelError(f"layers differ in heads or their width: {sorted(shapes)}")
         num_heads, num_kv_heads, key_width, value_width = shapes.pop()
-        return AttentionShapes(modules, num_heads, num_kv_heads, max(key_width, value_width))
+        # A chunk begins at most so many keys before a position; both bounds may hold.
+        bounds = [(spec.sliding_window, spec.chunk) for spec in (call.spec() for call in self._calls)]
+        window = widest(min((b for b in bound if b is not None), default=None) for bound in bounds)
+        return AttentionShapes(modules, num_heads, num_kv_heads, max(key_width, value_width), window)
 
 
 def _check_same_keys(spec: AttentionSpec, mask_function: MaskFunction, device: torch.device) -> None:

@@ -57,6 +57,7 @@ class TransformersModel:
         self.num_layers = len(shapes.layers)
         self.num_heads, self.num_kv_heads = shapes.num_heads, shapes.num_kv_heads
         self.head_dim = shapes.head_dim
+        self.window = shapes.window
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Module)
         # What is looked up, whatever the configuration says.

@@ -109,6 +109,7 @@ _STATE_COUNTERS = {
     "num_beam_blocks_total": "Blocks that beams held, at each of these tokens.",
     "num_grammar_compilations_total": "Grammars of structured output that were compiled.",
     "mask_wait_seconds_total": "Time that steps waited for the masks of structured output.",
+    "num_window_blocks_total": "Blocks given back behind a sliding window.",
 }
 
 

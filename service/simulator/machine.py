@@ -44,6 +44,8 @@ class SimulatedMachine:
         """Raises ValueError for a bound with which no scheduler could work."""
         for section in ("cache", "scheduler"):
             for name, value in dataclasses.asdict(getattr(self, section)).items():
+                if value is None:
+                    continue  # read_table takes it where it is a choice
                 least = 1 if name in _AT_LEAST_ONE else 0
                 if not least <= value < math.inf:
                     raise ValueError(f"{section}.{name} must be at least {least}, not {value}")

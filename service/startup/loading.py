@@ -139,6 +139,9 @@ def load_model(
     largest_steps = partial(run_largest_steps, model, layout, ops, limits, sampler)
     memory = _host_memory(before_loading, model, backend)
     cache, kv_cache = make_cache(config.cache, layout, ops, backend, largest_steps, memory, loaded.origins)
+    if model.window is not None and model.window < limits.max_model_len and not cache.num_host_cache_blocks:
+        cache = replace(cache, window=model.window)
+        logger.info("sliding_window", keys=model.window, max_model_len=limits.max_model_len)
     num_swap_blocks = cache.num_host_blocks - cache.num_host_cache_blocks
     if num_swap_blocks < config.cache.swap_space // layout.block_bytes:
         swap_space = format_size(num_swap_blocks * layout.block_bytes)

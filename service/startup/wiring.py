@@ -226,6 +226,7 @@ def _describe_server(
         structured_output=model.grammars.identity if isinstance(model.grammars, Grammars) else "",
         adapter_memory_bytes=int(config.adapters.memory) if isinstance(model.model, Decoder) else 0,
         max_adapter_rank=config.adapters.max_rank if isinstance(model.model, Decoder) else 0,
+        sliding_window=model.cache.window or 0,
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernel_checks import (
     check_attention,
+    check_blocks_behind_a_window,
     check_copies,
     check_non_finite_token,
     check_rope,
@@ -170,6 +171,10 @@ def test_a_non_finite_token_changes_its_own_sequence_alone(
 
 def test_sequences_may_share_blocks(ops: PagedOps) -> None:
     check_shared_blocks(ops, layout_for(ops, 1, 16, 16))
+
+
+def test_blocks_behind_a_window_may_be_anothers(ops: PagedOps) -> None:
+    check_blocks_behind_a_window(ops, layout_for(ops, 1, 16, 16))
 
 
 def test_a_step_without_rows(ops: PagedOps) -> None:

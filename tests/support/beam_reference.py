@@ -9,14 +9,16 @@ Answer = tuple[list[int], float]
 """Its tokens and its score."""
 
 
-def expected_answers(prompt: tuple[int, ...], search: BeamSearch, stop: Stop) -> list[Answer]:
+def expected_answers(
+    prompt: tuple[int, ...], search: BeamSearch, stop: Stop, window: int | None = None
+) -> list[Answer]:
     """Every answer that the search ends with, best first: as many as there are beams, or fewer."""
     beams: list[Answer] = [([], 0.0)]
     ended: list[Answer] = []
     for length in range(1, stop.max_tokens + 1):
         ranked: list[Answer] = []
         for outputs, score in beams:
-            for candidate in candidates_of(content_of([*prompt, *outputs])):
+            for candidate in candidates_of(content_of([*prompt, *outputs])[-(window or 0) :]):
                 if candidate.token_id in stop.stop_ids and length <= stop.min_tokens:
                     continue
                 ranked.append(([*outputs, candidate.token_id], score + candidate.logprob))

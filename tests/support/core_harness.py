@@ -12,6 +12,7 @@ from pageturner.policies.interfaces import PolicySet
 from pageturner.policies.views import Rates
 from pageturner.service.core.options import NO_SPECULATION, CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.core.outputs import (
+    NO_BLOCK,
     ChoiceFinishedEvent,
     Event,
     FinishedEvent,
@@ -114,7 +115,9 @@ class CoreHarness:
         drafter: Callable[[CoreHarness], Drafter] | None = None,
         num_host_cache_blocks: int = 0,
         disk: FakeDisk | None = None,
+        window: int | None = None,
     ) -> None:
+        self.window = window
         self.speculation = speculation
         self.options = options or SchedulerOptions(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=8)
         self.text = NoText()
@@ -126,6 +129,7 @@ class CoreHarness:
             reuse_partial_blocks,
             num_host_cache_blocks,
             num_disk_cache_blocks=0 if disk is None else 1,
+            window=window,
         )
         self.scheduler = scheduler_class(
             self.options,
@@ -140,7 +144,7 @@ class CoreHarness:
             drafter=None if drafter is None else drafter(self),
             disk=disk,
         )
-        self.model = self.model_class(num_blocks, max(1, num_host_blocks), block_size)
+        self.model = self.model_class(num_blocks, max(1, num_host_blocks), block_size, window)
         self.disk = disk
         if disk is not None:
             disk.host_pool = self.model.kv_cache.host_pool.numpy()
@@ -220,7 +224,7 @@ class CoreHarness:
             known = None
         record = Record(new, Stop(max_tokens, min_tokens, stop_ids))
         if beam_search is not None:
-            record.answers = expected_answers(prompt, beam_search, record.stop)
+            record.answers = expected_answers(prompt, beam_search, record.stop, self.window)
         if known is not None:
             for index in range(n):
                 outputs = self.expected(record, index)
@@ -369,7 +373,7 @@ class CoreHarness:
         for token in event.tokens:
             end = first + len(scores) + 1
             assert token.token_id == known[end - 1], "scores: of another token"
-            assert token.logprob == expected_score(list(known[:end])), (
+            assert token.logprob == expected_score(list(known[:end]), self.window), (
                 f"scores: {new.request_id}[{index}] at {end - 1}, of what unlimited memory does not hold"
             )
             scores.append(token.logprob)
@@ -389,7 +393,7 @@ class CoreHarness:
         if record.answers is not None:
             return record.answers[index][0]
         new = record.new
-        return expected_tokens(new.prompt_token_ids, new.seed, index, record.stop, new.adapter)
+        return expected_tokens(new.prompt_token_ids, new.seed, index, record.stop, new.adapter, self.window)
 
     def _check_tokens(self, record: Record) -> None:
         if record.new.is_scoring:
@@ -426,7 +430,7 @@ class CoreHarness:
         device, host = self.scheduler.manager.device, self.scheduler.manager.host
         for output, _ in self.in_flight:
             copies = output.block_copies
-            touched = {block for part in output.scheduled for block in part.block_table}
+            touched = {block for part in output.scheduled for block in part.block_table if block != NO_BLOCK}
             touched |= {copy.source for copy in copies.copies}
             assert not any(map(device.is_available, touched)), "pending: a block in use may be taken"
             sources = {copy.source for copy in copies.swap_ins}

@@ -96,28 +96,39 @@ class Stop:
 
 
 def expected_tokens(
-    prompt: tuple[int, ...], seed: int, index: int, stop: Stop, adapter: str = ""
+    prompt: tuple[int, ...],
+    seed: int,
+    index: int,
+    stop: Stop,
+    adapter: str = "",
+    window: int | None = None,
 ) -> list[int]:
-    """Outputs of one choice with unlimited memory and no scheduler."""
+    """Outputs of one choice with unlimited memory and no scheduler. window: positions that each one sees."""
     tokens = list(prompt)
     for num_outputs in range(stop.max_tokens):
         banned = stop.stop_ids if num_outputs < stop.min_tokens else ()
-        token = next_token(content_of(tokens, adapter), seed, index, len(tokens), banned)
+        seen = content_of(tokens, adapter)[-(window or 0) :]
+        token = next_token(seen, seed, index, len(tokens), banned)
         tokens.append(token)
         if token in stop.stop_ids and num_outputs + 1 >= stop.min_tokens:
             break
     return tokens[len(prompt) :]
 
 
-def expected_score(tokens: list[int]) -> float:
-    """The log-probability of the last of these tokens behind the others."""
-    return score_of(content_of(tokens[:-1]), tokens[-1])
+def expected_score(tokens: list[int], window: int | None = None) -> float:
+    """The log-probability of the last of these tokens behind the others that it sees."""
+    return score_of(content_of(tokens[:-1])[-(window or 0) :], tokens[-1])
 
 
 class FakeModel:
-    """forward and sample in one; poison: seq ids whose logits are non-finite."""
+    """forward and sample in one; poison: seq ids whose logits are non-finite. window: positions that each one
+    sees, None for all."""
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, num_host_blocks: int, block_size: int, window: int | None = None
+    ) -> None:
+        assert window != 1, "a position takes its chain from the one before it"
+        self.window = window
         layout = KvLayout(NUM_LAYERS, 1, RECORD, block_size, torch.float32)
         self.block_size = block_size
         self.kv_cache = KvCache(layout, num_blocks, num_host_blocks, TorchOps(), torch.device("cpu"))
@@ -177,6 +188,7 @@ class FakeModel:
         """[last - first, layers, 2, RECORD], through the table."""
         positions = np.arange(first, last)
         blocks = np.array(sequence.block_table)[positions // self.block_size]
+        assert (blocks >= 0).all(), f"window: {sequence.block_table} lacks a block of {first} to {last}"
         return self._pool[blocks, :, :, positions % self.block_size]
 
     def _score(self, sequence: ScheduledSequence, run: ScoreRun) -> SampledSequence:
@@ -185,7 +197,7 @@ class FakeModel:
         scores = []
         for row, token_id in enumerate(run.token_ids, run.start):
             assert sequence.start <= row < sequence.end, f"row {row} is scored and not computed"
-            content = np.ascontiguousarray(self._read(sequence, 0, row + 1))
+            content = self._content(sequence, row + 1)
             ranked = sorted(range(ALPHABET), key=lambda token: -score_of(content, token))[: run.num_top]
             top = tuple(TokenLogprob(token, score_of(content, token)) for token in ranked)
             scores.append(SampledToken(token_id, score_of(content, token_id), top))
@@ -210,5 +222,6 @@ class FakeModel:
         return SampledSequence(row.seq_id, row.epoch, tokens)
 
     def _content(self, sequence: ScheduledSequence, position: int) -> Array:
-        """All before this position, as the table yields it."""
-        return np.ascontiguousarray(self._read(sequence, 0, position))
+        """All before this position that it sees, as the table yields it."""
+        first = 0 if self.window is None else max(0, position - self.window)
+        return np.ascontiguousarray(self._read(sequence, first, position))

@@ -96,8 +96,10 @@ def expected_formed(
 class FormedModel(FakeModel):
     """Masks are begun before each forward and asked for behind it, as the engine has it."""
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, num_host_blocks, block_size)
+    def __init__(
+        self, num_blocks: int, num_host_blocks: int, block_size: int, window: int | None = None
+    ) -> None:
+        super().__init__(num_blocks, num_host_blocks, block_size, window)
         self.masks = StepMasks(GRAMMARS, perf_counter)
 
     def compute(self, output: SchedulerOutput) -> tuple[SampledSequence, ...]:

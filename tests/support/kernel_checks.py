@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -46,6 +47,20 @@ def check_non_finite_token(
     assert not torch.isfinite(result[1]).any()
     assert_same(result[0], clean[0])
     assert_same(result[2:], clean[2:])
+
+
+def check_blocks_behind_a_window(ops: PagedOps, layout: KvLayout) -> None:
+    """They were given back and hold anything; the table names the first block there that was kept."""
+    window, sequences = 21, [(1, 200), (5, 90), (40, 160), (1, 21)]
+    case, spec = make_case(sequences, layout=layout, num_heads=2), AttentionSpec(0.2, sliding_window=window)
+    kept = ops.attention(case.query, case.kv_layer, case.batch, spec)
+    tables = case.batch.block_tables.clone()
+    for table, (num_rows, seq_len) in zip(tables, sequences, strict=True):
+        hidden = max(0, seq_len - num_rows - window + 1) // layout.block_size
+        case.kv_layer[table[:hidden].long()] = math.nan
+        table[:hidden] = table[hidden]
+    batch = make_batch(sequences, tables.tolist(), layout.block_size)
+    assert_same(ops.attention(case.query, case.kv_layer, batch, spec), kept)
 
 
 def check_shared_blocks(ops: PagedOps, layout: KvLayout) -> None:

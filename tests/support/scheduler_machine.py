@@ -167,11 +167,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler_class=self.scheduler_class,
             speculation=self.speculation,
             drafter=type(self).drafter,
+            window=self.window_of(num_blocks, options),
         )
         for wanted in load:
             self._submit(wanted)
         for _ in range(num_steps):
             self.live.step()
+
+    def window_of(self, num_blocks: int, options: SchedulerOptions) -> int | None:
+        """Positions that each one sees; None for all."""
+        return None
 
     @property
     def live(self) -> CoreHarness:
@@ -344,3 +349,18 @@ class AdaptedMachine(SchedulerMachine):
         """One prompt, with each of them: blocks that hold the same tokens and other KV."""
         for adapter in adapters:
             self._submit(wanted | {"copies": 1, "adapter": adapter})
+
+
+class WindowMachine(ConversingMachine, SearchingMachine, ScoringMachine, AdaptedMachine):
+    """All of these under a sliding window: prompts of twice the length, some longer than the pool."""
+
+    def window_of(self, num_blocks: int, options: SchedulerOptions) -> int | None:
+        """Of what was drawn anyway: another draw would change what the planted bugs' searches meet."""
+        return (2, 3, 4, 6, 9)[(num_blocks + options.max_num_batched_tokens) % 5]
+
+    def _submit(self, wanted: dict[str, Any]) -> None:
+        super()._submit(wanted | {"prompt": wanted["prompt"] * 2, "is_cut": False})
+
+    @rule(wanted=requests(), known=KNOWN)
+    def resume(self, wanted: dict[str, Any], known: tuple[int, ...]) -> None:
+        self._submit(wanted | {"known": known})

@@ -21,7 +21,8 @@ from pageturner.service.core.memory.block import Release
 from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.memory.tiers import CacheTiers
-from pageturner.service.core.outputs import BlockCopy
+from pageturner.service.core.memory.window import SlidingWindow, held, num_dropped
+from pageturner.service.core.outputs import NO_BLOCK, BlockCopy
 from pageturner.service.core.request import Request, Sequence
 
 
@@ -41,6 +42,8 @@ class BlockManager:
     hasher: names blocks for the prefix cache; None switches the cache off. reuse_partial_blocks: whether the
     last block of an ended sequence is cached though it is not full. tables: device blocks by sequence, in
     order. A table is never changed, only replaced: steps in flight keep the one that they were given.
+    window: what of a table may be given back while its sequence goes on (`windowed`): it begins with NO_BLOCK
+    then, and num_dropped_blocks counts those.
     noted_hashes: for a recorder that takes them, the hashes of partial blocks that were asked for, by
     sequence and number of its tokens; None without one. tiers: where cached blocks live on that the device
     evicts; None for nowhere.
@@ -61,6 +64,8 @@ class BlockManager:
         if tiers is not None:
             device.on_evict = tiers.spill
         self.block_size = device.block_size
+        self.window: SlidingWindow | None = None
+        self.num_dropped_blocks = 0
         self.noted_hashes: dict[tuple[int, int], bytes] | None = None
         self._hasher = hasher
         self._reuses_partial_blocks = reuse_partial_blocks and hasher is not None
@@ -74,8 +79,8 @@ class BlockManager:
         return self.tables.get(sequence.seq_id, ())
 
     def num_blocks(self, sequence: Sequence) -> int:
-        """How many device blocks the sequence's table has."""
-        return len(self.tables.get(sequence.seq_id, ()))
+        """How many device blocks the sequence's table names."""
+        return len(held(self.tables.get(sequence.seq_id, ())))
 
     def holds_device_blocks(self, request: Request) -> bool:
         return any(sequence.seq_id in self.tables for sequence in request.sequences)
@@ -84,7 +89,7 @@ class BlockManager:
         """Device blocks of all sequences of a request, and how many of its tables name each."""
         counter: Counter[int] = Counter()
         for sequence in request.sequences:
-            counter.update(self.tables.get(sequence.seq_id, ()))
+            counter.update(held(self.tables.get(sequence.seq_id, ())))
         return counter
 
     def host_table(self, sequence: Sequence) -> tuple[int, ...]:
@@ -103,7 +108,8 @@ class BlockManager:
         """Allocated device slots that hold no token; a shared block counts once, by its fullest holder."""
         filled: dict[int, int] = {}
         for sequence in sequences:
-            for index, block_id in enumerate(self.tables.get(sequence.seq_id, ())):
+            table = self.tables.get(sequence.seq_id, ())
+            for index, block_id in enumerate(held(table), num_dropped(table)):
                 used = min(self.block_size, max(0, sequence.num_kv_tokens - index * self.block_size))
                 filled[block_id] = max(filled.get(block_id, 0), used)
         return sum(self.block_size - used for used in filled.values())
@@ -138,7 +144,7 @@ class BlockManager:
         swapped out, equal its first host blocks."""
         if self._hasher is None or sequence.request.new.bypass_prefix_cache:
             return []
-        first, end = self.num_blocks(sequence), sequence.num_known_tokens
+        first, end = len(self.tables.get(sequence.seq_id, ())), sequence.num_known_tokens
         if sequence.seq_id in self._host_tables:
             end = sequence.num_kv_tokens
         elif sequence.num_kv_tokens != first * self.block_size:
@@ -235,27 +241,29 @@ class BlockManager:
         table = self.tables.get(sequence.seq_id, ())
         if sequence.num_cached_blocks == len(table):
             sequence.num_cached_blocks += num_full
-        for block_id in block_ids:
+        for block_id in held(tuple(block_ids)):
             self.device.share(block_id)
         self.tables[sequence.seq_id] = (*table, *block_ids)
 
     def pin(self, block_ids: Iterable[int]) -> None:
         """Hold cached blocks until their claims are carried out, so that no allocation evicts them."""
         for block_id in block_ids:
-            self.device.share(block_id)
-            self.device.count_hit(block_id)
+            if block_id != NO_BLOCK:
+                self.device.share(block_id)
+                self.device.count_hit(block_id)
 
     def unpin(self, block_ids: Iterable[int], release: Release) -> None:
         """Give back the references that `pin` took."""
         for block_id in block_ids:
-            self.device.release(block_id, release)
+            if block_id != NO_BLOCK:
+                self.device.release(block_id, release)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Make the table cover `num_tokens` slots. Raises OutOfBlocks and changes nothing."""
-        missing = blocks_for(num_tokens, self.block_size) - self.num_blocks(sequence)
+        table = self.tables.get(sequence.seq_id, ())
+        missing = blocks_for(num_tokens, self.block_size) - len(table)
         if missing > 0:
-            new = self.device.allocate(missing)
-            self.tables[sequence.seq_id] = (*self.tables.get(sequence.seq_id, ()), *new)
+            self.tables[sequence.seq_id] = (*table, *self.device.allocate(missing))
 
     def restore(self, sequence: Sequence, host_blocks: Iterable[int]) -> tuple[BlockCopy, ...]:
         """Append a fresh block for each of these, cached on the host; returns the copies to be made.
@@ -290,7 +298,7 @@ class BlockManager:
         """Let `child` share the blocks that hold the parent's first `num_tokens` tokens."""
         assert child.seq_id not in self.tables, f"sequence {child.seq_id} already has a table"
         shared = self.tables[parent.seq_id][: blocks_for(num_tokens, self.block_size)]
-        for block_id in shared:
+        for block_id in held(shared):
             self.device.share(block_id)
         self.tables[child.seq_id] = shared
         child.num_cached_blocks = min(parent.num_cached_blocks, num_tokens // self.block_size)
@@ -301,14 +309,14 @@ class BlockManager:
     def free(self, sequence: Sequence, release: Release) -> None:
         """Drop the whole table, tails first, so that heads stay cached longest. No table: no effect."""
         release = replace(release, num_chain_blocks=sequence.num_cached_blocks)
-        for block_id in reversed(self.tables.pop(sequence.seq_id, ())):
+        for block_id in reversed(held(self.tables.pop(sequence.seq_id, ()))):
             self.device.release(block_id, release)
 
     def truncate(self, sequence: Sequence, num_blocks: int, release: Release) -> None:
         """Keep the first `num_blocks` blocks of the table."""
         table = self.tables.get(sequence.seq_id, ())
         release = replace(release, num_chain_blocks=sequence.num_cached_blocks)
-        for block_id in reversed(table[num_blocks:]):
+        for block_id in reversed(held(table, num_blocks)):
             self.device.release(block_id, release)
         if num_blocks and table:
             self.tables[sequence.seq_id] = table[:num_blocks]
@@ -326,7 +334,7 @@ class BlockManager:
                 break
             taken = min(num_blocks, self.num_tail_blocks(sequence))
             if taken:
-                kept = self.num_blocks(sequence) - taken
+                kept = len(self.table(sequence)) - taken
                 cuts.append((sequence, min(kept, sequence.num_kv_tokens // self.block_size)))
                 num_blocks -= taken
         return cuts
@@ -337,7 +345,7 @@ class BlockManager:
         Those that came from the cache too: the fault may be theirs, and would then strike every request that
         hits them next, for ever.
         """
-        suspect = self.table(sequence)
+        suspect = held(self.table(sequence))
         for block_id in suspect:
             self.device.uncache_block(block_id)
         return suspect
@@ -349,17 +357,17 @@ class BlockManager:
 
         Raises OutOfBlocks, and changes nothing, if the host lacks room for its distinct blocks.
         """
-        held: dict[int, tuple[int, ...]] = {}
+        tables: dict[int, tuple[int, ...]] = {}
         for sequence in request.sequences:
             table = self.tables.get(sequence.seq_id)
             if table:
-                held[sequence.seq_id] = table[: blocks_for(sequence.num_kv_tokens, self.block_size)]
-        distinct = list(dict.fromkeys(block_id for table in held.values() for block_id in table))
+                tables[sequence.seq_id] = table[: blocks_for(sequence.num_kv_tokens, self.block_size)]
+        distinct = list(dict.fromkeys(block_id for table in tables.values() for block_id in held(table)))
         host_of = dict(zip(distinct, self.host.allocate(len(distinct)), strict=True))
         seen: set[int] = set()
-        for seq_id, table in held.items():
-            host_table = tuple(host_of[block_id] for block_id in table)
-            for host_block in host_table:
+        for seq_id, table in tables.items():
+            host_table = tuple(host_of.get(block_id, NO_BLOCK) for block_id in table)
+            for host_block in held(host_table):
                 if host_block in seen:
                     self.host.share(host_block)
                 seen.add(host_block)
@@ -377,7 +385,7 @@ class BlockManager:
         distinct = [
             block_id
             for sequence in request.sequences
-            for block_id in self._host_tables.get(sequence.seq_id, ())
+            for block_id in held(self._host_tables.get(sequence.seq_id, ()))
         ]
         missing = [block_id for block_id in dict.fromkeys(distinct) if block_id not in hits]
         device_of = dict(zip(missing, self.device.allocate(len(missing)), strict=True))
@@ -387,8 +395,9 @@ class BlockManager:
             host_table = self._host_tables.get(sequence.seq_id)
             if host_table is None:
                 continue
-            table = []
-            for host_block in host_table:
+            dropped = num_dropped(host_table)
+            table = [NO_BLOCK] * dropped
+            for host_block in host_table[dropped:]:
                 block_id = device_of[host_block]
                 if block_id in fresh:
                     fresh.discard(block_id)  # the allocation's reference becomes this entry's
@@ -396,14 +405,15 @@ class BlockManager:
                     self.device.share(block_id)
                 table.append(block_id)
             self.tables[sequence.seq_id] = tuple(table)
-            sequence.num_cached_blocks = len(list(itertools.takewhile(hits.__contains__, host_table)))
+            num_hits = len(list(itertools.takewhile(hits.__contains__, host_table[dropped:])))
+            sequence.num_cached_blocks = dropped + num_hits if num_hits else 0
         self.drop_host(request, release)
         return tuple(BlockCopy(host_block, device_of[host_block]) for host_block in missing)
 
     def drop_host(self, request: Request, release: Release) -> None:
         """Give the request's host blocks back (pending until `release.fence` has ended)."""
         for sequence in request.sequences:
-            for host_block in self._host_tables.pop(sequence.seq_id, ()):
+            for host_block in held(self._host_tables.pop(sequence.seq_id, ())):
                 self.host.release(host_block, release)
 
     def restore_tables(self, sequence: Sequence, table: tuple[int, ...], host_table: tuple[int, ...]) -> None:
@@ -422,7 +432,9 @@ class BlockManager:
         for pool, tables in ((self.device, self.tables), (self.host, self._host_tables)):
             references: Counter[int] = Counter()
             for table in tables.values():
-                references.update(table)
+                named = held(table)
+                assert NO_BLOCK not in named, f"window: {table} has a hole"
+                references.update(named)
             if pool is self.host and self.tiers is not None:
                 self.tiers.check_integrity()
                 references.update(self.tiers.held())

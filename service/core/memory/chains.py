@@ -15,9 +15,13 @@ from pageturner.service.core.memory.block import Block
 
 
 class Chains:
-    """blocks: all of the pool, by id. Only its `BlockPool` changes this, and their hashes only this."""
+    """blocks: all of the pool, by id. Only its `BlockPool` changes this, and their hashes only this.
+
+    heads_may_go: a block may be referenced while the one before it is not.
+    """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
+        self.heads_may_go = False
         self._blocks = blocks
         self._block_of_hash: dict[bytes, int] = {}
         # Of a cached hash, the cached ones that continue it, and how many of those have so many tokens.
@@ -86,7 +90,7 @@ class Chains:
             if block.parent_hash is not None:
                 parent = self._block_of_hash.get(block.parent_hash)
                 assert parent is not None, f"chain: the block before block {block.block_id} is not cached"
-                assert not block.ref_count or self._blocks[parent].ref_count, (
+                assert self.heads_may_go or not block.ref_count or self._blocks[parent].ref_count, (
                     f"chain: block {block.block_id} is referenced and the one before it is not"
                 )
             if block.num_partial_tokens:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pageturner.policies.interfaces import Admission
 from pageturner.service.core.decisions import AwaitsProducer, CoreRule, Decision, Refused
 from pageturner.service.core.memory.block_manager import blocks_for
+from pageturner.service.core.memory.window import held
+from pageturner.service.core.outputs import NO_BLOCK
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.deadline_gate import DeadlineGate
@@ -158,7 +160,8 @@ class AdmissionPlanner:
             producer = None if is_privileged else self._awaited_producer(request, places)
             if producer is not None:
                 raise _CannotStart(AwaitsProducer(request.request_id, producer.request_id), may_claim=False)
-            num_claimed = sum(len(blocks) for blocks in start.claims.values()) + len(start.restores)
+            num_claimed = sum(len(held(tuple(blocks))) for blocks in start.claims.values())
+            num_claimed += len(start.restores)
             num_claimed += self._claim_partial_blocks(request, places, start)
             num_held = len(self._manager.references(request))
             known = views.num_known_blocks(request, self._block_size)
@@ -227,7 +230,7 @@ class AdmissionPlanner:
         for sequence in request.computing:
             table = self._manager.table(sequence)
             hits = self._manager.hits(sequence)
-            for block_id in hits:
+            for block_id in held(tuple(hits)):
                 self._ledger.claim(block_id)
             claims[sequence.seq_id] = hits
             num_kv = sequence.num_kv_tokens + len(hits) * self._block_size
@@ -267,11 +270,13 @@ class AdmissionPlanner:
         for sequence in request.sequences:
             host_table = self._manager.host_table(sequence)
             for host_block, block_id in zip(host_table, self._manager.hits(sequence), strict=False):
-                hits.setdefault(host_block, block_id)
+                if NO_BLOCK not in (host_block, block_id):
+                    hits.setdefault(host_block, block_id)
         places: dict[int, Place] = {}
         for sequence in request.sequences:
-            table = tuple(hits.get(host, virtual(host)) for host in self._manager.host_table(sequence))
-            for block_id in table:
+            host_table = self._manager.host_table(sequence)
+            table = tuple(host if host == NO_BLOCK else hits.get(host, virtual(host)) for host in host_table)
+            for block_id in held(table):
                 self._ledger.claim(block_id)
             places[sequence.seq_id] = Place(table, sequence.num_computed_tokens, sequence.num_kv_tokens)
         return places, PlannedAdmission(request, {}, hits)

@@ -10,6 +10,7 @@ from pageturner.policies.interfaces import Admission, Reclaim
 from pageturner.policies.views import BatchView
 from pageturner.service.core.decisions import CoreRule
 from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.window import held
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.admission import AdmissionPlanner
 from pageturner.service.core.scheduling.decode import Work, lacking_tokens
@@ -195,9 +196,9 @@ def book_preemption(
     in_flight = request.last_step > last_ended_step
     if preemption.how is Reclaim.TAIL:
         for sequence, num_kept in preemption.cuts:
-            ledger.drop(reversed(manager.table(sequence)[num_kept:]), in_flight=in_flight)
+            ledger.drop(reversed(held(manager.table(sequence), num_kept)), in_flight=in_flight)
         return
     if preemption.how is Reclaim.SWAP:
         ledger.host_available -= len(manager.references(request))
     for sequence in request.sequences:
-        ledger.drop(reversed(manager.table(sequence)), in_flight=in_flight)
+        ledger.drop(reversed(held(manager.table(sequence))), in_flight=in_flight)

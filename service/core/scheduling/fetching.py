@@ -124,7 +124,7 @@ class Fetching:
         does; and how many blocks come before those."""
         (sequence,) = request.computing
         manager, tiers = self._manager, self._tiers
-        index = manager.num_blocks(sequence)
+        index = len(manager.table(sequence))
         if sequence.num_kv_tokens != index * manager.block_size:
             return [], [], index
         index += len(manager.hits(sequence))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from pageturner.service.core.inspection import UNTOLD, RequestInfo, RequestState, SchedulerInspection
+from pageturner.service.core.memory.window import held
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.state import SchedulerState
@@ -38,7 +39,7 @@ def inspect(state: SchedulerState, now: float) -> SchedulerInspection:
         free=free,
         pending=pending,
         tables=tuple(
-            (place, manager.tables[sequence.seq_id])
+            (place, held(manager.tables[sequence.seq_id]))
             for place, request in [*enumerate(live), *((UNTOLD, request) for request in untold)]
             for sequence in request.sequences
             if sequence.seq_id in manager.tables
@@ -61,7 +62,7 @@ def _describe(request: Request, state: SchedulerState, now: float, queue_positio
         num_blocks = len(state.manager.references(request))
     if request.status is RequestStatus.SWAPPED:
         tables = map(state.manager.host_table, sequences)
-        num_host_blocks = len({block for table in tables for block in table})
+        num_host_blocks = len({block for table in tables for block in held(table)})
     arrival_time, first_token_at = new.arrival_time, request.first_token_at
     waiting_seconds = now - request.queued_since if queue_position else 0.0
     return RequestInfo(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 
+from pageturner.service.core.memory.window import SlidingWindow
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outlook import Outlook, Work
 from pageturner.service.core.outputs import Acceptance, StopCondition
@@ -75,13 +77,44 @@ def check_deadline(options: SchedulerOptions, outlook: Outlook, work: Work, seco
         raise DeadlineTooClose(f"{reason} after {wait:.1f} s behind others", wait - max(0.0, longest))
 
 
-def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: int, block_size: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a request has to fit into alone: a pool, to which it gives back what a sliding window passed."""
+
+    num_blocks: int
+    block_size: int
+    window: SlidingWindow | None = None
+
+    @classmethod
+    def of(cls, num_blocks: int, block_size: int, window: int | None) -> Room:
+        """window: in keys."""
+        return cls(num_blocks, block_size, None if window is None else SlidingWindow(window, block_size))
+
+    @property
+    def whole(self) -> Room:
+        """For a request that gives nothing back: rows that are scored may have to be computed once more."""
+        return Room(self.num_blocks, self.block_size)
+
+    def num_peak_blocks(self, num_prompt_tokens: int, max_tokens: int, n: int) -> int:
+        """Blocks without which such a request can't go on, by one token a step if there are no more."""
+        return views.num_peak_blocks(num_prompt_tokens, max_tokens, n, self.block_size, self.window)
+
+    def likely_peak_blocks(
+        self, num_prompt_tokens: int, max_tokens: int, n: int, num_step_tokens: int
+    ) -> int:
+        """Blocks that it takes where steps have so many tokens for it."""
+        shape = (num_prompt_tokens, max_tokens, n, self.block_size)
+        return min(self.num_blocks, views.num_peak_blocks(*shape, self.window, num_step_tokens))
+
+
+def checked_max_tokens(new: NewRequest, options: SchedulerOptions, pool: Room) -> int:
     """The max_tokens in force: as asked, or what fits if none was asked.
 
     A request must fit the pool alone, at its peak, or it would wait for ever with all behind it. Raises
     InvalidArgument naming the field that makes it too large.
     """
-    num_prompt = len(new.prompt_token_ids)
+    pool = pool.whole if new.is_scored else pool
+    num_prompt, num_blocks, block_size = len(new.prompt_token_ids), pool.num_blocks, pool.block_size
     n = new.params.num_sequences
     field, kind = ("n", "choices") if new.params.beam_search is None else ("beam_search.width", "beams")
     field = field if new.params.best_of is None else "best_of"
@@ -95,7 +128,7 @@ def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: i
             "prompt",
             f"{num_prompt} tokens leave no room to generate; max_model_len is {options.max_model_len}",
         )
-    if views.num_peak_blocks(num_prompt, 1, n, block_size) > num_blocks:
+    if pool.num_peak_blocks(num_prompt, 1, n) > num_blocks:
         raise InvalidArgument(
             "prompt", f"{num_prompt} tokens never fit the cache of {num_blocks} blocks of {block_size}"
         )
@@ -106,7 +139,7 @@ def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: i
             f"{asked} and a prompt of {num_prompt} tokens exceed max_model_len {options.max_model_len}",
         )
     wanted = room if asked is None else asked
-    fitting = _largest_fitting(num_prompt, wanted, n, num_blocks, block_size)
+    fitting = _largest_fitting(num_prompt, wanted, n, pool)
     if asked is not None and fitting < asked:
         raise InvalidArgument(
             "max_tokens",
@@ -118,12 +151,12 @@ def checked_max_tokens(new: NewRequest, options: SchedulerOptions, num_blocks: i
     return fitting
 
 
-def _largest_fitting(num_prompt: int, wanted: int, n: int, num_blocks: int, block_size: int) -> int:
+def _largest_fitting(num_prompt: int, wanted: int, n: int, pool: Room) -> int:
     """The largest max_tokens up to `wanted` whose peak fits; by bisection, since the peak only grows."""
     low, high = 1, wanted
     while low < high:
         middle = (low + high + 1) // 2
-        if views.num_peak_blocks(num_prompt, middle, n, block_size) <= num_blocks:
+        if pool.num_peak_blocks(num_prompt, middle, n) <= pool.num_blocks:
             low = middle
         else:
             high = middle - 1
@@ -148,14 +181,18 @@ class Intake:
         if new.request_id in state.requests:
             raise DuplicateRequest(new.request_id)
         n, num_prompt_tokens = new.params.num_sequences, len(new.prompt_token_ids)
-        max_tokens = checked_max_tokens(new, state.options, manager.device.num_blocks, manager.block_size)
+        pool = Room(manager.device.num_blocks, manager.block_size, manager.window)
+        pool = pool.whole if new.is_scored else pool
+        max_tokens = checked_max_tokens(new, state.options, pool)
         num_tokens = num_prompt_tokens + new.num_resumed_tokens
         check_queue(state.options, state.outlook(), Work(num_tokens, n, n * max_tokens))
         seq_ids = range(state.next_seq_id, state.next_seq_id + n)
         starts = self._start_choices(seq_ids, new, max_tokens)
         root = manager.root_hash(adapter=new.adapter, salt=new.cache_salt, tenant=new.cache_tenant)
         request = Request(new, state.next_order, max_tokens, root)
-        request.num_blocks_peak = views.num_peak_blocks(num_prompt_tokens, max_tokens, n, manager.block_size)
+        request.num_blocks_peak = pool.likely_peak_blocks(
+            num_prompt_tokens, max_tokens, n, state.options.max_num_batched_tokens
+        )
         request.policies = state.policy_host.names
         state.next_order += 1
         state.next_seq_id += n

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.outputs import NO_BLOCK
 
 
 def virtual(host_block: int) -> int:
     """The id under which the device copy of a host block is booked before it exists."""
-    return -1 - host_block
+    return NO_BLOCK - 1 - host_block
 
 
 @dataclass(frozen=True, slots=True)

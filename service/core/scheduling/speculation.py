@@ -122,7 +122,7 @@ class Speculation:
     ) -> ScheduledSequence:
         """Behind the one token of `part` the first `count` of the drafts, as many as there are slots for."""
         manager = self._state.manager
-        num_blocks = manager.num_blocks(sequence) + manager.device.num_available
+        num_blocks = len(manager.table(sequence)) + manager.device.num_available
         token_ids = drafts.token_ids[: min(count, num_blocks * manager.block_size - part.end)]
         manager.grow(sequence, part.end + len(token_ids))
         sequence.num_drafts, sequence.has_whole_match = len(token_ids), drafts.is_whole
@@ -183,7 +183,7 @@ def settle_drafts(state: SchedulerState, sequence: Sequence, num_right: int, num
         sequence.num_computed_tokens = sequence.num_kv_tokens = sequence.num_accepted_tokens = end
         manager.cache_full_blocks(sequence)
     num_blocks = blocks_for(sequence.num_kv_tokens, manager.block_size)
-    if num_blocks < manager.num_blocks(sequence):
+    if num_blocks < len(manager.table(sequence)):
         manager.truncate(sequence, num_blocks, Release(sequence.last_step, state.now))
 
 

@@ -9,6 +9,7 @@ from pageturner.policies.queue import Fcfs
 from pageturner.policies.views import LoadView, Rates
 from pageturner.service.core.decisions import Decision
 from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.window import num_dropped
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outlook import Outlook
 from pageturner.service.core.outputs import SchedulerStats
@@ -171,6 +172,7 @@ class SchedulerState:
             num_beam_selections_total=counters["beam_selections"],
             num_beam_table_entries_total=counters["beam_table_entries"],
             num_beam_blocks_total=counters["beam_blocks"],
+            num_window_blocks_total=manager.num_dropped_blocks,
             queue_seconds=outlook.queue_seconds,
             drain_tokens_per_second=outlook.drain_rate,
             outlook=outlook,
@@ -198,13 +200,19 @@ class SchedulerState:
             assert num_cached <= sequence.num_kv_tokens, (
                 f"cached: sequence {sequence.seq_id} counts {num_cached} tokens of {sequence.num_kv_tokens}"
             )
-            num_slots = self.manager.num_blocks(sequence) * self.manager.block_size
+            table = self.manager.table(sequence)
+            num_slots = len(table) * self.manager.block_size
             num_used = sequence.num_kv_tokens + sequence.num_drafts
             assert num_slots < num_used + self.manager.block_size, (
                 f"lookahead: sequence {sequence.seq_id} holds {num_slots} slots for {num_used} tokens"
             )
             assert sequence.next_scored >= sequence.num_computed_tokens or self.unfinished_steps, (
                 f"scored: row {sequence.next_scored} of sequence {sequence.seq_id} was passed over"
+            )
+            dropped = num_dropped(table or self.manager.host_table(sequence))
+            window, position = self.manager.window, sequence.num_computed_tokens
+            assert not dropped or (window is not None and dropped <= window.num_hidden_blocks(position)), (
+                f"window: sequence {sequence.seq_id} gave back a block that position {position} sees"
             )
         searching = [request for request in self.requests.values() if request.beams is not None]
         assert self.searching == {request.order for request in searching}, "beams: who searches is not known"

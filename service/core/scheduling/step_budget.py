@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pageturner.policies.interfaces import BatchSplit
 from pageturner.service.core.memory.block_manager import blocks_for
+from pageturner.service.core.memory.window import num_dropped
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling.decode import has_slot_of_its_own
 from pageturner.service.core.scheduling.ledger import Ledger, LedgerSavepoint
@@ -150,8 +151,7 @@ class StepBudget:
             num_tokens = min(num_tokens, max(0, num_unscored) + self.scored_left)
         ledger, block_size = self.ledger, self._block_size
         if num_tokens <= 0:
-            num_known = blocks_for(place.num_computed + remaining, block_size)
-            self.num_promised += max(0, num_known - len(place.table))
+            self._promise(request, place, len(place.table), remaining)
             return 0
         num_held, start = len(place.table), place.num_computed
         write_index = place.num_kv // block_size
@@ -184,8 +184,7 @@ class StepBudget:
         self._spend(request, remaining, num_tokens)
         self.chunks.append(Chunk(sequence, num_tokens, is_last=num_tokens == remaining))
         if remaining > 1:
-            end = start + num_tokens
-            self.num_promised += blocks_for(start + remaining, block_size) - blocks_for(end, block_size)
+            self._promise(request, place, blocks_for(start + num_tokens, block_size), remaining)
             self.note_made(sequence)
         return 0
 
@@ -194,6 +193,13 @@ class StepBudget:
         made = dict.fromkeys(self._state.uncached_hashes(sequence), sequence.request)
         self.planned_producing.update(made)
         self.producing.update(made)
+
+    def _promise(self, request: Request, place: Place, num_taken: int, remaining: int) -> None:
+        """Count the blocks that a sequence has yet to take behind `num_taken` for the tokens that it knows. A
+        sliding window gives some back meanwhile: it never holds more than its request does at the peak."""
+        num_left = max(0, blocks_for(place.num_computed + remaining, self._block_size) - num_taken)
+        num_held = num_taken - num_dropped(place.table)
+        self.num_promised += min(num_left, max(0, request.num_blocks_peak - num_held))
 
     def _spend(self, request: Request, remaining: int, num_tokens: int) -> None:
         self.total_left -= num_tokens

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pageturner.policies.views import AdmissionView, LoadView, RequestPhase, RequestView, VictimView
 from pageturner.service.core.memory.block_manager import BlockManager, blocks_for
+from pageturner.service.core.memory.window import SlidingWindow
 from pageturner.service.core.request import Request, RequestStatus
 
 _PHASES = {
@@ -56,24 +57,34 @@ def request_view(request: Request) -> RequestView:
 def num_known_blocks(request: Request, block_size: int) -> int:
     """Blocks that hold every known token, those that all sequences share once.
 
-    Never more than at the peak: choices of one token each share even a partial block to their end.
+    Never more than at the peak: choices of one token each share even a partial block to their end, and what a
+    sliding window has passed is given back.
     """
     unfinished = request.unfinished
     if len(unfinished) == 1:
-        return blocks_for(len(unfinished[0].tokens), block_size)
+        return min(blocks_for(len(unfinished[0].tokens), block_size), request.num_blocks_peak)
     shared = request.num_shared_tokens // block_size
     known = shared + sum(blocks_for(len(s.tokens), block_size) - shared for s in unfinished)
     return min(known, request.num_blocks_peak)
 
 
-def num_peak_blocks(num_prompt_tokens: int, max_tokens: int, n: int, block_size: int) -> int:
+def num_peak_blocks(
+    num_prompt_tokens: int,
+    max_tokens: int,
+    n: int,
+    block_size: int,
+    window: SlidingWindow | None = None,
+    num_step_tokens: int = 1,
+) -> int:
     """Blocks held when all n sequences have their last token; that token's own KV is never needed.
 
-    So with one token each, no choice writes behind the prompt, and all share even a partial block.
+    So with one token each, no choice writes behind the prompt, and all share even a partial block. Under a
+    sliding window none holds more than it leaves, where a step computes num_step_tokens of it at most.
     """
     total = blocks_for(num_prompt_tokens + max_tokens - 1, block_size)
     shared = num_prompt_tokens // block_size
-    return total if n == 1 or max_tokens == 1 else shared + n * (total - shared)
+    peak = total if n == 1 or max_tokens == 1 else shared + n * (total - shared)
+    return peak if window is None else min(peak, n * window.most_blocks(num_step_tokens))
 
 
 def victim_view(request: Request, manager: BlockManager) -> VictimView:

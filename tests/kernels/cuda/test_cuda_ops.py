@@ -29,6 +29,7 @@ from support.cuda_cases import (
 from support.emulation import emulated_launcher
 from support.kernel_checks import (
     check_batch_mates,
+    check_blocks_behind_a_window,
     check_copies,
     check_non_finite_token,
     check_rope,
@@ -228,6 +229,10 @@ def test_a_non_finite_token_changes_its_own_sequence_alone(
 
 def test_sequences_may_share_blocks(launcher: Launcher) -> None:
     check_shared_blocks(cuda_ops(launcher, split=16), LAYOUT)
+
+
+def test_blocks_behind_a_window_may_be_anothers(launcher: Launcher) -> None:
+    check_blocks_behind_a_window(cuda_ops(launcher, split=16), LAYOUT)
 
 
 def test_a_batch_is_planned_once_for_each_mask(emulated: CudaOps, case: PagedCase) -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from support.bad_machines import PLANTED_BUGS, PlantedBug
 from support.bad_scores import SCORING_BUGS
 from support.planted_tiers import TIER_BUGS
+from support.planted_window_bugs import PLANTED_WINDOW_BUGS
 
 BUDGET = settings(
     max_examples=60,
@@ -38,7 +39,10 @@ def search(bug: PlantedBug) -> None:
         run_state_machine_as_test(Machine, settings=BUDGET)
 
 
-@pytest.mark.parametrize("bug", PLANTED_BUGS + SCORING_BUGS + TIER_BUGS, ids=lambda bug: bug.name)
+ALL_BUGS = PLANTED_BUGS + SCORING_BUGS + TIER_BUGS + PLANTED_WINDOW_BUGS
+
+
+@pytest.mark.parametrize("bug", ALL_BUGS, ids=lambda bug: bug.name)
 def test_planted_bug_is_caught(bug: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bug.owner, bug.method, bug.mistake(getattr(bug.owner, bug.method)))
     monkeypatch.setattr(bug.machine, "favoured_request", bug.favoured_request)

@@ -13,6 +13,7 @@ from support.scheduler_machine import (
     SchedulerMachine,
     ScoringMachine,
     SwappingMachine,
+    WindowMachine,
 )
 
 from pageturner.policies.interfaces import BatchSplit
@@ -61,6 +62,12 @@ def test_tokens_and_books_of_requests_with_adapters() -> None:
     )
 
 
+def test_tokens_and_books_under_sliding_windows() -> None:
+    run_state_machine_as_test(
+        WindowMachine, settings=settings(COMMON, max_examples=80, stateful_step_count=20)
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored_at_length() -> None:
@@ -74,6 +81,14 @@ def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored_at_l
 def test_tokens_and_books_of_requests_with_adapters_at_length() -> None:
     run_state_machine_as_test(
         AdaptedMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=50)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_tokens_and_books_under_sliding_windows_at_length() -> None:
+    run_state_machine_as_test(
+        WindowMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
     )
 
 
