@@ -24,7 +24,7 @@ from support.paged import assert_near, assert_same, make_case
 
 from pageturner.kernels.checks import BATCH_TENSORS
 from pageturner.kernels.interface import AttentionSpec, PagedOps
-from pageturner.kernels.layout import KeyOrder
+from pageturner.kernels.layout import CODE_DTYPES, KeyOrder
 from pageturner.kernels.reference import ReferenceOps
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -173,8 +173,9 @@ def test_sequences_may_share_blocks(ops: PagedOps) -> None:
     check_shared_blocks(ops, layout_for(ops, 1, 16, 16))
 
 
-def test_blocks_behind_a_window_may_be_anothers(ops: PagedOps) -> None:
-    check_blocks_behind_a_window(ops, layout_for(ops, 1, 16, 16))
+@pytest.mark.parametrize("dtype", [torch.float32, *CODE_DTYPES])
+def test_blocks_behind_a_window_may_be_anothers(ops: PagedOps, dtype: torch.dtype) -> None:
+    check_blocks_behind_a_window(ops, layout_for(ops, 1, 64, 16, dtype))
 
 
 def test_a_step_without_rows(ops: PagedOps) -> None:

@@ -14,7 +14,7 @@ from pageturner.service.core.request import Sequence
 from pageturner.service.core.scheduling.speculation import NgramDrafter
 from support.core_harness import CoreHarness
 from support.fake_model import ALPHABET, expected_tokens
-from support.scheduler_machine import KNOWN, ConversingMachine, requests
+from support.scheduler_machine import KNOWN, ConversingMachine, WindowMachine, requests
 
 SPECULATION = SpeculationOptions("ngram", num_tokens=5, min_ngram=1, row_cost=0.05)
 
@@ -36,7 +36,9 @@ class PlannedDrafter:
             return self._ngrams.propose(sequence, limit)
         record, done = self._harness.records[sequence.request.request_id], sequence.num_output_tokens
         new = record.new
-        due = _expected_tokens(new.prompt_token_ids, new.seed, sequence.index, record.stop)
+        due = _expected_tokens(
+            new.prompt_token_ids, new.seed, sequence.index, record.stop, window=self._harness.window
+        )
         chance = random.Random(f"{sequence.seq_id}/{done}")
         drafts = [*due[done:], *(chance.randrange(ALPHABET) for _ in range(limit))][:limit]
         if chance.random() < 0.5:
@@ -54,7 +56,9 @@ class KnowingDrafter:
     def propose(self, sequence: Sequence, limit: int) -> Drafts:
         record, done = self._harness.records[sequence.request.request_id], sequence.num_output_tokens
         new = record.new
-        due = _expected_tokens(new.prompt_token_ids, new.seed, sequence.index, record.stop)
+        due = _expected_tokens(
+            new.prompt_token_ids, new.seed, sequence.index, record.stop, window=self._harness.window
+        )
         return Drafts(tuple(due[done : done + limit]), True)
 
 
@@ -77,3 +81,7 @@ class DraftingMachine(ConversingMachine):
         if self.live.num_steps > 8:
             for _ in range(count):
                 self.live.fail()
+
+
+class DraftsUnderWindows(WindowMachine, DraftingMachine):
+    """Rows of drafts that are rolled back in tables whose beginning was given back."""

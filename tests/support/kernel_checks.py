@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -49,15 +48,19 @@ def check_non_finite_token(
     assert_same(result[2:], clean[2:])
 
 
-def check_blocks_behind_a_window(ops: PagedOps, layout: KvLayout) -> None:
+def check_blocks_behind_a_window(
+    ops: PagedOps, layout: KvLayout, row_dtype: torch.dtype | None = None
+) -> None:
     """They were given back and hold anything; the table names the first block there that was kept."""
     window, sequences = 21, [(1, 200), (5, 90), (40, 160), (1, 21)]
-    case, spec = make_case(sequences, layout=layout, num_heads=2), AttentionSpec(0.2, sliding_window=window)
+    case = make_case(sequences, layout=layout, num_heads=2, row_dtype=row_dtype)
+    spec = AttentionSpec(0.2, sliding_window=window)
     kept = ops.attention(case.query, case.kv_layer, case.batch, spec)
     tables = case.batch.block_tables.clone()
     for table, (num_rows, seq_len) in zip(tables, sequences, strict=True):
         hidden = max(0, seq_len - num_rows - window + 1) // layout.block_size
-        case.kv_layer[table[:hidden].long()] = math.nan
+        # NaN, as a float of any width and as a scale beside codes.
+        case.kv_layer.view(torch.uint8)[table[:hidden].long()] = 0xFF
         table[:hidden] = table[hidden]
     batch = make_batch(sequences, tables.tolist(), layout.block_size)
     assert_same(ops.attention(case.query, case.kv_layer, batch, spec), kept)

@@ -44,7 +44,7 @@ from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelArgumentError, KernelFault
 from pageturner.kernels.interface import AttentionSpec
-from pageturner.kernels.layout import HostBatch, KvLayout
+from pageturner.kernels.layout import CODE_DTYPES, HostBatch, KvLayout
 from pageturner.kernels.reference import ReferenceOps
 
 LAYOUT = KvLayout(2, 2, 64, 16, BF16)
@@ -231,8 +231,9 @@ def test_sequences_may_share_blocks(launcher: Launcher) -> None:
     check_shared_blocks(cuda_ops(launcher, split=16), LAYOUT)
 
 
-def test_blocks_behind_a_window_may_be_anothers(launcher: Launcher) -> None:
-    check_blocks_behind_a_window(cuda_ops(launcher, split=16), LAYOUT)
+@pytest.mark.parametrize("dtype", [LAYOUT.dtype, *CODE_DTYPES])
+def test_blocks_behind_a_window_may_be_anothers(launcher: Launcher, dtype: torch.dtype) -> None:
+    check_blocks_behind_a_window(cuda_ops(launcher, split=16), replace(LAYOUT, dtype=dtype), BF16)
 
 
 def test_a_batch_is_planned_once_for_each_mask(emulated: CudaOps, case: PagedCase) -> None:

@@ -64,7 +64,7 @@ def test_tokens_and_books_of_requests_with_adapters() -> None:
 
 def test_tokens_and_books_under_sliding_windows() -> None:
     run_state_machine_as_test(
-        WindowMachine, settings=settings(COMMON, max_examples=80, stateful_step_count=20)
+        WindowMachine, settings=settings(COMMON, max_examples=25, stateful_step_count=20)
     )
 
 
