@@ -137,11 +137,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def stream(request: Any, context: Context) -> None:
             async with self._observe(method, context, admit):
                 with WriteWatch(self._write_timeout_seconds) as watch:
+                    has_begun = False
                     async with aclosing(behaviour(read(deserializer, request), context)) as responses:
                         async for response in responses:
                             if service in ADMIN_SERVICES:
                                 # Without end by themselves: a token that was revoked must not see on.
                                 self._gatekeeper.admit(service, context)
+                            if not has_begun:
+                                # Else the first write sends it. A write that is cancelled does not count as
+                                # sent: the status would send it once more, fail, and never come.
+                                await context.send_initial_metadata(())
+                                has_begun = True
                             watch.write_begins()
                             await context.write(response)
                             watch.write_ended()

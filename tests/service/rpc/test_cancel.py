@@ -6,8 +6,9 @@ import asyncio
 import gc
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
@@ -199,6 +200,22 @@ async def test_a_reader_that_stopped_is_given_up_and_its_id_is_free_again() -> N
             _ = [message async for message in _rest(call)]
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == "the stream was not read for 0.05 s"
+
+
+async def test_a_first_write_that_is_late_ends_the_call_at_its_client_too() -> None:
+    """A write that was cancelled may have sent the headers: a status that sends them again would be lost."""
+    async with serving(FakeEngine(echo), write_timeout_seconds=1e-9) as served:
+        codes: Counter[grpc.StatusCode] = Counter()
+        for number in range(20):
+            call = GenerationServiceStub(served.channel).GenerateStream(
+                pb.GenerateStreamRequest(request_id=f"r{number}", prompt=pb.Prompt(text="ab"))
+            )
+            async with asyncio.timeout(20):
+                with suppress(grpc.aio.AioRpcError):
+                    _ = [message async for message in call]
+                codes[await call.code()] += 1
+        assert codes.keys() <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OK}
+        assert codes[grpc.StatusCode.RESOURCE_EXHAUSTED], "no write was late"
 
 
 @pytest.mark.fault("U")
