@@ -202,6 +202,7 @@ async def test_a_reader_that_stopped_is_given_up_and_its_id_is_free_again() -> N
         assert caught.value.details() == "the stream was not read for 0.05 s"
 
 
+@pytest.mark.fault("X")
 async def test_a_first_write_that_is_late_ends_the_call_at_its_client_too() -> None:
     """A write that was cancelled may have sent the headers: a status that sends them again would be lost."""
     async with serving(FakeEngine(echo), write_timeout_seconds=1e-9) as served:
