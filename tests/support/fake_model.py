@@ -207,10 +207,10 @@ class FakeModel:
         if sequence.request_id in self.poisoned_requests:
             return SampledSequence(row.seq_id, row.epoch, (), NonFiniteLogits("poisoned"))
         if row.params.logprobs is not None:
-            top = tuple(candidates_of(self._content(sequence, sequence.end))[: row.params.logprobs])
-            return SampledSequence(
-                row.seq_id, row.epoch, (SampledToken(top[0].token_id, top[0].logprob, top),)
-            )
+            likeliest, *others = candidates_of(self._content(sequence, sequence.end))
+            top = (likeliest, *others)[: row.params.logprobs]
+            sampled = SampledToken(likeliest.token_id, likeliest.logprob, top)
+            return SampledSequence(row.seq_id, row.epoch, (sampled,))
         tokens: tuple[SampledToken, ...] = ()
         for position in range(sequence.end - sequence.num_drafts, sequence.end + 1):
             content = self._content(sequence, position)

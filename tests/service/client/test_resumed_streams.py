@@ -67,7 +67,9 @@ def without_service(answer: Completion) -> Completion:
     """What does not hang on the services that gave it."""
     timings = replace(answer.timings, num_swaps=0, num_recomputes=0, num_tail_reclaims=0)
     usage = replace(answer.usage, num_cached_prompt_tokens=0, num_resumed_tokens=0)
-    return replace(answer, timings=timings, usage=usage, policies={})
+    # The sum of log-probabilities is put in behind the engine, and by the client where it goes on.
+    choices = tuple(replace(choice, cumulative_logprob=None) for choice in answer.choices)
+    return replace(answer, timings=timings, usage=usage, policies={}, choices=choices)
 
 
 def with_a_pool(service: dict[str, Any], num_prompt: int, max_tokens: int, n: int) -> dict[str, Any]:
