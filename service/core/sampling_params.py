@@ -16,6 +16,9 @@ MAX_STOP_CHARACTERS = 1024
 """Of each stop string: the engine's thread builds an automaton as long for every choice."""
 
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BEAM_STOP_TOKEN_IDS = 32
+"""Each is one more candidate that every beam is asked for at every token, in case all of them are likeliest."""
+
 MAX_LOGIT_BIAS = 1024
 MAX_LENGTH_PENALTY = 10.0
 
@@ -56,6 +59,9 @@ class BeamSearch:
                 raise InvalidArgument(name, "is not taken beside beam_search, which ranks by the model alone")
         if params.stop:
             raise InvalidArgument("stop", "is not sought in a beam search; stop_token_ids end its answers")
+        if len(params.stop_token_ids) > MAX_BEAM_STOP_TOKEN_IDS:
+            found = f"{len(params.stop_token_ids)} ids; at most {MAX_BEAM_STOP_TOKEN_IDS} beside beam_search"
+            raise InvalidArgument("stop_token_ids", found)
 
 
 @dataclass(frozen=True, slots=True)

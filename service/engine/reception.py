@@ -35,8 +35,11 @@ class Fitting:
         return checked_max_tokens(new, self.options, self.pool)
 
     def num_side_by_side(self, num_prompt_tokens: int, lengths: Sequence[int]) -> int:
-        """How many of the first of these continuations one request may hold; 0 where not even one fits."""
-        count = min(self.options.max_n, self.options.max_num_seqs, len(lengths))
+        """How many of the first of these continuations one request may hold; 0 where not even one fits.
+
+        A quarter of all sequences at most: more would wait until nearly all others have ended.
+        """
+        count = min(self.options.max_n, max(1, self.options.max_num_seqs // 4), len(lengths))
         while count:
             longest = max(lengths[:count])
             if self.pool.whole.num_peak_blocks(num_prompt_tokens, longest, count) <= self.pool.num_blocks:

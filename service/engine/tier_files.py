@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import struct
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ _HEAD = struct.Struct("<8s16s16sQ")
 """Magic, hash, seal, bytes of content."""
 
 _SUFFIX = ".kv"
+_FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
+_BLOCK_NAME = re.compile(r"[0-9a-f]{32,128}\.kv")
+_UNFINISHED_NAME = re.compile(r"[0-9a-f]{32,128}\.[0-9a-f]{8}")
 _KEY_BYTES = 32
 
 
@@ -176,7 +180,8 @@ class TierFiles:
             if size == self.file_bytes and self._path(block_hash) == path:
                 hashes.append(block_hash)
             else:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
         return hashes
 
 
@@ -225,22 +230,25 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
+    """Those of models: each has its lock. What else lies there belongs to others."""
     for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False) and len(entry.name) == 32:
-            yield Path(entry.path)
+        if entry.is_dir(follow_symlinks=False) and _FOLDER_NAME.fullmatch(entry.name):
+            path = Path(entry.path)
+            if (path / "lock").is_file():
+                yield path
 
 
 def _blocks(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """(when it was used last, bytes, path) of each; what is unfinished is removed."""
+    """(when it was used last, bytes, path) of each; blocks that are unfinished are removed, and nothing else."""
     for entry in os.scandir(folder):
-        if entry.name == "lock":
+        if not entry.is_file(follow_symlinks=False):
             continue
         with suppress(OSError):
-            if not entry.name.endswith(_SUFFIX):
+            if _UNFINISHED_NAME.fullmatch(entry.name):
                 os.unlink(entry.path)
-                continue
-            status = entry.stat(follow_symlinks=False)
-            yield status.st_mtime, status.st_size, Path(entry.path)
+            elif _BLOCK_NAME.fullmatch(entry.name):
+                status = entry.stat(follow_symlinks=False)
+                yield status.st_mtime, status.st_size, Path(entry.path)
 
 
 def _write_all(file: int, content: bytes | memoryview) -> None:

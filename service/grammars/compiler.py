@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -81,7 +82,12 @@ class GrammarCompiler:
         try:
             schema = json.loads(wanted.source)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(wanted.field, f"is not JSON: {_shortened(str(error))}") from error
+            reason = f"is not JSON: {_shortened(str(error))}"
+            if isinstance(error, RecursionError):
+                reason = "is nested too deeply"
+            elif "set_int_max_str_digits" in reason:
+                reason = f"has a number of more than {sys.get_int_max_str_digits()} digits"
+            raise InvalidArgument(wanted.field, reason) from error
         if isinstance(schema, bool):
             schema = {} if schema else {"enum": []}
         found = self._compiled_schema(schema)
@@ -272,6 +278,6 @@ def _literal(text: str) -> str:
 
 
 def _shortened(reason: str) -> str:
-    reason = " ".join(reason.split())
+    reason = " ".join(reason.partition("<backtrace>")[0].split())  # of a panic that the library caught
     bound = MAX_REASON_CHARACTERS
     return reason if len(reason) <= bound else f"{reason[:bound]}..."

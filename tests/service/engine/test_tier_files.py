@@ -153,7 +153,26 @@ def test_what_is_no_block_is_swept_away(tmp_path: Path) -> None:
     for name in (f"{TWO.hex()}.0a1b2c3d", "zz.kv", f"{TWO.hex()}.kv", "notes.txt"):
         (folder / name).write_bytes(b"half")
     assert files.found(1 << 30) == [ONE]
-    assert {path.name for path in folder.iterdir()} == {"lock", f"{ONE.hex()}.kv"}
+    assert {path.name for path in folder.iterdir()} == {"lock", f"{ONE.hex()}.kv", "zz.kv", "notes.txt"}
+
+
+def test_files_of_others_are_never_touched(tmp_path: Path) -> None:
+    """The folder may be somebody's, with folders that are named by digests as well."""
+    theirs = tmp_path / "cache" / ("d41d8cd98f00b204" * 2)
+    theirs.mkdir(parents=True)
+    names = ("photo.jpg", "notes.kv", f"{'1' * 32}.kv", f"{'1' * 32}.{'2' * 8}")
+    for name in names:
+        (theirs / name).write_text("precious")
+    files = opened(tmp_path / "cache")
+    files.write(ONE, content())
+    ours = files.path(ONE).parent
+    (ours / "readme.txt").write_text("precious")
+    (ours / f"{'3' * 32}.kv").mkdir()
+    files.close()
+    assert opened(tmp_path / "cache").found(0) == []
+    assert sorted(path.name for path in theirs.iterdir()) == sorted(names)
+    assert (ours / "readme.txt").read_text() == "precious"
+    assert (ours / f"{'3' * 32}.kv").is_dir()
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,8 @@ GRAMMARS_OF_PIECES = grammars_of()
     [
         (schema("{"), "json_schema", "is not JSON"),
         (schema("3"), "json_schema", "is not an object at #$"),
-        (schema("[" * 5000), "json_schema", "is not JSON"),
+        (schema("[" * 5000), "json_schema", "is nested too deeply"),
+        (schema('{"const": ' + "9" * 5000 + "}"), "json_schema", "more than 4300 digits"),
         (schema('{"a":' * 500 + "1" + "}" * 500), "json_schema", "recursion"),
         (schema(False), "json_schema", "at #$"),
         (schema({"type": "strin"}), "json_schema", "Invalid type: strin at #$"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from pageturner.service.client import (
     TokenEvent,
 )
 from pageturner.service.client.partial_answer import PartialAnswer
+from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import InvalidArgument, RequestAborted
@@ -85,7 +87,15 @@ async def test_a_stream_tells_early_what_all_answers_begin_with() -> None:
 
 async def test_tokens_that_are_settled_come_before_the_search_ends() -> None:
     async with real_service() as service:
-        settled = 0
+        engine, settled = service.engine._engine, 0
+        plan = engine._schedule
+
+        def unhurried(now: float) -> SchedulerOutput:
+            """Events of steps that follow each other at once come joined."""
+            time.sleep(0.01)
+            return plan(now)
+
+        engine._schedule = unhurried
         for first in range(3):
             stream = service.client.stream((first, 1), max_tokens=12, beam_search=BeamSearch(2))
             events = [e async for e in stream]
