@@ -17,7 +17,7 @@ MAX_STOP_CHARACTERS = 1024
 
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BEAM_STOP_TOKEN_IDS = 32
-"""Each is one more candidate that every beam is asked for at every token, in case all of them are likeliest."""
+"""Each is one more candidate that every beam is asked for at every token: all of them may be likeliest."""
 
 MAX_LOGIT_BIAS = 1024
 MAX_LENGTH_PENALTY = 10.0

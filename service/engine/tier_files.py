@@ -239,7 +239,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _blocks(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """(when it was used last, bytes, path) of each; blocks that are unfinished are removed, and nothing else."""
+    """(when it was used last, bytes, path) of each; unfinished blocks are removed, and nothing else."""
     for entry in os.scandir(folder):
         if not entry.is_file(follow_symlinks=False):
             continue
