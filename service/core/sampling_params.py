@@ -16,7 +16,7 @@ MAX_STOP_CHARACTERS = 1024
 """Of each stop string: the engine's thread builds an automaton as long for every choice."""
 
 MAX_STOP_TOKEN_IDS = 1024
-MAX_BEAM_STOP_TOKEN_IDS = 32
+MAX_BEAM_STOP_TOKEN_IDS = 64
 """Each is one more candidate that every beam is asked for at every token: all of them may be likeliest."""
 
 MAX_LOGIT_BIAS = 1024

@@ -135,7 +135,7 @@ def test_a_row_asks_for_as_many_candidates_as_may_be_needed() -> None:
         ("frequency_penalty", SamplingParams(frequency_penalty=1.0, beam_search=BeamSearch(2))),
         ("logit_bias", SamplingParams(logit_bias=((1, 1.0),), beam_search=BeamSearch(2))),
         ("stop", SamplingParams(stop=("x",), beam_search=BeamSearch(2))),
-        ("stop_token_ids", SamplingParams(stop_token_ids=tuple(range(33)), beam_search=BeamSearch(2))),
+        ("stop_token_ids", SamplingParams(stop_token_ids=tuple(range(65)), beam_search=BeamSearch(2))),
         ("best_of", SamplingParams(best_of=2, beam_search=BeamSearch(2))),
         ("structured_output", SamplingParams(structured_output=ANY_FORM, beam_search=BeamSearch(2))),
     ],

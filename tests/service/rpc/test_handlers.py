@@ -41,6 +41,9 @@ class FakeContext:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    async def send_initial_metadata(self, metadata: object) -> None:
+        """Headers need no room."""
+
     async def write(self, message: object) -> None:
         if self.write_error is not None:
             raise self.write_error
