@@ -113,6 +113,10 @@ class EngineDead(PageturnerError):
     """The engine met a fault it cannot recover from; every stream ends with this."""
 
 
+class RankLost(EngineDead):
+    """A rank that holds a part of the model is gone, or does not answer: nothing can be computed any more."""
+
+
 class RequestAborted(PageturnerError):
     """The request was aborted by its id, or its client left."""
 

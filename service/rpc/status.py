@@ -49,6 +49,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.NotResumable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.Loading: grpc.StatusCode.UNAVAILABLE,
         errors.Draining: grpc.StatusCode.UNAVAILABLE,
+        errors.RankLost: grpc.StatusCode.UNAVAILABLE,  # before the kind that it is one of
         errors.EngineDead: grpc.StatusCode.UNAVAILABLE,
         errors.RequestAborted: grpc.StatusCode.ABORTED,
         errors.DeadlineUnreachable: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -68,6 +69,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
 _PUBLIC_TEXT: Mapping[type[PageturnerError], str] = MappingProxyType(
     {
         errors.EngineDead: "the engine stopped after a fault; the server's log has the cause",
+        errors.RankLost: "a part of the model was lost; the server's log has the cause",
         errors.StepFailed: "the model failed to compute this request; the server's log has the cause",
         errors.TextFailed: "this request's text could not be decoded; the server's log has the cause",
     }

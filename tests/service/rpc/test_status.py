@@ -41,6 +41,7 @@ SAMPLES: tuple[PageturnerError, ...] = (
     errors.Loading("the model is still loading"),
     errors.Draining("shutting down"),
     errors.EngineDead("Traceback (most recent call last)"),
+    errors.RankLost("rank 1: Connection closed by peer [127.0.0.1]:2"),
     errors.RequestAborted("aborted by id"),
     errors.DeadlineExceeded("2 s are over"),
     errors.SlowConsumer("not read for 30 s"),
@@ -56,7 +57,7 @@ SAMPLES: tuple[PageturnerError, ...] = (
 KEPT = frozenset({"served", "cause", "credential", "counted_as"})
 """What an error carries that no client is told."""
 
-HIDDEN = (errors.EngineDead, errors.StepFailed, errors.TextFailed)
+HIDDEN = (errors.EngineDead, errors.RankLost, errors.StepFailed, errors.TextFailed)
 
 
 def _subclasses(kind: type[PageturnerError]) -> set[type[PageturnerError]]:
