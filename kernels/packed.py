@@ -13,7 +13,8 @@ filled up to a multiple of TILE with zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -141,6 +142,52 @@ def rows_of(packed: PackedWeight, outputs: torch.Tensor) -> torch.Tensor:
     groups = torch.cat((groups & 15, groups >> 4), dim=2) if layout.bits == 4 else groups.view(torch.int8)
     weights = scales.float()[..., None] * groups.float()
     return (weights if offsets is None else weights + offsets.float()[..., None]).flatten(1)
+
+
+def _zeros(num_bytes: int) -> torch.Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+def take_outputs(
+    packed: PackedWeight, outputs: Sequence[range], allocate: Callable[[int], torch.Tensor] = _zeros
+) -> PackedWeight:
+    """The weight of some outputs alone, side by side, with their bias: the same numbers in other memory.
+
+    allocate: uint8 zeros, so many.
+    """
+    chosen = torch.cat([torch.arange(part.start, part.stop) for part in outputs])
+    layout = replace(packed.layout, out_features=len(chosen))
+    buffer = allocate(layout.num_bytes)
+    if all(part.start % TILE == 0 and len(part) % TILE == 0 for part in outputs):
+        tiles = packed.buffer.view(packed.layout.tiles, -1)
+        runs = [tiles[part.start // TILE : part.stop // TILE] for part in outputs]
+        torch.cat(runs, out=buffer.view(layout.tiles, -1))
+    else:
+        pairs = zip(_sections(packed.layout, packed.buffer), _sections(layout, buffer), strict=True)
+        for source, section in pairs:
+            if source is not None and section is not None:
+                _put(section, source[chosen // TILE, :, chosen % TILE])
+    return PackedWeight(layout, buffer, None if packed.bias is None else packed.bias[chosen])
+
+
+def take_inputs(
+    packed: PackedWeight, inputs: range, allocate: Callable[[int], torch.Tensor] = _zeros
+) -> PackedWeight:
+    """The weight of some inputs alone, with the whole bias; else as `take_outputs`.
+
+    Raises KernelArgumentError for inputs that are not whole groups.
+    """
+    group = packed.layout.group
+    if inputs.start % group or len(inputs) % group or not inputs:
+        raise KernelArgumentError("inputs", f"{inputs.start} to {inputs.stop}", f"whole groups of {group}")
+    layout = replace(packed.layout, in_features=len(inputs))
+    buffer = allocate(layout.num_bytes)
+    pairs = zip(_sections(packed.layout, packed.buffer), _sections(layout, buffer), strict=True)
+    for source, section in pairs:
+        if source is not None and section is not None:
+            begin = inputs.start * source.shape[1] // packed.layout.in_features
+            section.copy_(source[:, begin : begin + section.shape[1]])
+    return PackedWeight(layout, buffer, packed.bias)
 
 
 def _sections(

@@ -23,7 +23,12 @@ from pageturner.service.model.kv_dtypes import POOL_DTYPES, is_coded_name
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
+from pageturner.service.model.quantise import GROUP
 from pageturner.service.model.quantised_products import load_quantised_products
+from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
+from pageturner.service.model.tensor_parallel.decoder import ParallelDecoder
+from pageturner.service.model.tensor_parallel.sharded_weights import ShardedPackedFile, ShardedWeights
+from pageturner.service.model.tensor_parallel.shards import Shard, plan_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +52,17 @@ def build_model(
     choose_ops: Callable[[HeadShape], PagedOps],
     device: torch.device | None = None,
     quantised: QuantisedKernels | None = None,
+    collectives: Collectives = ALONE,
 ) -> BuiltModel:
     """The forward that runs this model right on the device (by default the CPU), and its operations.
 
-    choose_ops: operations for a shape of heads. quantised: what computes with packed weights. Raises
-    ModelError, with the reason, for a model that neither forward runs, or that `options` bind to one that
-    does not, or that is not deterministic here though it was asked to be, and ConfigError for a KV
-    dtype that its forward doesn't have.
+    choose_ops: operations for a shape of heads. quantised: what computes with packed weights. collectives:
+    with other ranks, which build the same at the same time; the model is then this rank's shard, of the
+    lean decoder alone. Raises ModelError, with the reason, for a model that neither forward runs, or that
+    `options` bind to one that does not, or that is not deterministic here though it was asked to be, and
+    ConfigError for a KV dtype that its forward doesn't have, or ranks that it can't be cut for.
     """
-    built = _build(artifacts, options, block_size, choose_ops, device, quantised)
+    built = _build(artifacts, options, block_size, choose_ops, device, quantised, collectives)
     wanted, longest = options.max_position, built.model.max_position
     if wanted is not None and wanted > longest:
         reason = (
@@ -72,12 +79,16 @@ def _build(
     choose_ops: Callable[[HeadShape], PagedOps],
     device: torch.device | None,
     quantised: QuantisedKernels | None,
+    collectives: Collectives,
 ) -> BuiltModel:
     if artifacts.packed is not None:
-        return _build_quantised(artifacts, options, block_size, choose_ops, quantised)
+        return _build_quantised(artifacts, options, block_size, choose_ops, quantised, collectives)
     config = None if options.forward == "transformers" else lean_config(artifacts, options)
     if config is not None:
-        return _build_lean(config, artifacts, options, block_size, choose_ops, device)
+        return _build_lean(config, artifacts, options, block_size, choose_ops, device, collectives)
+    if collectives.size > 1:
+        reason = f"{artifacts.name} runs through transformers, whose forward is whole on one rank"
+        raise ConfigError("model.tensor_parallel_size", reason)
     if options.kv_dtype not in ("auto", artifacts.dtype) and not is_coded_name(options.kv_dtype):
         reason = f"transformers' forward keeps KV in {artifacts.dtype}, that of its activations, or in codes"
         raise ConfigError("model.kv_dtype", f"{reason}, not in {options.kv_dtype}")
@@ -116,20 +127,28 @@ def _build_lean(
     block_size: int,
     choose_ops: Callable[[HeadShape], PagedOps],
     device: torch.device | None,
+    collectives: Collectives,
 ) -> BuiltModel:
     deterministic = bool(options.deterministic)
-    ops = choose_ops(HeadShape(config.num_heads, config.num_kv_heads, config.head_dim))
+    shards = plan_shards(config, collectives.size)
+    shard = shards[collectives.rank]
+    ops = choose_ops(_heads_of(shard, config))
     dtype: torch.dtype = getattr(torch, artifacts.dtype)
+    files = WeightFiles(artifacts.weight_files)
     products = load_dense_products(
-        config,
-        WeightFiles(artifacts.weight_files),
+        shard.config(config),
+        files if shard.is_whole else ShardedWeights(files, config, shard),
         ops,
         dtype,
         kv_dtype=pool_dtype(options, ops, quantised=False, rows=dtype),
         deterministic=deterministic,
         device=device,
     )
-    model = Decoder(config, products, ops, options.max_position)
+    model = (
+        Decoder(config, products, ops, options.max_position)
+        if shard.is_whole
+        else ParallelDecoder(config, shards, products, collectives, ops, options.max_position)
+    )
     if deterministic and (reason := batch_variance(model, ops, block_size)):
         raise ModelError(f"deterministic: {reason}")
     return BuiltModel(model, ops, deterministic)
@@ -141,20 +160,32 @@ def _build_quantised(
     block_size: int,
     choose_ops: Callable[[HeadShape], PagedOps],
     quantised: QuantisedKernels | None,
+    collectives: Collectives,
 ) -> BuiltModel:
     if quantised is None:
         raise ModelError(f"{artifacts.name}: products of quantised weights can't be computed here")
     config = lean_config(artifacts, options)
     assert config is not None, "quantised models are bound to the lean decoder"
     assert artifacts.packed is not None
-    ops = choose_ops(HeadShape(config.num_heads, config.num_kv_heads, config.head_dim))
+    shards = plan_shards(config, collectives.size, GROUP)
+    shard = shards[collectives.rank]
+    ops = choose_ops(_heads_of(shard, config))
     kv_dtype = pool_dtype(options, ops, quantised=True, rows=torch.float32)
+    file = PackedFile(artifacts.packed, mapped=not shard.is_whole)
     products = load_quantised_products(
-        options.quantization, config, PackedFile(artifacts.packed), quantised.ops, kv_dtype
+        options.quantization,
+        shard.config(config),
+        file if shard.is_whole else ShardedPackedFile(file, config, shard),
+        quantised.ops,
+        kv_dtype,
     )
     # The operations of another backend want another order of keys than the whole forward.
     whole = quantised.decoder if isinstance(ops, CpuOps) else None
-    model = QuantisedDecoder(config, products, ops, options.max_position, whole)
+    model: Decoder = (
+        QuantisedDecoder(config, products, ops, options.max_position, whole)
+        if shard.is_whole
+        else ParallelDecoder(config, shards, products, collectives, ops, options.max_position)
+    )
     if options.deterministic is False or not (options.deterministic or ops.row_invariant):
         return BuiltModel(model, ops, deterministic=False)
     if (reason := batch_variance(model, ops, block_size)) is None:
@@ -162,6 +193,10 @@ def _build_quantised(
     if options.deterministic:
         raise ModelError(f"deterministic: {reason}")
     return BuiltModel(model, ops, deterministic=False, note=reason)
+
+
+def _heads_of(shard: Shard, config: DecoderConfig) -> HeadShape:
+    return HeadShape(len(shard.heads), len(shard.kv_heads), config.head_dim)
 
 
 def pool_dtype(options: ModelOptions, ops: PagedOps, *, quantised: bool, rows: torch.dtype) -> torch.dtype:

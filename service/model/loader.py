@@ -265,9 +265,20 @@ class WeightFiles:
         if name not in self._files:
             raise ModelError(f"the weights lack {name}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise ModelError(f"{name} has shape {tuple(tensor.shape)}, the config asks for {tuple(shape)}")
+        self._check_shape(name, tensor.shape, shape)
         self._left.discard(name)
+        return tensor
+
+    def take_part(self, name: str, shape: Sequence[int], axis: int, part: range) -> torch.Tensor:
+        """Those rows (axis 0) or columns (axis 1) of a tensor of that shape; others are not read, save what
+        shares a page of memory with them. Raises as `take`."""
+        if name not in self._files:
+            raise ModelError(f"the weights lack {name}")
+        stored = self._files[name].get_slice(name)
+        self._check_shape(name, stored.get_shape(), shape)
+        self._left.discard(name)
+        rows = slice(part.start, part.stop)
+        tensor: torch.Tensor = stored[rows] if axis == 0 else stored[:, rows]
         return tensor
 
     def take_groups(self, name: str, shape: Sequence[int]) -> None:
@@ -276,6 +287,11 @@ class WeightFiles:
     def left(self) -> Iterator[str]:
         """Names that were never taken, in order."""
         return iter(sorted(self._left))
+
+    @staticmethod
+    def _check_shape(name: str, found: Sequence[int], shape: Sequence[int]) -> None:
+        if tuple(found) != tuple(shape):
+            raise ModelError(f"{name} has shape {tuple(found)}, the config asks for {tuple(shape)}")
 
 
 def _open(path: Path) -> Any:

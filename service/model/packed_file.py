@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -66,17 +66,32 @@ class PackedWriter:
         return offset
 
 
-class PackedFile:
-    """The files of a folder, read. Remembers nothing of what was taken.
+class PackedSource(Protocol):
+    """Where packed weights come from, by the names of `packing`."""
 
-    Raises ModelError where they can't be read.
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor of plain numbers. Raises ModelError if it is missing or of another shape."""
+        ...
+
+    def take_packed(
+        self, name: str, out_features: int, in_features: int, *, bias: bool = False
+    ) -> PackedWeight:
+        """A packed weight. Raises ModelError if it is missing or of another shape."""
+        ...
+
+
+class PackedFile:
+    """A `PackedSource`: the files of a folder, read. Remembers nothing of what was taken.
+
+    mapped: nothing is read before it is touched, for one who copies parts. Raises ModelError where the files
+    can't be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, mapped: bool = False) -> None:
         self._path = folder / WEIGHTS
         try:
             self._entries: Mapping[str, Mapping[str, Any]] = json.loads((folder / INDEX).read_bytes())
-            self._bytes = _read(self._path)
+            self._bytes = _map(self._path) if mapped else _read(self._path)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             raise ModelError(f"{folder} cannot be read: {error}") from error
 
@@ -112,6 +127,11 @@ class PackedFile:
         except KernelArgumentError as error:
             raise ModelError(f"{self._path}: {name}: {error}") from error
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights."""
+        return len(self._bytes)
+
     def _entry(self, name: str) -> Mapping[str, Any]:
         if name not in self._entries:
             raise ModelError(f"{self._path} lacks {name}")
@@ -120,6 +140,10 @@ class PackedFile:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _map(path: Path) -> torch.Tensor:
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
 
 
 def _read(path: Path) -> torch.Tensor:

@@ -16,7 +16,7 @@ from pageturner.kernels.interface import AttentionSpec, QuantisedOps
 from pageturner.kernels.packed import PackedWeight, rows_of
 from pageturner.kernels.reference import quantise_rows
 from pageturner.service.model.decoder_config import DecoderConfig
-from pageturner.service.model.packed_file import PackedFile
+from pageturner.service.model.packed_file import PackedSource
 from pageturner.service.model.packing import EMBEDDING, HEAD
 from pageturner.service.model.products import Layer, Projection
 
@@ -118,7 +118,7 @@ class QuantisedProducts:
 
 
 def load_quantised_products(
-    name: str, config: DecoderConfig, weights: PackedFile, ops: QuantisedOps, kv_dtype: torch.dtype
+    name: str, config: DecoderConfig, weights: PackedSource, ops: QuantisedOps, kv_dtype: torch.dtype
 ) -> QuantisedProducts:
     """Map what `packing.write_packed` wrote. Raises ModelError if it is another model's."""
     shape = (config.vocab_size, config.hidden_size)
@@ -130,7 +130,7 @@ def load_quantised_products(
 
 
 def _load_layer(
-    config: DecoderConfig, index: int, weights: PackedFile, ops: QuantisedOps
+    config: DecoderConfig, index: int, weights: PackedSource, ops: QuantisedOps
 ) -> Layer[QuantisedLayer]:
     layer = f"model.layers.{index}"
     hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.qkv_sizes[0]

@@ -15,6 +15,7 @@ from pageturner.service.errors import AdapterError, ConfigError, InvalidArgument
 from pageturner.service.model.adapter_store import AdapterStore
 from pageturner.service.model.adapters import AdapterShapes, AdapterWeights, read_adapter
 from pageturner.service.model.decoder import Decoder
+from pageturner.service.model.tensor_parallel.decoder import ParallelDecoder
 from pageturner.service.startup.loading import LoadedModel
 
 
@@ -70,7 +71,9 @@ def build_adapters(model: LoadedModel, options: AdapterOptions, logger: Filterin
     files: AdapterFiles = NoAdapters(
         f"adapters are served by the lean decoder; {model.artifacts.name} runs on {model.model.backend}"
     )
-    if isinstance(model.model, Decoder):
+    if isinstance(model.model, ParallelDecoder):
+        files = NoAdapters("adapters are served by a model that is whole on one rank, not by its shards")
+    elif isinstance(model.model, Decoder):
         files = DecoderAdapters(model.model, model.adapters, options)
     adapters = Adapters(files, options, logger)
     for name, folder in options.load.items():

@@ -36,6 +36,8 @@ from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
+from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
+from pageturner.service.model.tensor_parallel.decoder import ParallelDecoder
 from pageturner.service.sizes import format_size
 from pageturner.service.startup.calibration import (
     CPU_WORK,
@@ -102,11 +104,13 @@ def load_model(
     logger: FilteringBoundLogger,
     backend: Backend | None = None,
     on_stage: OnStage = unheard,
+    collectives: Collectives = ALONE,
 ) -> LoadedModel:
     """Load weights and tokenizer, size the KV cache, measure the machine.
 
     cache_dir: where converted weights and compiled kernels are kept. backend: where to compute, in place of
-    what the configuration chooses. on_stage: told of each part. Raises ConfigError or ModelError.
+    what the configuration chooses. on_stage: told of each part. collectives: with the ranks that hold the
+    other shards. Raises ConfigError or ModelError.
     """
     config = loaded.config
     _choose_threads(config.model, logger)
@@ -121,7 +125,7 @@ def load_model(
     before_loading = anonymous_memory()
     artifacts = settled.artifacts or load_artifacts(settled.options, cache_dir)
     on_stage("model files and tokenizer")
-    built = _place_weights(artifacts, settled.options, config.cache.block_size, backend)
+    built = _place_weights(artifacts, settled.options, config.cache.block_size, backend, collectives)
     model, ops = built.model, built.ops
     if built.note is not None:
         logger.warning("not_deterministic", reason=built.note)
@@ -209,7 +213,11 @@ def make_folder(folder: Path) -> bool:
 
 
 def _place_weights(
-    artifacts: ModelArtifacts, options: ModelOptions, block_size: int, backend: Backend
+    artifacts: ModelArtifacts,
+    options: ModelOptions,
+    block_size: int,
+    backend: Backend,
+    collectives: Collectives,
 ) -> BuiltModel:
     dtype: torch.dtype = getattr(torch, artifacts.dtype)
     try:
@@ -220,6 +228,7 @@ def _place_weights(
             lambda heads: backend.choose_ops(heads, dtype),
             backend.device,
             backend.quantised,
+            collectives,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{artifacts.name} does not fit on {backend.device}: {error}") from error
@@ -290,6 +299,7 @@ def report_model_files(
 def describe_model(loaded: LoadedModel) -> ModelInfo:
     """What clients are told about the model."""
     artifacts, model, tokenizer = loaded.artifacts, loaded.model, loaded.tokenizer
+    whole = model.whole if isinstance(model, ParallelDecoder) else model
     return ModelInfo(
         name=artifacts.name,
         source=artifacts.source,
@@ -300,7 +310,7 @@ def describe_model(loaded: LoadedModel) -> ModelInfo:
         vocab_size=model.vocab_size,
         max_model_len=loaded.limits.max_model_len,
         num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
+        num_kv_heads=whole.num_kv_heads,
         head_dim=model.head_dim,
         num_parameters=model.num_parameters,
         eos_token_ids=tuple(end for end in artifacts.eos_token_ids if end < model.vocab_size),

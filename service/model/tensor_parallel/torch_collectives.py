@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined] # torch leaves it out of what it exports
 
 from pageturner.service.errors import RankLost
 from pageturner.service.model.tensor_parallel.collectives import add_in_order
@@ -20,7 +21,7 @@ _Gather = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 def open_collectives(
-    device: torch.device, store: dist.Store, rank: int, size: int, timeout: timedelta
+    device: torch.device, store: Store, rank: int, size: int, timeout: timedelta
 ) -> TorchCollectives:
     """Meet the other ranks by the store. timeout: of the meeting, and of each operation.
 

@@ -1,0 +1,81 @@
+"""Mistakes in cutting a model for ranks and in putting its results together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+
+from pageturner.service.model import build
+from pageturner.service.model.tensor_parallel import decoder, parallel_products, sharded_weights, shards
+from support.planting import plant
+
+
+@dataclass(frozen=True)
+class ShardBug:
+    """`right`, which occurs once in the module, becomes `wrong`; users of `name` get it from there.
+
+    family, size, changes: of a tiny model and its ranks on which it shows.
+    """
+
+    module: ModuleType
+    right: str
+    wrong: str
+    user: ModuleType
+    name: str
+    family: str = "llama"
+    size: int = 2
+    changes: Sequence[tuple[str, int]] = ()
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        planted = plant(self.module, self.right, self.wrong)
+        monkeypatch.setattr(self.user, self.name, getattr(planted, self.name))
+
+
+def _of_products(right: str, wrong: str, family: str = "llama") -> ShardBug:
+    return ShardBug(parallel_products, right, wrong, decoder, "ParallelProducts", family)
+
+
+def _of_weights(right: str, wrong: str, family: str = "llama") -> ShardBug:
+    return ShardBug(sharded_weights, right, wrong, build, "ShardedWeights", family)
+
+
+PLANTED_SHARD_BUGS = {
+    "a shard off by a head": _of_weights(
+        '"o_proj": _Cut((hidden, q_size), inputs=heads)',
+        '"o_proj": _Cut((hidden, q_size), inputs=_moved(heads, width if shard.rank == 0 else -width))',
+    ),
+    "a forgotten sum of what attention adds": _of_products(
+        "        added = self._layer.out(attended)\n        self._collectives.all_reduce(added)\n",
+        "        added = self._layer.out(attended)\n",
+    ),
+    "a forgotten sum of what the feed-forward part adds": _of_products(
+        "        added, residual = self._layer.mlp(hidden, residual)\n"
+        "        self._collectives.all_reduce(added)\n",
+        "        added, residual = self._layer.mlp(hidden, residual)\n",
+    ),
+    "a bias added on every rank": _of_weights(
+        "return bias if self._shard.rank == 0 else torch.zeros_like(bias)", "return bias", "llama_bias"
+    ),
+    "the first rank's rows of up on every rank": _of_weights(
+        '"up_proj": _Cut((inner, hidden), outputs=(shard.inner,))',
+        '"up_proj": _Cut((inner, hidden), outputs=(range(len(shard.inner)),))',
+    ),
+    "gathered logits in the wrong order": _of_products(
+        "zip(parts, self._widths, strict=True)", "zip(parts[::-1], self._widths, strict=True)"
+    ),
+    "embeddings of another rank's tokens not blanked": _of_products(
+        "        rows.masked_fill_(elsewhere[:, None], 0)\n", ""
+    ),
+    "a rank that reads the KV head of another": ShardBug(
+        shards,
+        "range(rank // sharers, rank // sharers + 1)",
+        "range(rank % kv_heads, rank % kv_heads + 1)",
+        build,
+        "plan_shards",
+        size=4,
+        changes=(("num_key_value_heads", 2),),
+    ),
+}
