@@ -71,6 +71,10 @@ class CacheConfig:
     reuse_partial_blocks: bool = True
     """Whether the last block of an ended answer is kept too, though it is not full: the next turn of a
     conversation then computes from the answer's end. Without enable_prefix_caching of no effect."""
+    prefix_key_file: Path | None = None
+    """A file of at least 16 secret bytes, under which cached blocks are named: give replicas one and the
+    same, and a router that has it too finds which of them holds a prompt's beginning (GetPrefixSummary).
+    Unset: a key of each process's own, or of the folder of its blocks, whose names mean nothing elsewhere."""
     share_prefixes_between_tenants: bool = False
     """Whether tenants that authentication proved find one another's cached blocks: then each can learn from
     its cached_prompt_tokens, and from the time to its first token, how others' prompts begin."""

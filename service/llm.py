@@ -32,6 +32,7 @@ from pageturner.service.client.wire import to_request, to_score_request
 from pageturner.service.config import LoadedConfig, cache_directory, load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.core.prefix_summary import PrefixSummary
 from pageturner.service.engine.api import (
     AdapterInfo,
     GenerationRequest,
@@ -231,6 +232,10 @@ class LLM:
     def load(self) -> SchedulerStats:
         """The scheduler's gauges and counters."""
         return self._engine.load()
+
+    def prefix_summary(self) -> PrefixSummary:
+        """Which prompts' beginnings the prefix cache holds, as fingerprints of blocks."""
+        return self._thread.run(self._engine.prefix_summary())
 
     def policies(self) -> PoliciesInfo:
         """The policy of each axis, and how the shadows compare."""

@@ -15,8 +15,10 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.client.live import (
     REQUEST_ORDERS,
     REQUEST_STATES,
+    PrefixNews,
     from_activity,
     from_blocks,
+    from_prefix_summary,
     from_request_page,
 )
 from pageturner.service.client.messages import build, check_number
@@ -48,6 +50,7 @@ from pageturner.service.client.wire import (
     to_timeout,
 )
 from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.core.prefix_summary import PrefixSummary
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
@@ -339,6 +342,28 @@ def blocks() -> Call[admin_pb2.GetBlocksResponse, BlockPoolMap]:
         admin_pb2.GetBlocksRequest(),
         admin_pb2.GetBlocksResponse,
         from_blocks,
+    )
+
+
+def prefix_summary() -> Call[admin_pb2.GetPrefixSummaryResponse, PrefixSummary]:
+    return Call(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "GetPrefixSummary"),
+        admin_pb2.GetPrefixSummaryRequest(),
+        admin_pb2.GetPrefixSummaryResponse,
+        lambda response: from_prefix_summary(response.summary),
+    )
+
+
+def watch_prefix_summary(
+    interval_seconds: float,
+) -> StreamCall[admin_pb2.WatchPrefixSummaryResponse, PrefixSummary]:
+    """A stream of whole summaries, put together of what changes."""
+    interval = check_number(interval_seconds, "interval_seconds")
+    return StreamCall(
+        _path(admin_pb2.DESCRIPTOR, "AdminService", "WatchPrefixSummary"),
+        admin_pb2.WatchPrefixSummaryRequest(interval_seconds=interval),
+        admin_pb2.WatchPrefixSummaryResponse,
+        PrefixNews().read,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pageturner.service.client.values import BlockOwner, BlockPoolMap, RequestOrder, RequestPage
+from pageturner.service.core.prefix_summary import PrefixChange, PrefixSummary
 from pageturner.service.engine.api import Activity, EngineHealth, Latencies, RequestInfo, RequestState
 from pageturner.v1 import admin_pb2 as pb
 
@@ -92,3 +93,32 @@ def from_activity(response: pb.GetActivityResponse) -> Activity:
 
 def _from_latencies(latencies: pb.Latencies) -> Latencies:
     return Latencies(tuple(latencies.bounds), tuple(latencies.cumulative) or (0,), latencies.sum)
+
+
+def from_prefix_summary(summary: pb.PrefixSummary) -> PrefixSummary:
+    return PrefixSummary(
+        summary.revision,
+        max(1, summary.block_size),
+        summary.key_id,
+        summary.fingerprints,
+        summary.is_truncated,
+    )
+
+
+class PrefixNews:
+    """Reads the messages of one watch, each as the whole summary that it leads to."""
+
+    def __init__(self) -> None:
+        self._told = PrefixSummary()
+
+    def read(self, message: pb.WatchPrefixSummaryResponse) -> PrefixSummary | None:
+        """None for a message of a kind that this client does not know."""
+        kind = message.WhichOneof("news")
+        if kind is None:
+            return None
+        if kind == "whole":
+            self._told = from_prefix_summary(message.whole)
+        else:
+            change = message.change
+            self._told = self._told.apply(PrefixChange(change.revision, change.added, change.removed))
+        return self._told

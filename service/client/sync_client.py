@@ -37,6 +37,7 @@ from pageturner.service.client.values import (
 from pageturner.service.client.wire import most_telling
 from pageturner.service.core.clock import Clock, MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.core.prefix_summary import PrefixSummary
 from pageturner.service.engine.api import (
     AbortOutcome,
     Activity,
@@ -237,6 +238,14 @@ class SyncClient:
     def blocks(self) -> BlockPoolMap:
         """What each block of the device pool is used for, and by which request."""
         return self._servers.ask(calls.blocks())
+
+    def prefix_summary(self) -> PrefixSummary:
+        """Which prompts' beginnings the server's prefix cache holds, as fingerprints of blocks."""
+        return self._servers.ask(calls.prefix_summary())
+
+    def watch_prefix_summary(self, interval_seconds: float) -> Generator[PrefixSummary, None, None]:
+        """The same now, and again whenever it has changed, without end; only changes cross the wire."""
+        return self._servers.follow(calls.watch_prefix_summary(interval_seconds))
 
     def activity(self) -> Activity:
         """What was done since the server's start: tokens, ends, latencies."""

@@ -95,7 +95,8 @@ class SchedulerInspection:
 
     num_requests: all that live; of those that wait far behind nothing more is told. free, pending: ids of
     blocks. tables: of each sequence that has one, the place of its request in `requests`, UNTOLD for one
-    that is not there, and its blocks.
+    that is not there, and its blocks. cached: hashes that find a block of the device or of the host tier, of
+    each those cached first first.
     """
 
     requests: tuple[RequestInfo, ...] = ()
@@ -104,6 +105,7 @@ class SchedulerInspection:
     free: tuple[int, ...] = ()
     pending: tuple[int, ...] = ()
     tables: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    cached: tuple[bytes, ...] = ()
 
     def block_map(self) -> BlockMap:
         """What each block is used for. Takes some 50 ns a block."""

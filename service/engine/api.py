@@ -28,6 +28,8 @@ from pageturner.service.core.outputs import (
     TokenEvent,
     Usage,
 )
+from pageturner.service.core.prefix_summary import PrefixChange as PrefixChange
+from pageturner.service.core.prefix_summary import PrefixSummary as PrefixSummary
 from pageturner.service.core.request import ResumedChoice as ResumedChoice
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.adapter_reports import AdapterFigures as AdapterFigures
@@ -469,6 +471,10 @@ class EngineClient(Protocol):
 
         Costs the engine nothing while nobody calls, and little however many do. Where the step under way
         does not end, the last one there is."""
+        ...
+
+    async def prefix_summary(self) -> PrefixSummary:
+        """What the prefix cache holds, for who chooses among servers by it. As fresh as `inspect`."""
         ...
 
     def recent_load(self) -> RecentLoad:

@@ -12,8 +12,10 @@ from random import Random
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
+from pageturner.service.core.prefix_summary import PrefixSummary
 from pageturner.service.core.scheduling.intake import Room
 from pageturner.service.engine.adapter_options import AdapterOptions
 from pageturner.service.engine.adapter_reports import NoAdapters
@@ -45,6 +47,7 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.outbox import Outbox
 from pageturner.service.engine.overview import EngineOverview
 from pageturner.service.engine.pending_changes import PendingChanges
+from pageturner.service.engine.prefix_summaries import PrefixSummaries
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
 from pageturner.service.engine.reception import Fitting, Reception
@@ -79,7 +82,8 @@ class AsyncEngine(EngineOverview):
     save for its counters. random: draws the seeds and ids that clients leave open. scheduler_options: those
     that the engine's scheduler obeys. flight: None if nothing is recorded. shares_prefixes: whether proved
     tenants find one another's cached blocks. grammars: which the engine's steps obey. adapters: that requests
-    may name; None for a model that takes none.
+    may name; None for a model that takes none. hasher: the scheduler's, of its prefix cache; None where
+    nothing is cached.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class AsyncEngine(EngineOverview):
         shares_prefixes: bool = False,
         grammars: Grammars | Unavailable = NO_GRAMMARS,
         adapters: Adapters | None = None,
+        hasher: PrefixHasher | None = None,
     ) -> None:
         if adapters is None:
             adapters = Adapters(NoAdapters("this model takes no adapters"), AdapterOptions(), logger)
@@ -140,6 +145,7 @@ class AsyncEngine(EngineOverview):
         self._scorer = Scorer(self._prompts, self._limits.generation, fitting, self.submit, clock)
         self._changes = PendingChanges(self._health, logger, self._send)
         self._inspections = Inspections(clock, self._send, num_blocks=engine.stats.num_blocks)
+        self._prefixes = PrefixSummaries(hasher, server_info.block_size)
         self._has_ended = asyncio.Event()
         self._thread: StepThread | None = None
         self._watchdog = Watchdog(engine, self._live, self._health, options, clock, logger, self._die)
@@ -291,6 +297,10 @@ class AsyncEngine(EngineOverview):
     async def inspect(self) -> Inspection:
         """The requests and blocks of a moment between two steps."""
         return await self._inspections.look()
+
+    async def prefix_summary(self) -> PrefixSummary:
+        """What the prefix cache held at a moment between two steps, for who routes requests."""
+        return self._prefixes.of((await self.inspect()).scheduler)
 
     # To the thread and from it
 

@@ -49,12 +49,14 @@ def names_of(manager: BlockManager, sequence: core.Sequence, num_tokens: int) ->
 
 def names_of_prompt(hasher: PrefixHasher, new: NewRequest, block_size: int) -> tuple[int, ...]:
     """The names of a prompt of which the scheduler holds no hashes."""
-    parent = hasher.root(adapter=new.adapter, salt=new.cache_salt, tenant=new.cache_tenant)
-    names = []
-    for end in range(block_size, len(new.prompt_token_ids) + 1, block_size):
-        parent = hasher.extend(parent, new.prompt_token_ids[end - block_size : end])
-        names.append(name_of(parent))
-    return tuple(names)
+    hashes = hasher.chain(
+        new.prompt_token_ids,
+        block_size,
+        adapter=new.adapter,
+        salt=new.cache_salt,
+        tenant=new.cache_tenant,
+    )
+    return tuple(map(name_of, hashes))
 
 
 def renamed(pool: PoolState) -> PoolState:

@@ -60,17 +60,54 @@ class AdminServicer(AdminServiceServicer):
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: Context[pb.WatchLoadRequest, pb.WatchLoadResponse]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
+        interval = self._interval(request)
+        while True:
+            yield pb.WatchLoadResponse(load=load_of(self._lifecycle.engine), process=process_usage())
+            await self._pause(interval)
+
+    async def GetPrefixSummary(
+        self,
+        request: pb.GetPrefixSummaryRequest,
+        context: Context[pb.GetPrefixSummaryRequest, pb.GetPrefixSummaryResponse],
+    ) -> pb.GetPrefixSummaryResponse:
+        summary = await self._lifecycle.engine.prefix_summary()
+        return pb.GetPrefixSummaryResponse(summary=inspection.from_prefix_summary(summary))
+
+    async def WatchPrefixSummary(
+        self,
+        request: pb.WatchPrefixSummaryRequest,
+        context: Context[pb.WatchPrefixSummaryRequest, pb.WatchPrefixSummaryResponse],
+    ) -> AsyncIterator[pb.WatchPrefixSummaryResponse]:
+        interval = self._interval(request)
+        told = await self._lifecycle.engine.prefix_summary()
+        yield pb.WatchPrefixSummaryResponse(whole=inspection.from_prefix_summary(told))
+        while True:
+            await self._pause(interval)
+            newest = await self._lifecycle.engine.prefix_summary()
+            if newest.revision == told.revision:
+                continue
+            if newest.is_truncated == told.is_truncated:
+                change = inspection.from_prefix_change(told.change_to(newest))
+                yield pb.WatchPrefixSummaryResponse(change=change)
+            else:
+                yield pb.WatchPrefixSummaryResponse(whole=inspection.from_prefix_summary(newest))
+            told = newest
+
+    def _interval(self, request: pb.WatchLoadRequest | pb.WatchPrefixSummaryRequest) -> float:
+        """Between two looks, as asked. Raises InvalidArgument."""
         interval = request.interval_seconds if request.HasField("interval_seconds") else DEFAULT_WATCH_SECONDS
         low, high = self._options.min_watch_seconds, self._options.max_watch_seconds
         if not low <= interval <= high:  # also refuses NaN
             raise InvalidArgument("interval_seconds", f"{interval} is not in [{low:g}, {high:g}]")
-        while True:
-            yield pb.WatchLoadResponse(load=load_of(self._lifecycle.engine), process=process_usage())
-            try:
-                await asyncio.wait_for(self._lifecycle.stopping.wait(), interval)
-            except TimeoutError:
-                continue
-            raise Draining(STOPPING_TEXT)
+        return interval
+
+    async def _pause(self, seconds: float) -> None:
+        """Raises Draining as soon as the server ends what stands open by itself."""
+        try:
+            await asyncio.wait_for(self._lifecycle.stopping.wait(), seconds)
+        except TimeoutError:
+            return
+        raise Draining(STOPPING_TEXT)
 
     async def Drain(
         self, request: pb.DrainRequest, context: Context[pb.DrainRequest, pb.DrainResponse]

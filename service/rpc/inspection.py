@@ -10,6 +10,8 @@ from pageturner.service.engine.api import (
     EngineHealth,
     Inspection,
     Latencies,
+    PrefixChange,
+    PrefixSummary,
     RequestInfo,
     RequestState,
 )
@@ -130,6 +132,20 @@ def from_blocks(inspection: Inspection) -> pb.GetBlocksResponse:
         ),
         age_seconds=inspection.age_seconds,
     )
+
+
+def from_prefix_summary(summary: PrefixSummary) -> pb.PrefixSummary:
+    return pb.PrefixSummary(
+        revision=summary.revision,
+        block_size=summary.block_size,
+        key_id=summary.key_id,
+        fingerprints=summary.fingerprints,
+        is_truncated=summary.is_truncated,
+    )
+
+
+def from_prefix_change(change: PrefixChange) -> pb.PrefixChange:
+    return pb.PrefixChange(revision=change.revision, added=change.added, removed=change.removed)
 
 
 def from_activity(activity: Activity) -> pb.GetActivityResponse:

@@ -16,8 +16,9 @@ from random import SystemRandom
 from structlog.typing import FilteringBoundLogger
 
 from pageturner import __version__
-from pageturner.service.config import LoadedConfig, ServiceConfig
+from pageturner.service.config import CacheConfig, LoadedConfig, ServiceConfig
 from pageturner.service.core.clock import Clock
+from pageturner.service.core.memory.prefix_cache import MIN_KEY_BYTES, prefix_key
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.engine.api import MeasuredProducts, ProductsInfo, ServerInfo
 from pageturner.service.engine.async_engine import AsyncEngine
@@ -26,6 +27,7 @@ from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.step_computation import DirectSteps, StepComputation, ThreadedSteps
 from pageturner.service.engine.text_output import TextOutput
+from pageturner.service.errors import ConfigError
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.flight.phases import PhaseRecorder, RequestPhases
 from pageturner.service.flight.recorder import FlightRecorder
@@ -112,6 +114,7 @@ def build_engine(
         shares_prefixes=config.cache.share_prefixes_between_tenants,
         grammars=model.grammars,
         adapters=build_adapters(model, config.adapters, logger),
+        hasher=scheduler.manager.hasher,
     )
     logger.info(
         "built",
@@ -149,9 +152,7 @@ def build_scheduler(
         TextOutput(model.tokenizer),
         model.rates,
         depth=depth,
-        # A secret of this process, or of the folder of its blocks: no client can craft a prompt whose hash
-        # equals another prompt's, and no reader of a record can find out what a block says.
-        hash_key=secrets.token_bytes(16) if disk is None else disk.key,
+        hash_key=_hash_key(config.cache, disk),
         shadows=config.policies.create_shadows(),
         watch=CallWatch(time.perf_counter, escapes=()),
         speculation=model.speculation,
@@ -171,6 +172,24 @@ def build_scheduler(
     )
     prefix = f"flight-{os.getpid()}-{secrets.token_hex(4)}"
     return scheduler, FlightDumps(recorder.record, cache_dir / "flight", prefix, clock, logger)
+
+
+def _hash_key(config: CacheConfig, disk: OpenedDisk | None) -> bytes:
+    """A secret of this process, of the folder of its blocks, or of all who have its file: no client can craft
+    a prompt whose hash equals another prompt's, and no reader of a record can find out what a block says.
+
+    Raises ConfigError for a file that can't be read, or is too short for a secret.
+    """
+    if config.prefix_key_file is None:
+        return secrets.token_bytes(16) if disk is None else disk.key
+    try:
+        content = config.prefix_key_file.read_bytes()
+    except OSError as error:
+        raise ConfigError("cache.prefix_key_file", f"can't be read: {error}") from error
+    if len(content) < MIN_KEY_BYTES:
+        reason = f"{config.prefix_key_file} has {len(content)} bytes, fewer than {MIN_KEY_BYTES}: no secret"
+        raise ConfigError("cache.prefix_key_file", reason)
+    return prefix_key(content)
 
 
 def _steps(model: LoadedModel, depth: int, logger: FilteringBoundLogger) -> StepComputation:

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from support.model_folders import save_chat_model
 
 from pageturner.policies.views import Rates
+from pageturner.service.core.memory.prefix_cache import PrefixHasher, prefix_key
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.errors import ConfigError
 from pageturner.service.llm import LLM
@@ -135,6 +136,8 @@ def test_a_second_process_serves_without_the_folder(make: Make, expected: Answer
         ({"host_cache_memory": "1MiB", "enable_prefix_caching": False}, "cache.host_cache_memory"),
         ({"host_cache_memory": "1MiB", "disk_cache_folder": "/dev/null/x"}, "cache.disk_cache_folder"),
         ({"host_cache_memory": "900TiB"}, "cache.host_cache_memory"),
+        ({"prefix_key_file": "/nowhere/key"}, "cache.prefix_key_file"),
+        ({"prefix_key_file": "/dev/null"}, "cache.prefix_key_file"),
         ({"host_cache_memory": 1}, "cache.host_cache_memory"),
     ],
 )
@@ -142,3 +145,19 @@ def test_what_cannot_be_is_refused_by_its_key(make: Make, cache: dict[str, Any],
     with pytest.raises(ConfigError) as caught:
         make(**cache)
     assert caught.value.key == key
+
+
+def test_a_router_that_shares_the_key_finds_what_is_cached_wherever_it_lies(
+    make: Make, tmp_path: Path
+) -> None:
+    secret = tmp_path / "key"
+    secret.write_bytes(b"a secret of many bytes")
+    with make(host_cache_memory="4MiB", prefix_key_file=str(secret)) as llm:
+        ask(llm, rounds=1)
+        summary = llm.prefix_summary()
+    hasher = PrefixHasher(prefix_key(secret.read_bytes()))
+    assert summary.key_id == hasher.key_id
+    for history in HISTORIES:  # of which the device holds two at most
+        assert summary.num_leading(hasher.chain(history, 16, adapter="", salt="")) >= 4
+    elsewhere = PrefixHasher(b"other").chain(HISTORIES[0], 16, adapter="", salt="")
+    assert summary.num_leading(elsewhere) == 0

@@ -41,6 +41,7 @@ from pageturner.service.engine.api import (
     Inspection,
     ModelInfo,
     PolicyChange,
+    PrefixSummary,
     Prompt,
     RecentLoad,
     SchedulerInspection,
@@ -229,6 +230,7 @@ class FakeEngine:
         self.adapter_folder: Path | None = None
         self.done = Activity(EngineHealth.SERVING, 60.25)
         self.inspection = Inspection(SchedulerInspection())
+        self.summary = PrefixSummary.of(1, 16, "key", [bytes(16), bytes([1]) * 16])
         self.policies_info = POLICIES
         self.policy_changes: list[PolicyChange] = []
         self._health = EngineHealth.SERVING
@@ -451,6 +453,9 @@ class FakeEngine:
 
     async def inspect(self) -> Inspection:
         return self.inspection
+
+    async def prefix_summary(self) -> PrefixSummary:
+        return self.summary
 
     def recent_load(self) -> RecentLoad:
         return self.recent

@@ -632,6 +632,54 @@ class BlockOwner(_message.Message):
     number: int
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
+class GetPrefixSummaryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPrefixSummaryResponse(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: PrefixSummary
+    def __init__(self, summary: _Optional[_Union[PrefixSummary, _Mapping]] = ...) -> None: ...
+
+class WatchPrefixSummaryRequest(_message.Message):
+    __slots__ = ("interval_seconds",)
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    interval_seconds: float
+    def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
+
+class WatchPrefixSummaryResponse(_message.Message):
+    __slots__ = ("whole", "change")
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    whole: PrefixSummary
+    change: PrefixChange
+    def __init__(self, whole: _Optional[_Union[PrefixSummary, _Mapping]] = ..., change: _Optional[_Union[PrefixChange, _Mapping]] = ...) -> None: ...
+
+class PrefixSummary(_message.Message):
+    __slots__ = ("revision", "block_size", "key_id", "fingerprints", "is_truncated")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    IS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    block_size: int
+    key_id: str
+    fingerprints: bytes
+    is_truncated: bool
+    def __init__(self, revision: _Optional[int] = ..., block_size: _Optional[int] = ..., key_id: _Optional[str] = ..., fingerprints: _Optional[bytes] = ..., is_truncated: bool = ...) -> None: ...
+
+class PrefixChange(_message.Message):
+    __slots__ = ("revision", "added", "removed")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    added: bytes
+    removed: bytes
+    def __init__(self, revision: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+
 class GetActivityRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

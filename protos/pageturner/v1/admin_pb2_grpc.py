@@ -90,6 +90,16 @@ class AdminServiceStub(object):
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksRequest.SerializeToString,
                 response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksResponse.FromString,
                 _registered_method=True)
+        self.GetPrefixSummary = channel.unary_unary(
+                '/pageturner.v1.AdminService/GetPrefixSummary',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.GetPrefixSummaryRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.GetPrefixSummaryResponse.FromString,
+                _registered_method=True)
+        self.WatchPrefixSummary = channel.unary_stream(
+                '/pageturner.v1.AdminService/WatchPrefixSummary',
+                request_serializer=pageturner_dot_v1_dot_admin__pb2.WatchPrefixSummaryRequest.SerializeToString,
+                response_deserializer=pageturner_dot_v1_dot_admin__pb2.WatchPrefixSummaryResponse.FromString,
+                _registered_method=True)
         self.GetActivity = channel.unary_unary(
                 '/pageturner.v1.AdminService/GetActivity',
                 request_serializer=pageturner_dot_v1_dot_admin__pb2.GetActivityRequest.SerializeToString,
@@ -201,6 +211,21 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPrefixSummary(self, request, context):
+        """Which prompts' beginnings the prefix cache holds, for routers that send a request where its own is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchPrefixSummary(self, request, context):
+        """The same, and then what changes of it, at an interval, until the client cancels or the server drains. Nothing
+        is sent while nothing changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetActivity(self, request, context):
         """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers.
         """
@@ -289,6 +314,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetBlocks,
                     request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksRequest.FromString,
                     response_serializer=pageturner_dot_v1_dot_admin__pb2.GetBlocksResponse.SerializeToString,
+            ),
+            'GetPrefixSummary': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPrefixSummary,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.GetPrefixSummaryRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.GetPrefixSummaryResponse.SerializeToString,
+            ),
+            'WatchPrefixSummary': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchPrefixSummary,
+                    request_deserializer=pageturner_dot_v1_dot_admin__pb2.WatchPrefixSummaryRequest.FromString,
+                    response_serializer=pageturner_dot_v1_dot_admin__pb2.WatchPrefixSummaryResponse.SerializeToString,
             ),
             'GetActivity': grpc.unary_unary_rpc_method_handler(
                     servicer.GetActivity,
@@ -609,6 +644,60 @@ class AdminService(object):
             '/pageturner.v1.AdminService/GetBlocks',
             pageturner_dot_v1_dot_admin__pb2.GetBlocksRequest.SerializeToString,
             pageturner_dot_v1_dot_admin__pb2.GetBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPrefixSummary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pageturner.v1.AdminService/GetPrefixSummary',
+            pageturner_dot_v1_dot_admin__pb2.GetPrefixSummaryRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.GetPrefixSummaryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchPrefixSummary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pageturner.v1.AdminService/WatchPrefixSummary',
+            pageturner_dot_v1_dot_admin__pb2.WatchPrefixSummaryRequest.SerializeToString,
+            pageturner_dot_v1_dot_admin__pb2.WatchPrefixSummaryResponse.FromString,
             options,
             channel_credentials,
             insecure,

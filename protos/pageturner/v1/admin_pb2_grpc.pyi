@@ -68,6 +68,12 @@ class AdminServiceStub:
     """Ends requests of any tenant; their streams end with ABORTED. Ending one twice is no error."""
     GetBlocks: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetBlocksRequest, _admin_pb2.GetBlocksResponse]
     """What each block of the device pool is used for, and by which request."""
+    GetPrefixSummary: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPrefixSummaryRequest, _admin_pb2.GetPrefixSummaryResponse]
+    """Which prompts' beginnings the prefix cache holds, for routers that send a request where its own is."""
+    WatchPrefixSummary: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchPrefixSummaryRequest, _admin_pb2.WatchPrefixSummaryResponse]
+    """The same, and then what changes of it, at an interval, until the client cancels or the server drains. Nothing
+    is sent while nothing changes.
+    """
     GetActivity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetActivityRequest, _admin_pb2.GetActivityResponse]
     """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]
@@ -122,6 +128,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Ends requests of any tenant; their streams end with ABORTED. Ending one twice is no error."""
     GetBlocks: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetBlocksRequest, _admin_pb2.GetBlocksResponse]  # type: ignore[assignment]
     """What each block of the device pool is used for, and by which request."""
+    GetPrefixSummary: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPrefixSummaryRequest, _admin_pb2.GetPrefixSummaryResponse]  # type: ignore[assignment]
+    """Which prompts' beginnings the prefix cache holds, for routers that send a request where its own is."""
+    WatchPrefixSummary: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchPrefixSummaryRequest, _admin_pb2.WatchPrefixSummaryResponse]  # type: ignore[assignment]
+    """The same, and then what changes of it, at an interval, until the client cancels or the server drains. Nothing
+    is sent while nothing changes.
+    """
     GetActivity: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetActivityRequest, _admin_pb2.GetActivityResponse]  # type: ignore[assignment]
     """What was done since start: tokens, ends of requests, latencies. Rates are differences of two answers."""
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadAdapterRequest, _admin_pb2.LoadAdapterResponse]  # type: ignore[assignment]
@@ -239,6 +251,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetBlocksResponse, _abc.Awaitable[_admin_pb2.GetBlocksResponse]]:
         """What each block of the device pool is used for, and by which request."""
+
+    @_abc_1.abstractmethod
+    def GetPrefixSummary(
+        self,
+        request: _admin_pb2.GetPrefixSummaryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetPrefixSummaryResponse, _abc.Awaitable[_admin_pb2.GetPrefixSummaryResponse]]:
+        """Which prompts' beginnings the prefix cache holds, for routers that send a request where its own is."""
+
+    @_abc_1.abstractmethod
+    def WatchPrefixSummary(
+        self,
+        request: _admin_pb2.WatchPrefixSummaryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchPrefixSummaryResponse], _abc.AsyncIterator[_admin_pb2.WatchPrefixSummaryResponse]]:
+        """The same, and then what changes of it, at an interval, until the client cancels or the server drains. Nothing
+        is sent while nothing changes.
+        """
 
     @_abc_1.abstractmethod
     def GetActivity(

@@ -82,6 +82,11 @@ class BlockManager:
         """How many device blocks the sequence's table names."""
         return len(held(self.tables.get(sequence.seq_id, ())))
 
+    def cached_hashes(self) -> tuple[bytes, ...]:
+        """Hashes by which a request that comes now would find KV, on the device first, then in the host."""
+        cached = self.device.cached_hashes()
+        return cached if self.tiers is None else (*cached, *self.host.cached_hashes())
+
     def holds_device_blocks(self, request: Request) -> bool:
         return any(sequence.seq_id in self.tables for sequence in request.sequences)
 

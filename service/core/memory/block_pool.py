@@ -82,6 +82,10 @@ class BlockPool(PoolRecord):
         """Whether a step that has not ended may still touch the block."""
         return self._blocks[block_id].fence > self._completed_step
 
+    def cached_hashes(self) -> tuple[bytes, ...]:
+        """Every hash that finds a block, those cached first first."""
+        return self._chains.hashes()
+
     def lookup(self, block_hash: bytes) -> int | None:
         """The block that holds the KV of this chain, if it is cached."""
         return self._chains.lookup(block_hash)

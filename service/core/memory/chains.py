@@ -32,6 +32,10 @@ class Chains:
         """Hashes that find a block."""
         return len(self._block_of_hash)
 
+    def hashes(self) -> tuple[bytes, ...]:
+        """Every hash that finds a block, those cached first first: none before the one that it continues."""
+        return tuple(self._block_of_hash)
+
     def lookup(self, block_hash: bytes) -> int | None:
         """The block that holds the KV of this chain, if it is cached."""
         return self._block_of_hash.get(block_hash)

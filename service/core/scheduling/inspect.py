@@ -44,6 +44,7 @@ def inspect(state: SchedulerState, now: float) -> SchedulerInspection:
             for sequence in request.sequences
             if sequence.seq_id in manager.tables
         ),
+        cached=manager.cached_hashes(),
     )
 
 
