@@ -28,6 +28,9 @@ class CacheOptions:
     window: int | None = None
     """Keys that a position sees at most, its own included, where every layer of the model bounds them: blocks
     behind them are given back, where no tier would bring them back. None where some layer sees everything."""
+    saves_evictions: bool = True
+    """Whether what leaves the device goes to the tier behind the host. Not where that is another server: it
+    is given what requests hand over, and gives what was handed over to this one."""
 
 
 @dataclass(frozen=True, slots=True)

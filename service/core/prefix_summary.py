@@ -20,8 +20,7 @@ FINGERPRINT_BYTES = 4
 MAX_FINGERPRINTS = 1 << 18
 """Of one summary, 1 MiB of them: blocks cached later are left out, which continue those cached before."""
 
-_CODE = "I"
-assert array(_CODE).itemsize == FINGERPRINT_BYTES, "an unsigned int has four bytes wherever this runs"
+assert array("I").itemsize == FINGERPRINT_BYTES, "an unsigned int has four bytes wherever this runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +94,14 @@ def _sorted(packed: bytes) -> bytes:
 def _unpacked(packed: bytes) -> memoryview[int] | array[int]:
     """The numbers, without a copy where the machine has the wire's order of bytes."""
     if sys.byteorder == "little":
-        return memoryview(packed).cast(_CODE)
-    numbers = array(_CODE, packed)
+        return memoryview(packed).cast("I")
+    numbers = array("I", packed)
     numbers.byteswap()
     return numbers
 
 
 def _packed(numbers: Iterable[int]) -> bytes:
-    packed = array(_CODE, numbers)
+    packed = array("I", numbers)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()

@@ -48,7 +48,8 @@ class NewRequest:
     choice, what is known of an answer that goes on here; empty for one that begins. fingerprint, is_exact:
     for its AcceptedEvent. is_scoring: `resumed` holds continuations of the prompt, at least a token each,
     that are to be scored; nothing is sampled. known: what the client has of a search that begins anew; for
-    who tells it the rest.
+    who tells it the rest. hands_over: each full block of its KV goes to the tier behind the host as soon as
+    it is made, where another server takes it.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class NewRequest:
     is_exact: bool = False
     is_scoring: bool = False
     known: tuple[ResumedChoice, ...] = ()
+    hands_over: bool = False
 
     @property
     def num_score_top(self) -> int | None:
@@ -136,6 +138,7 @@ class Sequence:
     num_kv_tokens: leading positions whose KV the table holds, unfinished steps included. It exceeds
         num_computed_tokens where rows are computed again for their logits only: the last, or scored ones.
     num_accepted_tokens: leading positions whose KV an ended step has made; these may be cached.
+    num_offered_blocks: leading blocks that were handed over, or are about to be.
     last_step: the last step that computes it, or copies its blocks.
     epoch: raised whenever work in flight becomes void; results of an older epoch are dropped.
     """
@@ -162,6 +165,7 @@ class Sequence:
     num_kv_tokens: int = 0
     num_accepted_tokens: int = 0
     num_cached_blocks: int = 0
+    num_offered_blocks: int = 0
     next_scored: int = NOTHING_SCORED
 
     def __post_init__(self) -> None:

@@ -164,7 +164,7 @@ class Scheduler:
         self._planner = Planner(self.state)
         transitions = Transitions(self.state)
         self._committer = Committer(self.state, transitions)
-        self._tiered_step = None if tiers is None else TieredStep(tiers)
+        self._tiered_step = None if tiers is None else TieredStep(tiers, self.manager.device)
         self._fetching = None if tiers is None or disk is None else Fetching(self.state, tiers)
         self._finisher = Finisher(self.state, transitions, stop_condition)
         self._outputs = OutputProcessor(self.state, self._finisher, stop_condition)

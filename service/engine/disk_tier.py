@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from structlog.typing import FilteringBoundLogger
 
-from pageturner.service.core.memory.transfers import Discard, Load, Save, Transfer, TransferEnd
+from pageturner.service.core.memory.transfers import Discard, Load, Save, Transfer, TransferEnd, Withhold
 from pageturner.service.engine.tier_files import DamagedBlock, TierFiles
 
 LOG_SECONDS = 60.0
@@ -98,6 +98,8 @@ class DiskTier:
                     self._held.pop(transfer.block_hash, None)
                     self._discarded.add(transfer.block_hash)
                     self._writes.put(_Job(transfer, ready))
+                case Withhold():
+                    pass  # nobody waits for a file
 
     def take_ended(self) -> tuple[TransferEnd, ...]:
         """The saves and loads that are over and were not told of yet."""
@@ -107,7 +109,7 @@ class DiskTier:
                 transfer, succeeded = self._ended.get_nowait()
             except queue.Empty:
                 return tuple(ended)
-            if isinstance(transfer, Discard):
+            if not isinstance(transfer, Load | Save):
                 self._discarded.discard(transfer.block_hash)
                 continue
             self._num_under_way -= 1

@@ -82,7 +82,8 @@ def renamed_tiers(tiers: TierState) -> TierState:
         (host_block, is_load, known(block_hash), is_wanted)
         for host_block, is_load, block_hash, is_wanted in tiers.in_flight
     )
-    return TierState(tuple(in_flight), tuple(map(known, tiers.unsaved)))
+    unsaved, offered = map(known, tiers.unsaved), map(known, tiers.offered)
+    return TierState(tuple(in_flight), tuple(unsaved), tuple(offered))
 
 
 def stand_ins(num_tokens: int, names: Sequence[int], block_size: int) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ class RecordedRequest:
     block_names: of the full blocks of its prompt; none if it was refused. max_tokens: as asked for, None if
     left open. n: choices that are sampled for it, or told of a beam search. resumed: by choice, of an answer
     that began elsewhere; or, where is_scoring, of the continuations that are scored. scores_prompt: whether
-    the prompt is scored.
+    the prompt is scored. hands_over: as `NewRequest` has it.
     """
 
     request_id: str
@@ -96,6 +96,7 @@ class RecordedRequest:
     beam_search: BeamSearch | None = None
     is_scoring: bool = False
     scores_prompt: bool = False
+    hands_over: bool = False
 
     @classmethod
     def of(
@@ -126,6 +127,7 @@ class RecordedRequest:
             params.beam_search,
             new.is_scoring,
             params.prompt_logprobs is not None,
+            new.hands_over,
         )
 
     def stand_in(self, block_size: int) -> NewRequest:
@@ -151,6 +153,7 @@ class RecordedRequest:
             deadline=self.deadline,
             resumed=tuple(self._resumed_stand_in(choice, block_size) for choice in self.resumed),
             is_scoring=self.is_scoring,
+            hands_over=self.hands_over,
         )
 
     def _resumed_stand_in(self, choice: RecordedChoice, block_size: int) -> ResumedChoice:

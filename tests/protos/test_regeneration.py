@@ -14,10 +14,10 @@ from types import ModuleType
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
+from pageturner.v1 import admin_pb2, generation_pb2, model_pb2, transfer_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = (admin_pb2, generation_pb2, model_pb2)
+MODULES = (admin_pb2, generation_pb2, model_pb2, transfer_pb2)
 
 
 def _load_script() -> ModuleType:

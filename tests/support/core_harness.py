@@ -116,6 +116,7 @@ class CoreHarness:
         num_host_cache_blocks: int = 0,
         disk: FakeDisk | None = None,
         window: int | None = None,
+        saves_evictions: bool = True,
     ) -> None:
         self.window = window
         self.speculation = speculation
@@ -130,6 +131,7 @@ class CoreHarness:
             num_host_cache_blocks,
             num_disk_cache_blocks=0 if disk is None else 1,
             window=window,
+            saves_evictions=saves_evictions,
         )
         self.scheduler = scheduler_class(
             self.options,
@@ -184,6 +186,7 @@ class CoreHarness:
         continuations: tuple[tuple[int, ...], ...] = (),
         form: StructuredOutput | None = None,
         adapter: str = "",
+        hands_over: bool = False,
     ) -> str:
         """Add a request; raises what the scheduler raises.
 
@@ -218,6 +221,7 @@ class CoreHarness:
             bypass_prefix_cache=bypass,
             deadline=deadline,
             adapter=adapter,
+            hands_over=hands_over,
         )
         if continuations:
             new = replace(new, is_scoring=True, resumed=tuple(map(ResumedChoice, continuations)))

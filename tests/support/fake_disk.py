@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pageturner.service.core.memory.transfers import Discard, Load, Save, Transfer, TransferEnd
+from pageturner.service.core.memory.transfers import Discard, Load, Save, Transfer, TransferEnd, Withhold
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -14,7 +14,8 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 class FakeDisk:
     """host_pool: float32 [host blocks, ...], in which transfers read and write when they end.
 
-    stored: content by hash. lies: it tells of blocks that it no longer has.
+    stored: content by hash. lies: it tells of blocks that it no longer has. withheld: what it was told not to
+    wait for. discarded, unsaved: what it was told to forget, and what it failed to take.
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,9 @@ class FakeDisk:
         self.lies: set[bytes] = set()
         self.under_way: list[Save | Load] = []
         self.num_loaded = 0
+        self.withheld: set[bytes] = set()
+        self.discarded: set[bytes] = set()
+        self.unsaved: set[bytes] = set()
 
     def holds(self, block_hash: bytes) -> bool:
         return block_hash in self.stored or block_hash in self.lies
@@ -36,6 +40,9 @@ class FakeDisk:
             if isinstance(transfer, Discard):
                 self.stored.pop(transfer.block_hash, None)
                 self.lies.discard(transfer.block_hash)
+                self.discarded.add(transfer.block_hash)
+            elif isinstance(transfer, Withhold):
+                self.withheld.add(transfer.block_hash)
             else:
                 self.under_way.append(transfer)
 
@@ -46,6 +53,8 @@ class FakeDisk:
         if isinstance(transfer, Save):
             if well:
                 self.stored[block_hash] = self.host_pool[block].copy()
+            else:
+                self.unsaved.add(block_hash)
             return TransferEnd(block, well)
         well = well and block_hash in self.stored
         self.host_pool[block] = self.stored[block_hash] if well else np.nan

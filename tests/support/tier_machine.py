@@ -31,6 +31,7 @@ class TieredMachine(ConversingMachine):
 
     totals: ClassVar[dict[str, int]] = {}
     is_all_on_disk: ClassVar[bool] = False
+    saves_evictions: ClassVar[bool] = True
 
     @initialize(
         policies=policy_sets(),
@@ -65,6 +66,8 @@ class TieredMachine(ConversingMachine):
             axis: registry.create(axis, name) for axis, name in self.favoured_policies
         }
         depth = 0 if self.speculation.method != "none" else depth
+        if not self.saves_evictions:
+            has_disk = True
         if self.is_all_on_disk:
             has_disk, num_swap_blocks, num_cache_blocks = True, 0, min(num_cache_blocks, 4)
         self.harness = CoreHarness(
@@ -81,6 +84,7 @@ class TieredMachine(ConversingMachine):
             disk=FakeDisk() if has_disk else None,
             speculation=self.speculation,
             drafter=type(self).drafter,
+            saves_evictions=self.saves_evictions,
         )
         for wanted in load:
             self._submit(wanted)
@@ -148,3 +152,38 @@ class DraftingDiskMachine(DiskMachine):
 
     speculation = SPECULATION
     drafter = PlannedDrafter
+
+
+class HandingOverMachine(TieredMachine):
+    """The same with another server in place of the disk: it is given what requests hand over, all of it or
+    told that it will not come, and gives it back to others that begin alike."""
+
+    saves_evictions = False
+
+    @rule(wanted=requests())
+    def hand_over(self, wanted: dict[str, Any]) -> None:
+        self._submit(wanted | {"hands_over": True, "bypass": False})
+
+    def teardown(self) -> None:
+        if self.harness is not None and not self.live.is_broken:
+            self._check_handed_over()
+        super().teardown()
+
+    def _check_handed_over(self) -> None:
+        """Nothing is waited for in vain: each block of a request that ended was saved, or will be, or not."""
+        live, disk, tiers = self.live, self.live.disk, self.live.scheduler.manager.tiers
+        assert disk is not None
+        assert tiers is not None
+        state = tiers.snapshot()
+        told = disk.stored.keys() | disk.withheld | disk.discarded | disk.unsaved | disk.lies
+        told |= {*state.unsaved, *state.offered, *(block_hash for _, _, block_hash, _ in state.in_flight)}
+        hasher, block_size = live.scheduler.manager.hasher, live.scheduler.manager.block_size
+        assert hasher is not None
+        for record in live.records.values():
+            new, end = record.new, record.end
+            if new.hands_over and end is not None and end.error is None:
+                tokens = new.prompt_token_ids
+                for block_hash in hasher.chain(tokens, block_size, adapter=new.adapter, salt=new.cache_salt):
+                    assert block_hash in told, "handed over: a block is neither saved nor withheld"
+            if not any(other.new.hands_over for other in live.records.values()):
+                assert not disk.stored, "handed over: what no request gave was saved"

@@ -229,6 +229,19 @@ class BlockManager:
                 self._share_instead(sequence.request, index, own, cached)
             sequence.num_cached_blocks = index + 1
 
+    def offer_blocks(self, sequence: Sequence) -> None:
+        """Have its cached blocks that were not yet handed over saved behind the host, in order."""
+        first, end = sequence.num_offered_blocks, sequence.num_cached_blocks
+        if self.tiers is not None and self.tiers.disk is not None and first < end:
+            self.tiers.offer(self.block_hash(sequence, index) for index in range(first, end))
+            sequence.num_offered_blocks = end
+
+    def end_offers(self, sequence: Sequence) -> None:
+        """It has ended: blocks that it did not get to hand over, since they are not cached, never come."""
+        first, end = sequence.num_offered_blocks, sequence.num_accepted_tokens // self.block_size
+        if self.tiers is not None and self.tiers.disk is not None:
+            self.tiers.withhold(self.block_hash(sequence, index) for index in range(first, end))
+
     def _share_instead(self, request: Request, index: int, own: int, cached: int) -> None:
         """Let all tables of the request that name its own block at `index` name its cached twin."""
         release = Release(fence=request.last_step)

@@ -26,7 +26,11 @@ def build_manager(
     prefix cache; of no use without its host tier."""
     host = BlockPool(cache.num_host_blocks, cache.block_size)
     has_tiers = cache.enable_prefix_caching and cache.num_host_cache_blocks > 0
-    tiers = CacheTiers(host, cache.num_host_cache_blocks, disk) if has_tiers else None
+    tiers = (
+        CacheTiers(host, cache.num_host_cache_blocks, disk, saves_evictions=cache.saves_evictions)
+        if has_tiers
+        else None
+    )
     used, partial = (hasher if cache.enable_prefix_caching else None), cache.reuse_partial_blocks
     if cache.window is None or tiers is not None:  # a tier would bring back what the window has passed
         device = BlockPool(cache.num_blocks, cache.block_size, score)

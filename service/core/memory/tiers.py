@@ -2,6 +2,7 @@
 
     device   --spill-->   host   --save-->   disk        a block leaves each tier by its own order of eviction
     device  <--restore--  host  <--load---   disk        what comes back stays where it was, too
+    device   --offer-->   host   --save-->   disk        what is handed over goes while the device holds it
 
 The host tier has no memory of its own: it is the cached blocks of the pool that requests are swapped out to,
 and they are evictable there. So a swap takes their place whenever it needs it. Only blocks of transfers under
@@ -11,6 +12,10 @@ finds room for whatever it would find room for without tiers.
 A block may be in several tiers; in each, its hash finds it. In the host and on disk no block is kept for the
 sake of those that continue it: chains fall to them from their ends, the end is the oldest, and it is evicted
 first. A partial block that is evicted is lost: it saves less than one block's computation.
+
+In place of a disk another server may stand there. Then nothing is saved but what requests hand over (see
+`NewRequest.hands_over`), in the order in which it is made; and what was handed over to this server is loaded
+as from a disk.
 """
 
 from __future__ import annotations
@@ -21,7 +26,15 @@ from dataclasses import dataclass
 
 from pageturner.service.core.memory.block import Block, Release
 from pageturner.service.core.memory.block_pool import BlockPool
-from pageturner.service.core.memory.transfers import BlockDisk, Discard, Load, Save, Transfer, TransferEnd
+from pageturner.service.core.memory.transfers import (
+    BlockDisk,
+    Discard,
+    Load,
+    Save,
+    Transfer,
+    TransferEnd,
+    Withhold,
+)
 from pageturner.service.core.outputs import BlockCopy
 
 MAX_SAVES = 8
@@ -33,11 +46,13 @@ class TierState:
     """The tiers as a value, the host's cached blocks excepted: those are in its pool's.
 
     in_flight: (block of the host, whether it is a load, hash, whether what is loaded is to be cached).
-    unsaved: hashes of the host's that were not offered to the disk yet, the oldest first.
+    unsaved: hashes of the host's that were not offered to the disk yet, the oldest first. offered: those that
+    are to be copied to the host and saved, in order.
     """
 
     in_flight: tuple[tuple[int, bool, bytes, bool], ...]
     unsaved: tuple[bytes, ...]
+    offered: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True)
@@ -58,12 +73,19 @@ class TierCounts:
 
 class CacheTiers:
     """host: the pool that swapped requests share. num_cache_blocks: of it, what transfers may hold.
-    disk: None without one.
+    disk: None without one. saves_evictions: whether it is there for what the device evicts.
 
     found: for a recorder that takes them, the hashes that the disk was found to hold; None without one.
     """
 
-    def __init__(self, host: BlockPool, num_cache_blocks: int, disk: BlockDisk | None) -> None:
+    def __init__(
+        self,
+        host: BlockPool,
+        num_cache_blocks: int,
+        disk: BlockDisk | None,
+        *,
+        saves_evictions: bool = True,
+    ) -> None:
         self.host = host
         self.disk = disk
         self.counts = TierCounts()
@@ -71,7 +93,10 @@ class CacheTiers:
         self._num_cache_blocks = num_cache_blocks
         self._in_flight: dict[int, Save | Load] = {}
         self._loading: dict[bytes, int] = {}
+        self._saves_evictions = saves_evictions
+        self._max_saves = MAX_SAVES if saves_evictions else num_cache_blocks
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()
+        self._offered: OrderedDict[bytes, None] = OrderedDict()
         self._outbox: list[Transfer] = []
         self._step: Release | None = None
         self._copies_out: list[BlockCopy] = []
@@ -113,7 +138,12 @@ class CacheTiers:
     @property
     def is_busy(self) -> bool:
         """Whether the disk has something to do, or will have once it has done that."""
-        return bool(self._in_flight or self._unsaved)
+        return bool(self._in_flight or self._unsaved or self._offered)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether blocks are on their way to another server, which waits for them."""
+        return not self._saves_evictions and bool(self._unsaved or self._offered or self.num_saves)
 
     def held(self) -> tuple[int, ...]:
         """The blocks of the host that transfers hold, one reference each."""
@@ -143,8 +173,38 @@ class CacheTiers:
             self.host.release(host_block, self._step)
             self._copies_out.append(BlockCopy(block.block_id, host_block))
             self.counts.spilled += 1
-            if self.disk is not None:
+            if self.disk is not None and self._saves_evictions:
                 self._unsaved[block_hash] = None
+
+    def offer(self, block_hashes: Iterable[bytes]) -> None:
+        """Have cached blocks of the device saved, in this order, while it still holds them."""
+        assert self.disk is not None, "there is nobody to hand blocks over to"
+        for block_hash in block_hashes:
+            self._offered[block_hash] = None
+
+    def withhold(self, block_hashes: Iterable[bytes]) -> None:
+        """Tell who waits for these blocks that they will not come."""
+        self._outbox += map(Withhold, block_hashes)
+
+    def copy_offered(self, device: BlockPool) -> None:
+        """In a step: copy what was offered to the host, as far as it is sure to be saved from there before
+        others take its place."""
+        assert self._step is not None, "blocks are copied in a step"
+        while self._offered and self.num_held + len(self._unsaved) < self._num_cache_blocks:
+            block_hash = next(iter(self._offered))
+            source, there = device.lookup(block_hash), self.host.lookup(block_hash)
+            if there is not None:
+                self.host.share(there)  # it becomes the newest
+                self.host.release(there, self._step)
+            elif source is not None:
+                if not self.host.num_available:
+                    return  # until a swapped request is back
+                (host_block,) = self.host.allocate(1)
+                self.host.cache_block(host_block, block_hash, depth=0, parent=None)
+                self.host.release(host_block, self._step)
+                self._copies_out.append(BlockCopy(source, host_block))
+            del self._offered[block_hash]
+            self._unsaved[block_hash] = None  # one that is in neither pool is withheld in its turn
 
     def restore(self, copies: Sequence[BlockCopy]) -> None:
         """Have blocks that are held copied from the host to the device in this step."""
@@ -177,17 +237,19 @@ class CacheTiers:
 
     def start_saves(self) -> None:
         """Have the oldest blocks that the disk was not offered yet written, as far as it keeps up."""
-        while self._unsaved and self.num_saves < MAX_SAVES and self.num_held < self._num_cache_blocks:
+        num_saves = self.num_saves
+        while self._unsaved and num_saves < self._max_saves and self.num_held < self._num_cache_blocks:
             block_hash = next(iter(self._unsaved))
             host_block = self.host.lookup(block_hash)
             if host_block is not None and self.host.is_fenced(host_block):
                 return  # its copy is not known to be made
             del self._unsaved[block_hash]
             if host_block is None:
-                self.counts.unwritten += 1
-            elif not self.is_on_disk(block_hash):
+                self._withhold(block_hash)
+            elif host_block not in self._in_flight and not self.is_on_disk(block_hash):
                 self.host.share(host_block)
                 self._start(Save(host_block, block_hash))
+                num_saves += 1
 
     def room_for_loads(self) -> int:
         """How many blocks may be loaded at once now; a fourth of what transfers may hold is left to saves."""
@@ -220,6 +282,7 @@ class CacheTiers:
         """What lies under these hashes is not to be trusted, in no tier."""
         for block_hash in block_hashes:
             self._unsaved.pop(block_hash, None)
+            self._offered.pop(block_hash, None)
             self._loading.pop(block_hash, None)  # what is under way is not cached when it comes
             host_block = self.host.lookup(block_hash)
             if host_block is not None:
@@ -231,6 +294,12 @@ class CacheTiers:
         """What the disk is to do, once, in this order."""
         taken, self._outbox = tuple(self._outbox), []
         return taken
+
+    def _withhold(self, block_hash: bytes) -> None:
+        """The block is neither here nor saved, and will not be."""
+        self.counts.unwritten += 1
+        if not self._saves_evictions:
+            self._outbox.append(Withhold(block_hash))
 
     def _start(self, transfer: Save | Load) -> None:
         assert transfer.host_block not in self._in_flight, f"host block {transfer.host_block} moves twice"
@@ -245,7 +314,7 @@ class CacheTiers:
         for host_block, transfer in self._in_flight.items():
             is_wanted = self._loading.get(transfer.block_hash) == host_block
             in_flight.append((host_block, isinstance(transfer, Load), transfer.block_hash, is_wanted))
-        return TierState(tuple(in_flight), tuple(self._unsaved))
+        return TierState(tuple(in_flight), tuple(self._unsaved), tuple(self._offered))
 
     def restore_state(self, state: TierState) -> None:
         """Bring tiers just made to a state; their host pool is restored apart."""
@@ -254,6 +323,7 @@ class CacheTiers:
             if is_wanted:
                 self._loading[block_hash] = host_block
         self._unsaved = OrderedDict.fromkeys(state.unsaved)
+        self._offered = OrderedDict.fromkeys(state.offered)
 
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the invariant, unless the transfers under way agree with the pool."""

@@ -32,7 +32,14 @@ class Discard:
     block_hash: bytes
 
 
-Transfer: TypeAlias = Save | Load | Discard
+@dataclass(frozen=True, slots=True)
+class Withhold:
+    """The block of this hash was to be handed over, and left memory before; nothing answers."""
+
+    block_hash: bytes
+
+
+Transfer: TypeAlias = Save | Load | Discard | Withhold
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class OutputProcessor:
                 end = sequence.num_accepted_tokens
             if end >= (sequence.num_cached_blocks + 1) * block_size:
                 manager.cache_full_blocks(sequence)
+            if sequence.request.new.hands_over:
+                manager.offer_blocks(sequence)
 
     def _accept(self, sequence: Sequence, sampled: tuple[SampledToken, ...], events: list[Event]) -> None:
         """Append tokens until one ends the sequence. One function, as it runs for each sequence of a step."""
@@ -109,6 +111,8 @@ class OutputProcessor:
         if reason is not FinishReason.UNSPECIFIED:
             events.append(ChoiceFinishedEvent(request.request_id, sequence.index, reason, matched))
             self._state.manager.cache_partial_block(sequence)
+            if request.new.hands_over:
+                self._state.manager.end_offers(sequence)
             self._state.pace.answered(sequence.num_output_tokens, is_cut=reason is FinishReason.LENGTH)
             self._finisher.retire(sequence)
             if not request.unfinished:

@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pageturner.service.core.memory.block import Release
+from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.tiers import CacheTiers
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.core.scheduling.step_plan import StepPlan
 
 
 class TieredStep:
-    """tiers: opened and closed here, once a step."""
+    """tiers: opened and closed here, once a step. device: the pool before them."""
 
-    def __init__(self, tiers: CacheTiers) -> None:
+    def __init__(self, tiers: CacheTiers, device: BlockPool) -> None:
         self._tiers = tiers
+        self._device = device
         self._release = Release()
         self._held: list[int] = []
 
@@ -29,6 +31,7 @@ class TieredStep:
         self._held = [block for admission in plan.admissions for block in admission.restores]
         self._tiers.hold(self._held)
         self._tiers.begin_step(self._release)
+        self._tiers.copy_offered(self._device)
 
     def end(self, output: SchedulerOutput) -> SchedulerOutput:
         """It was: the step, with the copies between tiers among its own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.tier_machine import DraftingDiskMachine, TieredMachine
+from support.tier_machine import DraftingDiskMachine, HandingOverMachine, TieredMachine
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -27,6 +27,20 @@ def test_tokens_and_books_with_tiers() -> None:
 def test_tokens_and_books_with_all_on_disk_and_drafts() -> None:
     run_state_machine_as_test(
         DraftingDiskMachine, settings=settings(COMMON, max_examples=30, stateful_step_count=20)
+    )
+
+
+def test_tokens_and_books_where_requests_hand_over_their_blocks() -> None:
+    run_state_machine_as_test(
+        HandingOverMachine, settings=settings(COMMON, max_examples=30, stateful_step_count=20)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_tokens_and_books_where_requests_hand_over_their_blocks_at_length() -> None:
+    run_state_machine_as_test(
+        HandingOverMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
     )
 
 
