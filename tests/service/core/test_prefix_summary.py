@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.core_harness import CoreHarness
 
@@ -21,6 +21,7 @@ def of(hashes: list[bytes], revision: int = 1) -> PrefixSummary:
     return PrefixSummary.of(revision, 4, "key", hashes)
 
 
+@settings(deadline=None)
 @given(HASHES, HASHES)
 def test_a_prompt_is_found_up_to_its_first_block_that_is_not_cached(
     cached: list[bytes], wanted: list[bytes]
@@ -31,6 +32,7 @@ def test_a_prompt_is_found_up_to_its_first_block_that_is_not_cached(
     assert of(cached).num_leading(cached) == len(cached)
 
 
+@settings(deadline=None)
 @given(HASHES, HASHES)
 def test_changes_lead_from_one_summary_to_the_next(old: list[bytes], new: list[bytes]) -> None:
     before, after = of(old), of(new, 2)
