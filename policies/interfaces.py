@@ -1,4 +1,4 @@
-"""The six decisions, one small interface each.
+"""The decisions, one small interface each: six of a server's scheduler, and which server takes a request.
 
 A policy is a frozen dataclass whose fields are its options. It ranks, scores or chooses over views;
 it never touches a block, keeps nothing to itself, reads no clock. The core carries its decision out and
@@ -17,6 +17,7 @@ from enum import Enum
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from pageturner.policies.events import PolicyEvent
+from pageturner.policies.fleet import Draw, FleetView, RoutedRequest
 from pageturner.policies.views import (
     AdmissionView,
     BatchView,
@@ -122,6 +123,17 @@ class EvictionPolicy(Protocol):
 
 
 @runtime_checkable
+class RoutingPolicy(Protocol):
+    """Which replica takes a request, where several servers share the load?"""
+
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        """Replica ids of the fleet, the best first: one at least. The router sends the request to the first
+        that takes it. All chance is `draw`'s, so that a choice can be made again. It keeps no memory: what
+        was sent where is the fleet's to know."""
+        ...
+
+
+@runtime_checkable
 class Stateful(Protocol[State]):
     """What a policy of any axis adds, if it needs a memory. States are frozen values; `fold` makes a new one.
 
@@ -188,3 +200,9 @@ class PolicySet:
 
 
 AXES: tuple[str, ...] = ("queue", "admission", "batch", "victim", "reclaim", "eviction")
+"""Of a server's scheduler: one policy for each is a `PolicySet`."""
+
+FLEET_AXES: tuple[str, ...] = ("routing",)
+"""Of who sends requests to servers; no single server uses them."""
+
+ALL_AXES: tuple[str, ...] = AXES + FLEET_AXES

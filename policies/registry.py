@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeAlias, cast, overload
 
-from pageturner.policies import admission, batch, eviction, queue, reclaim, victim
+from pageturner.policies import admission, batch, eviction, queue, reclaim, routing, victim
 from pageturner.policies.errors import (
     PolicyLoadError,
     PolicyOptionError,
@@ -27,6 +27,7 @@ from pageturner.policies.errors import (
     UnknownPolicyError,
 )
 from pageturner.policies.interfaces import (
+    ALL_AXES,
     AXES,
     AdmissionPolicy,
     BatchPolicy,
@@ -35,12 +36,19 @@ from pageturner.policies.interfaces import (
     PolicySet,
     QueuePolicy,
     ReclaimPolicy,
+    RoutingPolicy,
     VictimPolicy,
 )
 from pageturner.policies.spec import PolicySpec, parse_spec
 
 Policy: TypeAlias = (
-    QueuePolicy | AdmissionPolicy | BatchPolicy | VictimPolicy | ReclaimPolicy | EvictionPolicy
+    QueuePolicy
+    | AdmissionPolicy
+    | BatchPolicy
+    | VictimPolicy
+    | ReclaimPolicy
+    | EvictionPolicy
+    | RoutingPolicy
 )
 
 BUILT_IN: Mapping[str, tuple[type[Any], ...]] = {
@@ -86,6 +94,13 @@ BUILT_IN: Mapping[str, tuple[type[Any], ...]] = {
         eviction.CostAware,
         eviction.PriorityWithTtl,
     ),
+    "routing": (
+        routing.PrefixAware,
+        routing.LeastTokens,
+        routing.RoundRobin,
+        routing.PowerOfTwo,
+        routing.SessionAffinity,
+    ),
 }
 """The classes of each axis, its default first."""
 
@@ -98,6 +113,7 @@ _ASKED: Mapping[str, type[Any]] = {
     "victim": VictimPolicy,
     "reclaim": ReclaimPolicy,
     "eviction": EvictionPolicy,
+    "routing": RoutingPolicy,
 }
 
 
@@ -135,6 +151,8 @@ def create(axis: Literal["reclaim"], name: str, options: Mapping[str, object] = 
 @overload
 def create(axis: Literal["eviction"], name: str, options: Mapping[str, object] = ...) -> EvictionPolicy: ...
 @overload
+def create(axis: Literal["routing"], name: str, options: Mapping[str, object] = ...) -> RoutingPolicy: ...
+@overload
 def create(axis: str, name: str, options: Mapping[str, object] = ...) -> Policy: ...
 def create(axis: str, name: str, options: Mapping[str, object] = types.MappingProxyType({})) -> Policy:
     """The policy called `name` on `axis`, with `options` over its defaults.
@@ -157,7 +175,7 @@ def create_set(specs: Mapping[str, PolicySpec | str]) -> PolicySet:
     Raises as `create`, or PolicySpecError.
     """
     for axis in specs:
-        _check_axis(axis)
+        _check_axis(axis, AXES)
     made: dict[str, Any] = {}
     for axis in AXES:
         spec = specs.get(axis, DEFAULTS[axis])
@@ -219,9 +237,9 @@ def options_of(policy: object) -> dict[str, object]:
     return {field.name: getattr(policy, field.name) for field in _option_fields(type(policy))}
 
 
-def _check_axis(axis: str) -> None:
-    if axis not in AXES:
-        raise UnknownAxisError(axis, AXES)
+def _check_axis(axis: str, known: tuple[str, ...] = ALL_AXES) -> None:
+    if axis not in known:
+        raise UnknownAxisError(axis, known)
 
 
 def _classes(axis: str) -> tuple[type[Any], ...]:

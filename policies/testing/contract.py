@@ -272,6 +272,21 @@ def _check_score(case: Case) -> None:
     _require(isinstance(score, (int, float)) and math.isfinite(score), f"the score is {score!r}", block)
 
 
+def _check_replicas(case: Case) -> None:
+    ask, rng = case.ask, case.rng
+    request, fleet, seed = samples.routed_request(rng), samples.fleet_view(rng), rng.random()
+    named, again = (list(ask(request, fleet, Random(seed).randrange)) for _ in range(2))
+    _require(named == again, f"answered {named}, then {again} with equal draws", request, fleet)
+    known = {replica.replica_id for replica in fleet.replicas}
+    _require(named, "it names no replica", request, fleet)
+    _require(known.issuperset(named), f"named {named}, of the replicas {sorted(known)}", request)
+    _require(len(set(named)) == len(named), f"named a replica twice: {named}", request)
+
+
+def _check_no_routing_memory(case: Case) -> None:
+    _require(not is_stateful(case.policy), "it has a memory, which no router keeps")
+
+
 _METHODS: Mapping[str, str] = {
     "queue": "key",
     "admission": "decide",
@@ -279,6 +294,7 @@ _METHODS: Mapping[str, str] = {
     "victim": "rank",
     "reclaim": "choose",
     "eviction": "score",
+    "routing": "route",
 }
 _CLAUSES: Mapping[str, Mapping[str, Callable[[Case], None]]] = {
     "queue": {
@@ -297,4 +313,8 @@ _CLAUSES: Mapping[str, Mapping[str, Callable[[Case], None]]] = {
     },
     "reclaim": {"it answers with a Reclaim that can be carried out": _check_reclaim},
     "eviction": {"scores are finite numbers": _check_score},
+    "routing": {
+        "replicas of the fleet are named, each once, by equal draws the same": _check_replicas,
+        "it keeps no memory": _check_no_routing_memory,
+    },
 }

@@ -16,6 +16,7 @@ from pageturner.policies.events import (
     StepServed,
     TenantShare,
 )
+from pageturner.policies.fleet import Digest, ListedFleet, ReplicaView, RoutedRequest
 from pageturner.policies.views import (
     AdmissionView,
     BatchView,
@@ -30,6 +31,7 @@ from pageturner.policies.views import (
 
 _IDS, _TENANTS = "abcdefgh", ("", "a", "b")
 _MANY, _TOKENS = 1 << 20, 1 << 17
+_CHAIN: tuple[Digest, ...] = tuple(bytes([number]) for number in range(32))
 
 
 def count(rng: Random, low: int = 0, high: int = _MANY) -> int:
@@ -161,6 +163,35 @@ def batch_view(rng: Random) -> BatchView:
         prefill_tokens=tuple(count(rng, 1, _TOKENS) for _ in range(count(rng, 0, 12))),
         num_waiting=count(rng),
     )
+
+
+def routed_request(rng: Random) -> RoutedRequest:
+    """A request with a chain of digests, sometimes one that no replica could hold."""
+    tokens_per_digest = rng.choice((1, 16, 512))
+    num_prompt = count(rng, 1, _TOKENS)
+    chains = ((), _CHAIN[: count(rng, 0, len(_CHAIN))], (b"other",))
+    return RoutedRequest(
+        number=count(rng),
+        num_prompt_tokens=num_prompt,
+        digests=rng.choice(chains)[: num_prompt // tokens_per_digest],
+        tokens_per_digest=tokens_per_digest,
+        session=rng.choice(("", "s", "a session of someone's")),
+        priority=rng.choice((0, rng.randint(-3, 3), -(1 << 31), (1 << 31) - 1)),
+        tenant=rng.choice(_TENANTS),
+    )
+
+
+def fleet_view(rng: Random) -> ListedFleet:
+    """One replica to eight, idle or busy, of which some hold the beginnings of prompts."""
+    names = rng.sample(_IDS, rng.randint(1, len(_IDS)))
+    replicas = []
+    for name in names:
+        num_queued, num_requests = count(rng), count(rng, 0, 4096)
+        capacity = rng.choice((1.0, 1.0, 0.25, 8.0))
+        load = (num_queued + 512 * num_requests) / capacity
+        replicas.append(ReplicaView(name, num_queued, num_requests, capacity, load))
+    held = {name: frozenset(_CHAIN[: count(rng, 0, len(_CHAIN))]) for name in names if rng.random() < 0.7}
+    return ListedFleet(tuple(replicas), held)
 
 
 def events(rng: Random) -> tuple[PolicyEvent, ...]:

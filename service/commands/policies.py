@@ -1,4 +1,4 @@
-"""`pageturner policies`: the six axes, what is built in on each, and when which one wins.
+"""`pageturner policies`: the axes, what is built in on each, and when which one wins.
 
 `show` and `set` after it speak of a running server's, `new` and `check` of one of your own."""
 
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from pageturner.policies import interfaces, registry
-from pageturner.policies.interfaces import AXES
+from pageturner.policies.interfaces import ALL_AXES, FLEET_AXES
 from pageturner.service.commands import policy_authoring, policy_changes
 from pageturner.service.commands.output import wrapped, write
 from pageturner.service.errors import ConfigError
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="WORD",
-        help=f"AXIS ...: list only these ({', '.join(AXES)}). show: what a server runs with. "
+        help=f"AXIS ...: list only these ({', '.join(ALL_AXES)}). show: what a server runs with. "
         "set AXIS=POLICY[:OPTION=VALUE,...] ...: change it. new AXIS NAME: write a policy and its test here. "
         "check MODULE:CLASS: try one against the contract of its axis; exit code 1 if it is broken",
     )
@@ -51,11 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
         case ["check", *words]:
             return policy_authoring.check(words, _working_folder(), as_json=arguments.json)
     for axis in arguments.words:
-        if axis not in AXES:
+        if axis not in ALL_AXES:
             raise ConfigError(
-                axis, f"no such axis; there are {', '.join(AXES)}, and the words show, set, new and check"
+                axis, f"no such axis; there are {', '.join(ALL_AXES)}, and the words show, set, new and check"
             )
-    axes = arguments.words or AXES
+    axes = arguments.words or ALL_AXES
     described = {axis: registry.describe(axis) for axis in axes}
     if arguments.json:
         document = {
@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     write("* is the default. In a configuration, under [policies]:")
     write('victim = { name = "...", option = ... }, or, for a class of your own,')
     write('victim = "my_module:MyPolicy".')
+    if set(axes) & set(FLEET_AXES):
+        write("routing is not a server's: who sends requests to several chooses it (simulate --routing).")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pageturner.policies import registry
 from pageturner.policies.errors import PolicyError
-from pageturner.policies.interfaces import AXES
+from pageturner.policies.interfaces import ALL_AXES, AXES
 from pageturner.policies.spec import parse_spec
 from pageturner.policies.testing import try_policy
 from pageturner.service.commands.output import write
@@ -26,8 +26,8 @@ def new(words: list[str], folder: Path) -> int:
     if len(words) != 2:
         raise ConfigError("policies new", "say AXIS NAME, such as: pageturner policies new victim Youngest")
     axis, name = words
-    if axis not in AXES:
-        raise ConfigError(axis, f"no such axis; there are {', '.join(AXES)}")
+    if axis not in ALL_AXES:
+        raise ConfigError(axis, f"no such axis; there are {', '.join(ALL_AXES)}")
     parts = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)
     class_name, module = "".join(part[0].upper() + part[1:] for part in parts), "_".join(parts).lower()
     if not class_name.isidentifier() or keyword.iskeyword(module) or module in sys.stdlib_module_names:
@@ -46,7 +46,10 @@ def new(words: list[str], folder: Path) -> int:
     write(f"{policy} and {test} are written. Then:")
     write(f"  pageturner policies check {module}:{class_name}")
     write(f"  pytest {test}")
-    write(f'  [policies] {axis} = "{module}:{class_name}"   in a configuration file beside it')
+    if axis in AXES:
+        write(f'  [policies] {axis} = "{module}:{class_name}"   in a configuration file beside it')
+    else:
+        write(f"  pageturner simulate --replicas 4 --{axis} {module}:{class_name}")
     return 0
 
 
@@ -89,7 +92,7 @@ def _made(text: str) -> dict[str, Any]:
         spec = parse_spec(text)
     except PolicyError as error:
         raise ConfigError("policies check", str(error)) from error
-    for axis in AXES:
+    for axis in ALL_AXES:
         try:
             made[axis] = registry.create(axis, spec.name, spec.options)
         except PolicyError as error:

@@ -18,7 +18,7 @@ def test_it_keeps_the_contract_of_its_axis() -> None:
 _HEAD = '''"""{question}
 
 A policy is a frozen dataclass: its fields are its options, checked against their types. It answers from the
-views that it is shown (pageturner/policies/views.py says what each field means) and from nothing else: no
+views that it is shown (pageturner/policies/{views} says what each field means) and from nothing else: no
 clock, no random numbers, nothing kept. The same question must get the same answer.
 """
 
@@ -33,8 +33,8 @@ class CLASS:
 '''
 
 
-def _skeleton(question: str, imports: str, body: str) -> str:
-    return _HEAD.format(question=question, imports=imports) + body
+def _skeleton(question: str, imports: str, body: str, views: str = "views.py") -> str:
+    return _HEAD.format(question=question, imports=imports, views=views) + body
 
 
 SKELETONS: Mapping[str, str] = {
@@ -133,5 +133,22 @@ from pageturner.policies.views import BlockView
         """Smallest is evicted first. Asked once, as the block is released, so best a time."""
         return block.released_at + self.seconds_per_hit * block.num_hits
 ''',
+    ),
+    "routing": _skeleton(
+        "Which replica takes a request, where several servers share the load?",
+        """from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pageturner.policies.fleet import Draw, FleetView, RoutedRequest
+""",
+        '''    max_tokens_behind: float = 4096.0
+
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        """Ids of replicas, the best first: one at least. Chance is draw(n), a number of range(n)."""
+        least, drawn = fleet.least_loaded(), fleet[draw(len(fleet))]
+        chosen = drawn if drawn.load <= least.load + self.max_tokens_behind else least
+        return [chosen.replica_id]
+''',
+        views="fleet.py",
     ),
 }

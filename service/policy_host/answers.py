@@ -8,7 +8,7 @@ copies of the built-in classes. What may be endless is read up to the length tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from itertools import islice
 from typing import Any
 
@@ -23,12 +23,14 @@ WANTED: Mapping[str, str] = {
     "victim": "the id of each candidate once",
     "reclaim": "a member of Reclaim that there is room for",
     "eviction": "a finite number",
+    "routing": "ids of replicas that may take the request, the best first",
 }
 """By axis, what a right answer is, for the log."""
 
 MAX_KEY_PARTS = 16
 MAX_TEXT_CHARACTERS = 1024
 MAX_INT_BITS = 1024
+MAX_REPLICAS_NAMED = 16
 
 Comparable = tuple[tuple[int, float | str], ...]
 
@@ -110,6 +112,21 @@ class VictimReader:
         if len(order) == len(self._known) == len(told):
             return order
         raise BadAnswer(answer)
+
+
+def replica_order(known: Container[str]) -> Callable[[Any], list[str]]:
+    """Reads replica ids, best first, each kept once; as many as MAX_REPLICAS_NAMED are read."""
+
+    def parse(answer: Any) -> list[str]:
+        if issubclass(type(answer), (str, bytes, bytearray, Mapping, set, frozenset)):
+            raise BadAnswer(answer)
+        named = [_id(item) for item in islice(iter(answer), MAX_REPLICAS_NAMED)]
+        order = [name for name in dict.fromkeys(named) if name is not None and name in known]
+        if not order or None in named:
+            raise BadAnswer(answer)
+        return order
+
+    return parse
 
 
 def _id(item: object) -> str | None:

@@ -22,6 +22,7 @@ QUESTIONS: Mapping[str, str] = {
     "victim": "rank",
     "reclaim": "choose",
     "eviction": "score",
+    "routing": "route",
 }
 """The method that answers for each axis."""
 

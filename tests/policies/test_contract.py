@@ -14,8 +14,9 @@ from pageturner.policies.admission import FirstChunk, FullPrompt, GuaranteedNoEv
 from pageturner.policies.batch import EqualProgress, LongPrefillCap
 from pageturner.policies.events import PolicyEvent, RequestEnded
 from pageturner.policies.eviction import CostAware, Lfu, PriorityWithTtl, SegmentedLru
+from pageturner.policies.fleet import Draw, FleetView, RoutedRequest
 from pageturner.policies.interfaces import (
-    AXES,
+    ALL_AXES,
     Admission,
     AdmissionPolicy,
     BatchPolicy,
@@ -25,6 +26,7 @@ from pageturner.policies.interfaces import (
     QueuePolicy,
     Reclaim,
     ReclaimPolicy,
+    RoutingPolicy,
     SortKey,
     VictimPolicy,
 )
@@ -38,6 +40,7 @@ from pageturner.policies.queue import (
     VirtualTokenCounter,
 )
 from pageturner.policies.reclaim import CostModel, HostHeadroom, TailFirst
+from pageturner.policies.routing import PowerOfTwo, PrefixAware, SessionAffinity
 from pageturner.policies.testing import ContractBroken, check_policy, try_policy
 from pageturner.policies.victim import MostOverServed
 from pageturner.policies.views import (
@@ -74,10 +77,18 @@ OTHER_OPTIONS: list[tuple[str, Any]] = [
     ("eviction", SegmentedLru(protect_after_hits=3, protected_seconds=0)),
     ("eviction", PriorityWithTtl(ttl_seconds=0, max_level=1)),
     ("eviction", CostAware(seconds_per_block=1e3, context_weight=1.0)),
+    ("routing", PrefixAware(max_imbalance=1, saved_weight=0, min_match=0, choices=1)),
+    ("routing", PrefixAware(max_imbalance=1e9, saved_weight=1e9, min_match=1, choices=99)),
+    ("routing", PowerOfTwo(choices=1)),
+    ("routing", PowerOfTwo(choices=99)),
+    ("routing", SessionAffinity(max_imbalance=1, slack_tokens=0, order=1)),
+    ("routing", SessionAffinity(order=99)),
 ]
 
 
-@pytest.mark.parametrize(("axis", "name"), [(axis, name) for axis in AXES for name in registry.names(axis)])
+@pytest.mark.parametrize(
+    ("axis", "name"), [(axis, name) for axis in ALL_AXES for name in registry.names(axis)]
+)
 def test_every_registered_policy_keeps_the_contract(axis: str, name: str) -> None:
     check_policy(axis, registry.create(axis, name))
 
@@ -90,6 +101,7 @@ def test_the_contract_holds_at_the_edges_of_the_options(axis: str, policy: Any) 
 # One policy a line of the contract, each broken in just that.
 
 MADE_AGAIN = "its name and options make it again"
+NAMED = "replicas of the fleet are named, each once, by equal draws the same"
 MEMORY = "its memory takes any events, and is a frozen value"
 
 
@@ -126,8 +138,11 @@ class Moody:
     def score(self, block: BlockView) -> float:
         return float(self._odd())
 
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        return (fleet[0].replica_id,) if self._odd() else (fleet[len(fleet) - 1].replica_id,)
 
-@pytest.mark.parametrize("axis", AXES)
+
+@pytest.mark.parametrize("axis", ALL_AXES)
 def test_a_policy_of_changing_answers_is_caught_on_every_axis(axis: str) -> None:
     assert broken_clauses(axis, Moody())
 
@@ -156,8 +171,11 @@ class Throwing:
     def score(self, block: BlockView) -> float:
         return 1 / block.depth
 
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        return (fleet[request.num_prompt_tokens // len(request.digests) % len(fleet)].replica_id,)
 
-@pytest.mark.parametrize("axis", AXES)
+
+@pytest.mark.parametrize("axis", ALL_AXES)
 def test_a_policy_that_raises_is_caught_on_every_axis(axis: str) -> None:
     assert broken_clauses(axis, Throwing())
 
@@ -248,6 +266,44 @@ class InfiniteScore(EvictionPolicy):
         return float("inf") if block.num_hits else 0.0
 
 
+@dataclass(frozen=True)
+class NamesNobody(RoutingPolicy):
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        return fleet.longest_match(request.digests).replica_ids
+
+
+@dataclass(frozen=True)
+class NamesStrangers(RoutingPolicy):
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        return (request.session or fleet[0].replica_id,)
+
+
+@dataclass(frozen=True)
+class NamesOneTwice(RoutingPolicy):
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        return (fleet.least_loaded().replica_id, fleet[draw(len(fleet))].replica_id)
+
+
+@dataclass(frozen=True)
+class DrawsFromNothing(RoutingPolicy):
+    def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
+        return (fleet[draw(len(request.digests)) % len(fleet)].replica_id,)
+
+
+@dataclass(frozen=True)
+class RemembersRoutes(RoutingPolicy):
+    def initial_state(self) -> Tally:
+        return Tally()
+
+    def fold(self, state: Tally, event: PolicyEvent) -> Tally:
+        return Tally([*state.numbers, len(state.numbers)])
+
+    def route(
+        self, request: RoutedRequest, fleet: FleetView, draw: Draw, *, state: Tally | None = None
+    ) -> Sequence[str]:
+        return (fleet[0].replica_id,)
+
+
 @pytest.mark.parametrize(
     ("axis", "broken", "clause"),
     [
@@ -264,6 +320,11 @@ class InfiniteScore(EvictionPolicy):
         ("reclaim", SwapsWithoutRoom(), "it answers with a Reclaim that can be carried out"),
         ("reclaim", TailWithoutEffect(), "it answers with a Reclaim that can be carried out"),
         ("eviction", InfiniteScore(), "scores are finite numbers"),
+        ("routing", NamesNobody(), NAMED),
+        ("routing", NamesStrangers(), NAMED),
+        ("routing", NamesOneTwice(), NAMED),
+        ("routing", DrawsFromNothing(), NAMED),
+        ("routing", RemembersRoutes(), "it keeps no memory"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, (str, type)) else "",
 )

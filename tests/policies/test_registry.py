@@ -17,7 +17,7 @@ from pageturner.policies.errors import (
     UnknownAxisError,
     UnknownPolicyError,
 )
-from pageturner.policies.interfaces import AXES, KeyChange, SortKey
+from pageturner.policies.interfaces import ALL_AXES, AXES, FLEET_AXES, KeyChange, SortKey
 from pageturner.policies.queue import LongestPrefixMatch, PriorityWithAging
 from pageturner.policies.registry import OptionDescription
 from pageturner.policies.victim import LastArrived
@@ -95,9 +95,11 @@ def test_the_defaults_are_those_of_the_design() -> None:
         "victim": "least-computed",
         "reclaim": "cost-model",
         "eviction": "segmented-lru",
+        "routing": "prefix-aware",
     }
     policies = registry.default_policies()
-    assert {axis: registry.name_of(getattr(policies, axis)) for axis in AXES} == registry.DEFAULTS
+    in_set = {axis: registry.name_of(getattr(policies, axis)) for axis in AXES}
+    assert in_set == {axis: name for axis, name in registry.DEFAULTS.items() if axis not in FLEET_AXES}
 
 
 @pytest.mark.parametrize(
@@ -117,13 +119,14 @@ def test_the_defaults_are_those_of_the_design() -> None:
         ),
         ("reclaim", "cost-model always-recompute always-swap host-headroom tail-first swap-groups"),
         ("eviction", "segmented-lru lru lfu cost-aware priority-ttl"),
+        ("routing", "prefix-aware least-tokens round-robin power-of-two session"),
     ],
 )
 def test_the_names_that_configurations_may_use(axis: str, expected: str) -> None:
     assert registry.names(axis) == tuple(expected.split())
 
 
-@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("axis", ALL_AXES)
 def test_every_policy_says_when_it_wins_and_when_it_loses_and_where_it_comes_from(axis: str) -> None:
     for description in registry.describe(axis):
         assert description.summary.startswith("wins ")

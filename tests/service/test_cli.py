@@ -17,7 +17,7 @@ import pytest
 from support.fake_engine import FakeEngine, FakeStream
 from support.serving import serving
 
-from pageturner.policies.interfaces import AXES
+from pageturner.policies.interfaces import ALL_AXES
 from pageturner.service.cli import COMMANDS, main
 from pageturner.service.client import Client, Options
 from pageturner.service.client.server_process import PROGRAM
@@ -146,7 +146,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 def test_policies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("policies", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert list(document) == list(AXES)
+    assert list(document) == list(ALL_AXES)
     for axis in document.values():
         assert axis["question"].endswith("?")
         assert axis["default"] in [policy["name"] for policy in axis["policies"]]

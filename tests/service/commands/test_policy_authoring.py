@@ -11,7 +11,7 @@ import pytest
 
 from pageturner.policies import registry
 from pageturner.policies.errors import PolicyLoadError
-from pageturner.policies.interfaces import AXES
+from pageturner.policies.interfaces import ALL_AXES
 from pageturner.service.cli import main
 from pageturner.service.config import load_config
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.fault("J")
-@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("axis", ALL_AXES)
 def test_what_new_writes_keeps_the_contract_and_its_test_passes(
     axis: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
