@@ -109,6 +109,10 @@ class Draining(PageturnerError):
     """The server is shutting down: it takes no new work, and ends what outlasts its grace."""
 
 
+class NoReplica(PageturnerError):
+    """No server may take the request: none is known, or all of them drain."""
+
+
 class EngineDead(PageturnerError):
     """The engine met a fault it cannot recover from; every stream ends with this."""
 

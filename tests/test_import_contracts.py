@@ -31,6 +31,7 @@ PLANTED = {
     "llguidance is met in one place": ("service/grammars/grammars.py", "import llguidance"),
     "grammars know outputs and forms only": ("service/grammars", BLOCK_POOL),
     "policies use the standard library only": ("policies", "import numpy"),
+    "the router uses policies and the standard library only": ("service/routing", "import threading"),
     "kernels know nothing of requests": ("kernels", "import pageturner.policies.views"),
     "CuPy is met in one place": ("kernels/cuda/attention_plan.py", "import cupy.cuda"),
     "the core is pure": ("service/core", "import torch"),

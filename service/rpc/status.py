@@ -50,6 +50,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.Loading: grpc.StatusCode.UNAVAILABLE,
         errors.Draining: grpc.StatusCode.UNAVAILABLE,
         errors.RankLost: grpc.StatusCode.UNAVAILABLE,  # before the kind that it is one of
+        errors.NoReplica: grpc.StatusCode.UNAVAILABLE,
         errors.EngineDead: grpc.StatusCode.UNAVAILABLE,
         errors.RequestAborted: grpc.StatusCode.ABORTED,
         errors.DeadlineUnreachable: grpc.StatusCode.DEADLINE_EXCEEDED,
