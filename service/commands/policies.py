@@ -82,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     write('victim = { name = "...", option = ... }, or, for a class of your own,')
     write('victim = "my_module:MyPolicy".')
     if set(axes) & set(FLEET_AXES):
-        write("routing is not a server's: who sends requests to several chooses it (simulate --routing).")
+        write("routing is chosen by who sends requests to several servers, not by one:")
+        write("simulate --replicas 8 --routing session")
     return 0
 
 
