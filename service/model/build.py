@@ -57,10 +57,10 @@ def build_model(
     """The forward that runs this model right on the device (by default the CPU), and its operations.
 
     choose_ops: operations for a shape of heads. quantised: what computes with packed weights. collectives:
-    with other ranks, which build the same at the same time; the model is then this rank's shard, of the
-    lean decoder alone. Raises ModelError, with the reason, for a model that neither forward runs, or that
-    `options` bind to one that does not, or that is not deterministic here though it was asked to be, and
-    ConfigError for a KV dtype that its forward doesn't have, or ranks that it can't be cut for.
+    with other ranks, which build the same at the same time; the model is then this rank's shard. Raises
+    ModelError, with the reason, for a model that neither forward runs, or that `options` bind to one that
+    does not, or that is not deterministic here though it was asked to be, and ConfigError for a KV dtype
+    that its forward doesn't have, or ranks that it can't be cut for.
     """
     built = _build(artifacts, options, block_size, choose_ops, device, quantised, collectives)
     wanted, longest = options.max_position, built.model.max_position
@@ -86,9 +86,6 @@ def _build(
     config = None if options.forward == "transformers" else lean_config(artifacts, options)
     if config is not None:
         return _build_lean(config, artifacts, options, block_size, choose_ops, device, collectives)
-    if collectives.size > 1:
-        reason = f"{artifacts.name} runs through transformers, whose forward is whole on one rank"
-        raise ConfigError("model.tensor_parallel_size", reason)
     if options.kv_dtype not in ("auto", artifacts.dtype) and not is_coded_name(options.kv_dtype):
         reason = f"transformers' forward keeps KV in {artifacts.dtype}, that of its activations, or in codes"
         raise ConfigError("model.kv_dtype", f"{reason}, not in {options.kv_dtype}")
@@ -106,6 +103,7 @@ def _build(
         deterministic=deterministic,
         device=device,
         kv_dtype=None if options.kv_dtype == "auto" else POOL_DTYPES[options.kv_dtype],
+        collectives=collectives,
     )
     return BuiltModel(model, model.ops, deterministic)
 

@@ -28,12 +28,17 @@ class CausalModel(Protocol):
 
     @property
     def num_heads(self) -> int:
-        """Query heads of a layer."""
+        """Query heads of a layer, on this rank."""
         ...
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads of a layer."""
+        """KV heads of a layer, on this rank: those of the pool."""
+        ...
+
+    @property
+    def total_kv_heads(self) -> int:
+        """KV heads of a layer, whatever ranks hold them."""
         ...
 
     @property
@@ -59,12 +64,12 @@ class CausalModel(Protocol):
 
     @property
     def num_parameters(self) -> int:
-        """Weights, counted one by one."""
+        """Weights of the whole model, counted one by one."""
         ...
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights, as they lie in memory."""
+        """Of all weights on this rank, as they lie in memory."""
         ...
 
     @property

@@ -50,6 +50,7 @@ class Decoder:
             config.num_heads,
             config.num_kv_heads,
         )
+        self.total_kv_heads = config.num_kv_heads
         self.head_dim, self.vocab_size = config.head_dim, config.vocab_size
         self.dtype, self.kv_dtype, self.device = products.dtype, products.kv_dtype, products.device
         self.num_parameters, self.weight_bytes = products.num_parameters, products.weight_bytes

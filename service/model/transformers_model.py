@@ -31,6 +31,8 @@ from pageturner.service.model.probe import (
     probe_prompts,
 )
 from pageturner.service.model.rope import longest_sequence
+from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
+from pageturner.service.model.tensor_parallel.transformers_plan import shard_by_plan
 from pageturner.service.model.transformers_attention import PagedStep, attention_by
 
 _NAMED_WEIGHTS = 5
@@ -56,12 +58,10 @@ class TransformersModel:
         self.model_type: str = model.config.model_type
         self.num_layers = len(shapes.layers)
         self.num_heads, self.num_kv_heads = shapes.num_heads, shapes.num_kv_heads
+        self.total_kv_heads = shapes.num_kv_heads
         self.head_dim = shapes.head_dim
         self.window = shapes.window
-        embeddings = model.get_input_embeddings()
-        assert isinstance(embeddings, nn.Module)
-        # What is looked up, whatever the configuration says.
-        self.vocab_size = int(embeddings.get_parameter("weight").shape[0])
+        self.vocab_size = _vocab_size(model)
         self.max_position = _longest_sequence(model, max_position)
         self.num_parameters: int = model.num_parameters()
         self.dtype: torch.dtype = model.dtype
@@ -113,6 +113,13 @@ class _PackedLinear(nn.Module):
         return result.view(*x.shape[:-1], result.shape[-1])
 
 
+def _vocab_size(model: PreTrainedModel) -> int:
+    """Rows that are looked up, whatever the configuration says."""
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Module)
+    return int(embeddings.get_parameter("weight").shape[0])
+
+
 def _longest_sequence(model: PreTrainedModel, wanted: int | None) -> int:
     """The smaller of what is wanted and what the configuration names; ModelError if there is neither."""
     config = model.config.get_text_config()
@@ -133,12 +140,15 @@ def load_transformers_model(
     deterministic: bool = False,
     device: torch.device | None = None,
     kv_dtype: torch.dtype | None = None,
+    collectives: Collectives = ALONE,
 ) -> TransformersModel:
     """Read a model by `transformers`, and make sure that it runs right over the paged cache.
 
     choose_ops: operations for a shape of heads. kv_dtype: of its cache; by default that of its activations,
-    in which it is tried whatever it is to have then. No code that comes with the model is executed. Raises
-    ModelError, with its type and the reason, if it cannot be read or does not run right.
+    in which it is tried whatever it is to have then. collectives: with the ranks that hold other parts of it;
+    each reads it whole, into main memory, and keeps its own. No code that comes with the model is executed.
+    Raises ModelError, with its type and the reason, if it cannot be read or does not run right, ConfigError
+    for ranks that it can't be cut for.
     """
     # A server's log is no place for a progress bar. (transformers leaves the function untyped.)
     disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -158,8 +168,16 @@ def load_transformers_model(
         raise ModelError(f"transformers cannot read {artifacts.name}: {reason}") from error
     model: PreTrainedModel = read[0]
     _check_weights(artifacts.name, read[1])
-    nn.Module.to(model, device)
-    checked = checked_model(model, choose_ops, max_position=max_position, deterministic=deterministic)
+    if collectives.size == 1:
+        nn.Module.to(model, device)
+    checked = checked_model(
+        model,
+        choose_ops,
+        max_position=max_position,
+        deterministic=deterministic,
+        device=device,
+        collectives=collectives,
+    )
     if kv_dtype is not None:
         checked.kv_dtype = kv_dtype
     return checked
@@ -179,20 +197,31 @@ def checked_model(
     *,
     max_position: int | None = None,
     deterministic: bool = False,
+    device: torch.device | None = None,
+    collectives: Collectives = ALONE,
 ) -> TransformersModel:
     """The model over the paged cache, its weights packed, after the probe has seen it right.
 
-    Raises ModelError, with its type and the reason, if it is not.
+    device: where it goes once it is cut, by default where it is. collectives: as `load_transformers_model`
+    says; what the probe compares with is the whole model. Raises as that does.
     """
     nn.Module.eval(model).requires_grad_(False)
-    shapes = examine(model)
+    num_parameters: int = model.num_parameters()
+    shapes = whole = examine(model)
+    prompts = probe_prompts(_vocab_size(model), _longest_sequence(model, max_position))
+    expected = plain_logits(model, prompts)
+    if collectives.size > 1:
+        shard_by_plan(model, collectives)
+        shapes = examine(model)
+    nn.Module.to(model, device)
     ops = choose_ops(HeadShape(shapes.num_heads, shapes.num_kv_heads, shapes.head_dim))
     paged = TransformersModel(model, shapes, ops, max_position=max_position)
-    prompts = probe_prompts(paged.vocab_size, paged.max_position)
-    expected = plain_logits(model, prompts)
+    paged.num_parameters, paged.total_kv_heads = num_parameters, whole.num_kv_heads
     if (width := expected[0].shape[-1]) != paged.vocab_size:
         reason = f"{width} logits a row for {paged.vocab_size} embeddings"
         raise ModelError(f"{paged.model_type}: {reason}, so that a sampled token might have none")
     paged.pack_linears(deterministic=deterministic)
-    check_paged_model(paged, prompts, expected, deterministic=deterministic)
+    check_paged_model(
+        paged, prompts, [logits.to(model.device) for logits in expected], deterministic=deterministic
+    )
     return paged

@@ -37,7 +37,6 @@ from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
-from pageturner.service.model.tensor_parallel.decoder import ParallelDecoder
 from pageturner.service.sizes import format_size
 from pageturner.service.startup.calibration import (
     CPU_WORK,
@@ -299,7 +298,6 @@ def report_model_files(
 def describe_model(loaded: LoadedModel) -> ModelInfo:
     """What clients are told about the model."""
     artifacts, model, tokenizer = loaded.artifacts, loaded.model, loaded.tokenizer
-    whole = model.whole if isinstance(model, ParallelDecoder) else model
     return ModelInfo(
         name=artifacts.name,
         source=artifacts.source,
@@ -310,7 +308,7 @@ def describe_model(loaded: LoadedModel) -> ModelInfo:
         vocab_size=model.vocab_size,
         max_model_len=loaded.limits.max_model_len,
         num_layers=model.num_layers,
-        num_kv_heads=whole.num_kv_heads,
+        num_kv_heads=model.total_kv_heads,
         head_dim=model.head_dim,
         num_parameters=model.num_parameters,
         eos_token_ids=tuple(end for end in artifacts.eos_token_ids if end < model.vocab_size),

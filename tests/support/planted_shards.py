@@ -64,7 +64,8 @@ PLANTED_SHARD_BUGS = {
         '"up_proj": _Cut((inner, hidden), outputs=(range(len(shard.inner)),))',
     ),
     "gathered logits in the wrong order": _of_products(
-        "zip(parts, self._widths, strict=True)", "zip(parts[::-1], self._widths, strict=True)"
+        "self._products.head(hidden, residual), self._widths)",
+        "self._products.head(hidden, residual), self._widths).roll(self._widths[0], 1)",
     ),
     "embeddings of another rank's tokens not blanked": _of_products(
         "        rows.masked_fill_(elsewhere[:, None], 0)\n", ""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch.nn.functional import pad
 
 
 class Collectives(Protocol):
@@ -82,3 +83,10 @@ def add_in_order(parts: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         sums += part
     if sums is not total:
         total.copy_(sums)
+
+
+def gather_columns(collectives: Collectives, columns: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+    """All ranks' columns side by side: [..., width of this rank] -> [..., sum of widths]."""
+    padded = pad(columns, (0, max(widths) - columns.shape[-1]))  # what is gathered has one shape
+    parts = collectives.all_gather(padded)
+    return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)

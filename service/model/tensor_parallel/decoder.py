@@ -35,3 +35,4 @@ class ParallelDecoder(Decoder):
         config = replace(self.shard.config(whole), vocab_size=whole.vocab_size)
         parallel = ParallelProducts(whole, shards, products, collectives)
         super().__init__(config, parallel, ops, max_position)
+        self.total_kv_heads = whole.num_kv_heads

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import pad
 
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.products import Layer, OpenLayer, Products, Projection
-from pageturner.service.model.tensor_parallel.collectives import Collectives
+from pageturner.service.model.tensor_parallel.collectives import Collectives, gather_columns
 from pageturner.service.model.tensor_parallel.shards import Shard
 
 
@@ -76,11 +75,7 @@ class ParallelProducts:
         return rows
 
     def head(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        columns = self._products.head(hidden, residual)
-        # Gathered are tensors of one shape.
-        padded = pad(columns, (0, max(self._widths) - columns.shape[1]))
-        parts = self._collectives.all_gather(padded)
-        return torch.cat([part[:, :width] for part, width in zip(parts, self._widths, strict=True)], dim=1)
+        return gather_columns(self._collectives, self._products.head(hidden, residual), self._widths)
 
 
 def count_parameters(config: DecoderConfig) -> int:
