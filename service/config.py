@@ -298,6 +298,11 @@ def load_config(
     if config.speculation.method != "none" and config.engine.steps_ahead == 1:
         reason = "drafts follow a token that a step ahead does not know; engine.steps_ahead is 1"
         raise ConfigError("speculation.method", reason)
+    if config.model.tensor_parallel_size > 1 and config.cache.disk_cache_folder is not None:
+        reason = f"would hold the KV of one rank of {config.model.tensor_parallel_size}"
+        raise ConfigError(
+            "cache.disk_cache_folder", f"{reason}; model.tensor_parallel_size = 1 has all of it"
+        )
     left_alone = (name for name, text in _own_variables(environ) if _is_service_variable(name, text))
     return LoadedConfig(config, origins, path, tuple(left_alone))
 
@@ -427,6 +432,16 @@ def calm_openmp(environ: MutableMapping[str, str] | None = None) -> None:
     environ = os.environ if environ is None else environ
     if not any(name in environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
         environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)
+
+
+def keep_gloo_local(environ: MutableMapping[str, str] | None = None) -> None:
+    """Have the ranks of a model on CPUs listen for each other on the loopback interface, unless the
+    environment says where.
+
+    By default gloo listens on the address of the machine's name. Of use before a group is formed.
+    """
+    environ = os.environ if environ is None else environ
+    environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 
 def token_file(environ: Mapping[str, str] | None = None) -> Path | None:

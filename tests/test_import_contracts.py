@@ -45,6 +45,7 @@ PLANTED = {
     ),
     "traces use the standard library only": ("loadtest/traces", "import pageturner.v1.model_pb2"),
     "the load test is a client": ("loadtest", "import pageturner.service.errors"),
+    "ranks carry out steps, and decide nothing": ("service/ranks", BLOCK_POOL),
     "the client has no torch behind it": (
         "service/client/async_client.py",
         "import pageturner.service.model.runner",

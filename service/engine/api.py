@@ -349,6 +349,8 @@ class ServerInfo:
     max_adapter_rank: int = 0
     sliding_window: int = 0
     """Keys behind which blocks are given back; 0 where none are."""
+    tensor_parallel_size: int = 1
+    """Processes that share the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
@@ -66,13 +67,21 @@ from pageturner.service.engine.thread_messages import (
 )
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.engine.watchdog import Watchdog
-from pageturner.service.errors import Draining, PageturnerError, RequestAborted
+from pageturner.service.errors import Draining, PageturnerError, RankLost, RequestAborted
 from pageturner.service.flight.dumps import FlightDumps
 from pageturner.service.grammars.grammars import Grammars, Unavailable
 from pageturner.service.identity import ANONYMOUS, Identity, scoped_id
 from pageturner.service.policy_host.reports import PoliciesInfo
 
 _POLICIES_ANSWERS = (PoliciesChanged, PolicyChangeRefused)
+
+
+class Ranks(Protocol):
+    """The other ranks of the model."""
+
+    def on_lost(self, callback: Callable[[RankLost], object]) -> None:
+        """Call this, from any thread, when one of them is lost."""
+        ...
 
 
 class AsyncEngine(EngineOverview):
@@ -103,6 +112,7 @@ class AsyncEngine(EngineOverview):
         grammars: Grammars | Unavailable = NO_GRAMMARS,
         adapters: Adapters | None = None,
         hasher: PrefixHasher | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if adapters is None:
             adapters = Adapters(NoAdapters("this model takes no adapters"), AdapterOptions(), logger)
@@ -148,6 +158,7 @@ class AsyncEngine(EngineOverview):
         self._prefixes = PrefixSummaries(hasher, server_info.block_size)
         self._has_ended = asyncio.Event()
         self._thread: StepThread | None = None
+        self._ranks = ranks
         self._watchdog = Watchdog(engine, self._live, self._health, options, clock, logger, self._die)
 
     # Life and health
@@ -166,6 +177,9 @@ class AsyncEngine(EngineOverview):
         self._thread.start()
         self._watchdog.watch(self._thread)
         self._health.become(EngineHealth.SERVING)
+        if self._ranks is not None:
+            # Not only where a step fails of it: none may run, and one that does may hang.
+            self._ranks.on_lost(lambda lost: call_soon(loop, partial(self._die, lost, str(lost))))
 
     @property
     def condition(self) -> Condition:
@@ -323,7 +337,7 @@ class AsyncEngine(EngineOverview):
     def _on_thread_end(self, outbox: Outbox, fault: BaseException | None) -> None:
         outbox.cross()
         if fault is not None:
-            self._die(fault)
+            self._die(fault, str(fault) if isinstance(fault, RankLost) else "")
         self._has_ended.set()
 
     def _die(self, fault: BaseException, known_reason: str = "") -> None:

@@ -236,6 +236,8 @@ class Engine:
     def _finish(self) -> tuple[SampledSequence, ...] | Exception:
         try:
             return self._steps.finish()
+        except EngineDead:  # no step can follow this one
+            raise
         except Exception as error:
             return error
 
@@ -253,6 +255,8 @@ class Engine:
         """End a step planned behind one that failed. Blocks are moved all the same, for those it clears."""
         try:
             self._steps.copy_blocks(output.block_copies)
+        except EngineDead:
+            raise
         except Exception as error:
             return self._scheduler.fail_step(output, error, self._clock.now())
         return self._scheduler.update(output, (), self._clock.now())

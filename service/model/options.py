@@ -13,6 +13,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "none", "file", "int8", "int4"]
 KvDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 Forward = Literal["auto", "lean", "transformers"]
+MAX_RANKS = 64
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?")
 """torch reads no other digits, no leading zeros, and takes 256 for 0."""
 
@@ -61,6 +62,12 @@ class ModelOptions:
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)
     """A stretched RoPE in place of the model's own, as config.json has it: {rope_type = "yarn", factor = 4}.
     Kinds: linear, dynamic, yarn, longrope, llama3."""
+    tensor_parallel_size: int = 1
+    """Processes of this machine that share the model, each with its part of every weight and its KV heads:
+    on GPUs, of which each takes one, or on the CPU, whose cores they share. Sizes of [cache] are those of
+    all together."""
+    tensor_parallel_port: int = 0
+    """Where these processes find one another, on the loopback address; 0 for any port that is free."""
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -79,10 +86,24 @@ class ModelOptions:
             raise ConfigError("model.forward", f"{self.forward!r} is none of {', '.join(get_args(Forward))}")
         if self.cuda_graphs < 0:
             raise ConfigError("model.cuda_graphs", f"{self.cuda_graphs} is below 0")
+        if not 0 <= self.tensor_parallel_port < 1 << 16:
+            raise ConfigError("model.tensor_parallel_port", f"{self.tensor_parallel_port} is no port")
+        self._check_ranks()
         for name in ("num_threads", "max_position"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"model.{name}", f"{value} is below 1")
+
+    def _check_ranks(self) -> None:
+        """What no model allows, whatever it is."""
+        size = self.tensor_parallel_size
+        if not 1 <= size <= MAX_RANKS:
+            raise ConfigError("model.tensor_parallel_size", f"{size} is not in [1, {MAX_RANKS}]")
+        if size == 1:
+            return
+        if self.device.startswith("cuda:"):
+            reason = f"names one GPU; {size} ranks take the first {size}: cuda"
+            raise ConfigError("model.device", f"{self.device} {reason}")
 
     @property
     def quantised(self) -> bool:

@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-import torch
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.kernels.interface import PagedOps
-from pageturner.kernels.layout import KvLayout
 from pageturner.policies.views import Rates
 from pageturner.service.config import LoadedConfig
 from pageturner.service.core.options import NO_SPECULATION, CacheOptions, SchedulerOptions, SpeculationOptions
 from pageturner.service.engine.api import ModelInfo
 from pageturner.service.engine.chat_template import ChatTemplate
 from pageturner.service.engine.tokenizer import Tokenizer
-from pageturner.service.errors import ModelError
 from pageturner.service.grammars.grammars import Grammars, Unavailable
 from pageturner.service.grammars.step_masks import StepMasks
 from pageturner.service.model.adapter_store import AdapterStore
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend
-from pageturner.service.model.build import BuiltModel, build_model
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.cpu_features import read_cpuinfo
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.loader import load_artifacts
-from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
-from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
-from pageturner.service.sizes import format_size
+from pageturner.service.ranks.leader import Leader
+from pageturner.service.ranks.ranked_steps import Ranks
 from pageturner.service.startup.calibration import (
     CPU_WORK,
     GPU_WORK,
@@ -45,21 +37,13 @@ from pageturner.service.startup.calibration import (
     measure_rates,
     measure_row_cost,
 )
-from pageturner.service.startup.container import (
-    anonymous_memory,
-    machine_memory,
-    own_processors,
-    processor_limit,
-    usable_processors,
-)
+from pageturner.service.startup.container import anonymous_memory, machine_memory
 from pageturner.service.startup.grammars import make_grammars
-from pageturner.service.startup.placement import choose_backend, decode_graphs, make_cache
+from pageturner.service.startup.parts import NO_PEERS, LoadedPart, choose_threads, finished, load_part
+from pageturner.service.startup.placement import choose_backend
 from pageturner.service.startup.products import Machine, settle_products
-from pageturner.service.startup.profile import run_largest_steps
-from pageturner.service.startup.sizing import HostMemory, fit_model_len
+from pageturner.service.startup.ranks import lead, started_ranks
 from pageturner.service.startup.stages import OnStage, unheard
-
-_Step = TypeVar("_Step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +54,8 @@ class LoadedModel:
     tokenizer: None for a model that has none. products: what its matrix products are computed with, and why.
     deterministic: whether a row's bits are promised not to depend on its batch. speculation: as configured,
     with the cost of a row as it was measured. grammars, masks: by which the sampler obeys
-    the forms that requests ask for. adapters: that the runner finds.
+    the forms that requests ask for. adapters: that the runner finds. ranks: None where the model is whole on
+    this one, else all, of which this is rank 0: model and KV cache are its part.
     """
 
     artifacts: ModelArtifacts
@@ -90,6 +75,7 @@ class LoadedModel:
     masks: StepMasks | None
     adapters: AdapterStore
     speculation: SpeculationOptions = NO_SPECULATION
+    ranks: Ranks | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -103,60 +89,52 @@ def load_model(
     logger: FilteringBoundLogger,
     backend: Backend | None = None,
     on_stage: OnStage = unheard,
-    collectives: Collectives = ALONE,
 ) -> LoadedModel:
     """Load weights and tokenizer, size the KV cache, measure the machine.
 
     cache_dir: where converted weights and compiled kernels are kept. backend: where to compute, in place of
-    what the configuration chooses. on_stage: told of each part. collectives: with the ranks that hold the
-    other shards. Raises ConfigError or ModelError.
+    what the configuration chooses. on_stage: told of each part. Raises ConfigError or ModelError.
     """
     config = loaded.config
-    _choose_threads(config.model, logger)
+    choose_threads(config.model, logger)
     if not make_folder(cache_dir):
         advice = "XDG_CACHE_HOME names another folder; without one nothing is converted or compiled"
         logger.warning("cache_not_writable", path=str(cache_dir), advice=advice)
     if backend is None:
         backend = choose_backend(config, cache_dir, logger)
+    if config.model.tensor_parallel_size == 1:
+        return _load(loaded, cache_dir, logger, backend, on_stage)
+    with started_ranks(config.model, backend, logger) as leader:
+        return _load(loaded, cache_dir, logger, backend, on_stage, leader)
+
+
+def _load(
+    loaded: LoadedConfig,
+    cache_dir: Path,
+    logger: FilteringBoundLogger,
+    backend: Backend,
+    on_stage: OnStage,
+    leader: Leader | None = None,
+) -> LoadedModel:
+    """leader: of the other ranks' processes, which have just been started; None where there is no other."""
+    config = loaded.config
     machine = Machine(read_cpuinfo(), machine_memory())
     settled = settle_products(config.model, config.cache.block_size, backend, cache_dir, machine, logger)
     on_stage("device and products")
     before_loading = anonymous_memory()
     artifacts = settled.artifacts or load_artifacts(settled.options, cache_dir)
     on_stage("model files and tokenizer")
-    built = _place_weights(artifacts, settled.options, config.cache.block_size, backend, collectives)
-    model, ops = built.model, built.ops
-    if built.note is not None:
-        logger.warning("not_deterministic", reason=built.note)
-    on_stage("weights and kernels")
-    layout = KvLayout(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.cache.block_size,
-        dtype=model.kv_dtype,
-        key_order=ops.key_order,
+    peers = None if leader is None else lead(leader, loaded, settled.options, artifacts, backend, cache_dir)
+    part = load_part(
+        loaded, settled.options, artifacts, backend, before_loading, logger, peers or NO_PEERS, on_stage
     )
-    limits = fit_model_len(config.scheduler, model.max_position, loaded.origins)
-    sampler = Sampler(model.vocab_size)
-    largest_steps = partial(run_largest_steps, model, layout, ops, limits, sampler)
-    memory = _host_memory(before_loading, model, backend)
-    cache, kv_cache = make_cache(config.cache, layout, ops, backend, largest_steps, memory, loaded.origins)
-    if model.window is not None and model.window < limits.max_model_len and not cache.num_host_cache_blocks:
-        cache = replace(cache, window=model.window)
-        logger.info("sliding_window", keys=model.window, max_model_len=limits.max_model_len)
-    num_swap_blocks = cache.num_host_blocks - cache.num_host_cache_blocks
-    if num_swap_blocks < config.cache.swap_space // layout.block_bytes:
-        swap_space = format_size(num_swap_blocks * layout.block_bytes)
-        logger.warning("swap_space_reduced", swap_space=swap_space, reason=memory.figures())
-    graphs = decode_graphs(model, kv_cache, ops, backend, config.model, limits, logger)
-    adapters = AdapterStore()
-    runner = Runner(model, kv_cache, graphs, adapters)
-    on_stage("KV cache")
-    target = _calibration_target(runner, kv_cache, cache, limits, backend)
+    model, ranks = part.model, None if peers is None else peers.ready()
+    target = _calibration_target(part, backend, ranks)
     rates, speculation = measure_rates(target), config.speculation
     if speculation.method != "none" and speculation.row_cost is None:
         speculation = replace(speculation, row_cost=measure_row_cost(target))
+    if ranks is not None:
+        ranks.begin()
     on_stage("warm-up and rates")
     tokenizer = load_tokenizer(artifacts)
     grammars = make_grammars(config.grammars, tokenizer, model.vocab_size)
@@ -166,40 +144,22 @@ def load_model(
         artifacts,
         backend,
         model,
-        ops,
-        limits,
-        cache,
-        kv_cache,
-        runner,
+        part.ops,
+        part.limits,
+        part.cache,
+        part.kv_cache,
+        part.runner,
         Sampler(model.vocab_size, masks),
         rates,
         tokenizer,
         replace(settled.choice, name=artifacts.dtype) if artifacts.packed is None else settled.choice,
-        built.deterministic,
+        part.deterministic,
         grammars,
         masks,
-        adapters,
+        part.adapters,
         speculation,
+        ranks,
     )
-
-
-def _choose_threads(options: ModelOptions, logger: FilteringBoundLogger) -> None:
-    """As many as configured, or torch's choice within the processors that are this process's to run on."""
-    default, own, limit = torch.get_num_threads(), own_processors(), processor_limit()
-    num_threads = options.num_threads or usable_processors(min(default, own), limit)
-    if num_threads != default:
-        torch.set_num_threads(num_threads)
-    logger.info(
-        "threads", num_threads=num_threads, torch_default=default, processors=own, processor_quota=limit
-    )
-
-
-def _host_memory(before_loading: int, model: CausalModel, backend: Backend) -> HostMemory:
-    """before_loading: bytes that the process had before it loaded the model."""
-    weights = 0 if backend.device.type == "cuda" else model.weight_bytes
-    # Weights that are mapped from a file take memory when they are first read.
-    loaded = max(anonymous_memory() - before_loading, weights)
-    return HostMemory(machine_memory(), before_loading + loaded)
 
 
 def make_folder(folder: Path) -> bool:
@@ -211,53 +171,20 @@ def make_folder(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def _place_weights(
-    artifacts: ModelArtifacts,
-    options: ModelOptions,
-    block_size: int,
-    backend: Backend,
-    collectives: Collectives,
-) -> BuiltModel:
-    dtype: torch.dtype = getattr(torch, artifacts.dtype)
-    try:
-        return build_model(
-            artifacts,
-            options,
-            block_size,
-            lambda heads: backend.choose_ops(heads, dtype),
-            backend.device,
-            backend.quantised,
-            collectives,
-        )
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"{artifacts.name} does not fit on {backend.device}: {error}") from error
-
-
-def _calibration_target(
-    runner: Runner, kv_cache: KvCache, cache: CacheOptions, limits: SchedulerOptions, backend: Backend
-) -> CalibrationTarget:
+def _calibration_target(part: LoadedPart, backend: Backend, ranks: Ranks | None) -> CalibrationTarget:
+    forward, apply = finished(part.runner.forward, backend), finished(part.kv_cache.apply, backend)
     return CalibrationTarget(
-        forward=_finished(runner.forward, backend),
-        apply=_finished(kv_cache.apply, backend),
+        forward=forward if ranks is None else ranks.together(forward),
+        apply=apply if ranks is None else ranks.copying(apply),
         timer=time.perf_counter,
-        block_size=cache.block_size,
-        block_bytes=kv_cache.layout.block_bytes,
-        num_blocks=cache.num_blocks,
-        num_host_blocks=cache.num_host_blocks,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
+        block_size=part.cache.block_size,
+        block_bytes=part.kv_cache.layout.block_bytes,
+        num_blocks=part.cache.num_blocks,
+        num_host_blocks=part.cache.num_host_blocks,
+        max_num_batched_tokens=part.limits.max_num_batched_tokens,
+        max_model_len=part.limits.max_model_len,
         work=GPU_WORK if backend.device.type == "cuda" else CPU_WORK,
     )
-
-
-def _finished(step: Callable[[_Step], object], backend: Backend) -> Callable[[_Step], None]:
-    """The step, and the wait for what it enqueued."""
-
-    def run(given: _Step) -> None:
-        step(given)
-        backend.synchronize()
-
-    return run
 
 
 def load_tokenizer(artifacts: ModelArtifacts) -> Tokenizer | None:

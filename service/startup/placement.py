@@ -60,6 +60,11 @@ def choose_backend(config: ServiceConfig, cache_dir: Path, logger: FilteringBoun
     return backend_of(device, choose_ops, select_quantised(device, cache_dir))
 
 
+def unanimous(cache: CacheOptions) -> CacheOptions:
+    """Where there is no other rank."""
+    return cache
+
+
 def make_cache(
     config: CacheConfig,
     layout: KvLayout,
@@ -68,10 +73,12 @@ def make_cache(
     largest_steps: Callable[[], object],
     memory: HostMemory,
     given: Container[str] = (),
+    agree: Callable[[CacheOptions], CacheOptions] = unanimous,
 ) -> tuple[CacheOptions, KvCache]:
     """As large as was asked for, or as the memory beside the largest steps allows.
 
-    memory: of the host. given: the keys that the operator stated. Raises ConfigError.
+    memory: of the host. given: the keys that the operator stated. agree: what of the sizes that fit here fits
+    on all ranks. Raises ConfigError.
     """
     if backend.meter is None:
         cache = size_cache(config, layout.block_bytes, memory, given)
@@ -81,6 +88,7 @@ def make_cache(
         except KernelsUnavailable as error:  # kernels for this model's masks load when they are first met
             raise ConfigError("model.device", f"{backend.device}: {error}") from error
         cache = size_gpu_cache(config, layout.block_bytes, device, memory, given)
+    cache = agree(cache)
     try:
         kv_cache = KvCache(
             layout, cache.num_blocks, cache.num_host_blocks, ops, backend.device, backend.streams

@@ -36,6 +36,20 @@ class HostMemory:
         return f"of the machine's {about(self.total)}, {about(self.in_use)} are in use"
 
 
+def share_of(config: CacheConfig, size: int) -> CacheConfig:
+    """What one of `size` ranks takes of the sizes that are given for all together. Blocks are on all
+    ranks."""
+    if size == 1:
+        return config
+    memory = config.kv_cache_memory
+    return replace(
+        config,
+        kv_cache_memory=None if memory is None else Bytes(memory // size),
+        swap_space=Bytes(config.swap_space // size),
+        host_cache_memory=Bytes(config.host_cache_memory // size),
+    )
+
+
 def size_cache(
     config: CacheConfig, block_bytes: int, memory: HostMemory, given: Container[str] = ()
 ) -> CacheOptions:

@@ -39,6 +39,7 @@ from pageturner.service.model.decoder import Decoder
 from pageturner.service.model.kv_dtypes import name_of
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.policy_host.calls import CallWatch
+from pageturner.service.ranks.ranked_steps import RankedSteps
 from pageturner.service.startup.adapters import build_adapters
 from pageturner.service.startup.fingerprint import describe_fingerprint
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
@@ -115,6 +116,7 @@ def build_engine(
         grammars=model.grammars,
         adapters=build_adapters(model, config.adapters, logger),
         hasher=scheduler.manager.hasher,
+        ranks=None if model.ranks is None else model.ranks.leader,
     )
     logger.info(
         "built",
@@ -194,7 +196,9 @@ def _hash_key(config: CacheConfig, disk: OpenedDisk | None) -> bytes:
 
 def _steps(model: LoadedModel, depth: int, logger: FilteringBoundLogger) -> StepComputation:
     """Where steps are computed: in a thread of their own on a CPU that is to plan one meanwhile."""
-    steps = DirectSteps(model.kv_cache, model.runner, model.sampler, model.masks)
+    steps: StepComputation = DirectSteps(model.kv_cache, model.runner, model.sampler, model.masks)
+    if model.ranks is not None:
+        steps = RankedSteps(steps, model.ranks)
     if not depth or model.backend.device.type != "cpu":
         return steps
     try:
@@ -246,6 +250,7 @@ def _describe_server(
         adapter_memory_bytes=int(config.adapters.memory) if isinstance(model.model, Decoder) else 0,
         max_adapter_rank=config.adapters.max_rank if isinstance(model.model, Decoder) else 0,
         sliding_window=model.cache.window or 0,
+        tensor_parallel_size=1 if model.ranks is None else model.ranks.leader.size,
     )
 
 

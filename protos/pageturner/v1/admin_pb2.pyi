@@ -69,7 +69,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "kv_dtype", "num_host_cache_blocks", "num_disk_cache_blocks", "adapter_memory_bytes", "max_adapter_rank", "speculation", "structured_output", "sliding_window")
+    __slots__ = ("version", "start_seconds", "uptime_seconds", "block_size", "num_blocks", "num_host_blocks", "block_bytes", "max_num_seqs", "max_num_batched_tokens", "kernels", "rates", "config", "device", "products", "fingerprint", "exact_resume", "model_name", "kv_dtype", "num_host_cache_blocks", "num_disk_cache_blocks", "adapter_memory_bytes", "max_adapter_rank", "speculation", "structured_output", "sliding_window", "tensor_parallel_size")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class GetServerInfoResponse(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SLIDING_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     version: str
     start_seconds: float
     uptime_seconds: float
@@ -127,7 +128,8 @@ class GetServerInfoResponse(_message.Message):
     speculation: Speculation
     structured_output: str
     sliding_window: int
-    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., adapter_memory_bytes: _Optional[int] = ..., max_adapter_rank: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., structured_output: _Optional[str] = ..., sliding_window: _Optional[int] = ...) -> None: ...
+    tensor_parallel_size: int
+    def __init__(self, version: _Optional[str] = ..., start_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kernels: _Optional[str] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., config: _Optional[_Mapping[str, str]] = ..., device: _Optional[str] = ..., products: _Optional[_Union[Products, _Mapping]] = ..., fingerprint: _Optional[str] = ..., exact_resume: bool = ..., model_name: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., num_host_cache_blocks: _Optional[int] = ..., num_disk_cache_blocks: _Optional[int] = ..., adapter_memory_bytes: _Optional[int] = ..., max_adapter_rank: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., structured_output: _Optional[str] = ..., sliding_window: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("method", "num_tokens", "max_ngram", "min_ngram", "row_cost")

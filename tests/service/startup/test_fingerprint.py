@@ -18,8 +18,9 @@ from pageturner.service.llm import LLM
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.options import ModelOptions
-from pageturner.service.startup import fingerprint
-from pageturner.service.startup.fingerprint import code_key, machine_key, tokenizer_key, weights_key
+from pageturner.service.startup import identity
+from pageturner.service.startup.fingerprint import machine_key, tokenizer_key
+from pageturner.service.startup.identity import code_key, weights_key
 from pageturner.service.startup.loading import LoadedModel
 
 
@@ -68,7 +69,7 @@ def test_the_code_that_computes_is_a_part_of_it(monkeypatch: pytest.MonkeyPatch,
     assert code_key() == before
     source = tmp_path / "kernel.cpp"
     source.write_text("int one = 1;")
-    monkeypatch.setattr(fingerprint, "_sources", lambda: iter([source]))
+    monkeypatch.setattr(identity, "_sources", lambda: iter([source]))
     first = code_key()
     source.write_text("int one = 2;")
     assert len({before, first, code_key()}) == 3

@@ -17,7 +17,7 @@ from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.model import backend
 from pageturner.service.model.artifacts import ModelArtifacts
-from pageturner.service.startup import loading
+from pageturner.service.startup import loading, parts
 
 
 def test_what_is_measured_has_finished() -> None:
@@ -28,7 +28,7 @@ def test_what_is_measured_has_finished() -> None:
         lazy_copies(),
         synchronize=lambda: done.append("waited"),
     )
-    loading._finished(done.append, device)("enqueued")
+    parts.finished(done.append, device)("enqueued")
     assert done == ["enqueued", "waited"]
 
 
@@ -56,7 +56,7 @@ def test_end_tokens_and_a_tokenizer_beyond_the_embeddings_are_said_at_start() ->
         products=SimpleNamespace(name="float32"),
         deterministic=False,
         model=SimpleNamespace(
-            vocab_size=rows, backend="lean", num_layers=1, num_kv_heads=1, head_dim=1, num_parameters=1
+            vocab_size=rows, backend="lean", num_layers=1, total_kv_heads=1, head_dim=1, num_parameters=1
         ),
     )
     assert loading.describe_model(loaded).eos_token_ids == (3,)

@@ -1,0 +1,140 @@
+"""The program of a rank other than 0: loads its part of the model, and carries out what rank 0 sends.
+
+Started by `service.ranks.processes` with the numbers of two sockets, and told everything over the first; it
+reads neither a file of configuration nor the environment. It lives no longer than rank 0 does.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pageturner import __version__
+from pageturner.service.errors import ConfigError, PageturnerError
+from pageturner.service.ranks import messages
+from pageturner.service.ranks.channel import Channel, ChannelClosed
+from pageturner.service.ranks.codec import FORMAT
+from pageturner.service.ranks.leader import Patience
+from pageturner.service.ranks.messages import Assignment, End, Hello, Identity, Join, Refused, Sizes, expect
+from pageturner.service.ranks.pulse import Pulse
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from pageturner.service.core.options import CacheOptions
+    from pageturner.service.model.tensor_parallel.collectives import Collectives
+
+EXIT_ORPHANED = 3
+"""Rank 0 is gone."""
+
+OURS_TO_IGNORE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A supervisor sends them to all processes of a service at once: rank 0 drains, and needs its ranks
+meanwhile."""
+
+
+def main() -> None:
+    """The program. Its arguments: the numbers of the sockets of steps and of signs of life."""
+    for number in OURS_TO_IGNORE:
+        signal.signal(number, signal.SIG_IGN)
+    channel, pulse = (_inherited(int(number)) for number in sys.argv[1:3])
+    # Not sys.exit: the thread that computes may wait in a collective for ever.
+    Pulse(pulse, lambda: os._exit(EXIT_ORPHANED)).start()
+    sys.exit(run(Channel(channel)))
+
+
+def _inherited(number: int) -> socket.socket:
+    """One of the two, which no process that this one starts is to hold open."""
+    os.set_inheritable(number, False)
+    return socket.socket(fileno=number)
+
+
+def run(channel: Channel) -> int:
+    """Serve as a rank; the exit code."""
+    try:
+        messages.send(channel, Hello(FORMAT, __version__))
+        assignment = expect(messages.receive(channel), Assignment)
+        try:
+            _serve(channel, assignment)
+        except ChannelClosed:
+            raise
+        except PageturnerError as error:
+            _refuse(channel, error)
+            return 1
+    except ChannelClosed:
+        return EXIT_ORPHANED
+    return 0
+
+
+def _refuse(channel: Channel, error: PageturnerError) -> None:
+    """Say why this rank can't serve, and wait for rank 0 to have read it: its end would be noticed first."""
+    key, reason = (error.key, error.reason) if isinstance(error, ConfigError) else ("", str(error))
+    messages.send(channel, Refused(reason, key))
+    while messages.receive(channel) != End():
+        pass
+
+
+def _serve(channel: Channel, assignment: Assignment) -> None:
+    import structlog
+
+    from pageturner.service.config import LoadedConfig, load_config
+    from pageturner.service.logs import structured
+    from pageturner.service.model.loader import load_artifacts
+    from pageturner.service.model.tensor_parallel.torch_collectives import open_collectives
+    from pageturner.service.ranks.follower import Follower
+    from pageturner.service.ranks.meeting import RenewedCollectives, find_store
+    from pageturner.service.startup.container import anonymous_memory
+    from pageturner.service.startup.identity import part_identity
+    from pageturner.service.startup.parts import choose_threads, load_part
+    from pageturner.service.startup.placement import choose_backend
+
+    given = {**assignment.config, "model.device": assignment.device}
+    config = load_config(environ={}, given=given).config
+    loaded = LoadedConfig(config, dict.fromkeys(assignment.stated, "rank 0"))
+    structured.detach_stderr(config.log)
+    structured.configure(config.log)
+    logger: FilteringBoundLogger = structlog.get_logger().bind(rank=assignment.rank)
+    cache_dir, patience = Path(assignment.cache_dir), Patience()
+    loading = timedelta(seconds=patience.loading)
+    choose_threads(config.model, logger)
+    backend = choose_backend(config, cache_dir, logger)
+    backend.adopt_thread()
+    before_loading = anonymous_memory()
+    artifacts = load_artifacts(config.model, cache_dir)
+    messages.send(channel, Identity(part_identity(artifacts, backend)))
+    expect(messages.receive(channel), Join)
+    meet = partial(open_collectives, backend.device, rank=assignment.rank, size=assignment.size)
+    collectives = RenewedCollectives(
+        assignment.rank,
+        assignment.size,
+        find_store(assignment.port, loading),
+        lambda at, timeout: meet(at, timeout=timeout),
+    )
+    collectives.meet(0, loading)
+    peers = FollowingPeers(channel, collectives)
+    part = load_part(loaded, config.model, artifacts, backend, before_loading, logger, peers)
+    gc.collect()
+    gc.freeze()
+    follower = Follower(channel, part.kv_cache, part.runner.forward, collectives, logger, patience.step)
+    follower.run()
+    collectives.close()
+
+
+class FollowingPeers:
+    """`Peers` of a rank other than 0."""
+
+    def __init__(self, channel: Channel, collectives: Collectives) -> None:
+        self._channel = channel
+        self.collectives = collectives
+
+    def agree(self, cache: CacheOptions) -> CacheOptions:
+        from pageturner.service.startup.ranks import capacity_of, sized
+
+        messages.send(self._channel, capacity_of(cache))
+        return sized(cache, expect(messages.receive(self._channel), Sizes))

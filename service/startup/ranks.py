@@ -1,0 +1,151 @@
+"""A model on several ranks, from rank 0's side: starts the others, and has all load their parts together."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
+
+from pageturner.service.config import LoadedConfig, keep_gloo_local
+from pageturner.service.core.options import CacheOptions
+from pageturner.service.errors import ConfigError, ModelError, RankLost
+from pageturner.service.model.artifacts import ModelArtifacts
+from pageturner.service.model.backend import Backend, gpu_trouble
+from pageturner.service.model.options import ModelOptions
+from pageturner.service.model.tensor_parallel.torch_collectives import open_collectives
+from pageturner.service.ranks.leader import KEY, Leader
+from pageturner.service.ranks.meeting import RenewedCollectives, open_store
+from pageturner.service.ranks.messages import Assignment, Capacity, Identity, Join, Ready, Sizes
+from pageturner.service.ranks.ranked_steps import Ranks
+from pageturner.service.schema import to_plain
+from pageturner.service.startup.identity import part_identity
+
+RANK_PROGRAM = (sys.executable, "-P", "-c", "from pageturner.service.startup.rank import main; main()")
+"""-P: the folder one stands in may hold a package named `kernels`."""
+
+SECTIONS = ("model", "cache", "scheduler", "log")
+"""Of the configuration, what the other ranks obey."""
+
+
+@contextmanager
+def started_ranks(
+    options: ModelOptions,
+    backend: Backend,
+    logger: FilteringBoundLogger,
+    program: Sequence[str] = RANK_PROGRAM,
+) -> Iterator[Leader]:
+    """The processes of the other ranks, which import their libraries while rank 0 reads the model's files.
+
+    They live on unless the caller fails; then they are ended, and where it failed since one of them did, that
+    one's own reason is raised. Raises ConfigError for ranks without a GPU, or that the system refuses.
+    """
+    size = options.tensor_parallel_size
+    if backend.device.type == "cuda":
+        check_gpus(size)
+    keep_gloo_local()
+    leader = Leader(size, program, logger, time.monotonic)
+    try:
+        yield leader
+    except BaseException as error:
+        cause = leader.cause_of(error) if isinstance(error, RankLost) else error
+        leader.close()
+        if cause is error:
+            raise
+        raise cause from error
+
+
+def check_gpus(size: int) -> None:
+    """Raises ConfigError unless the first `size` GPUs can be used."""
+    for index in range(size):
+        if (trouble := gpu_trouble(index)) is not None:
+            reason = f"{size} ranks take a GPU each, and cuda:{index} cannot be used: {trouble}"
+            raise ConfigError(KEY, reason)
+
+
+def lead(
+    leader: Leader,
+    loaded: LoadedConfig,
+    options: ModelOptions,
+    artifacts: ModelArtifacts,
+    backend: Backend,
+    cache_dir: Path,
+) -> LeadingPeers:
+    """Have all ranks read the model's files, find that they are the same, and meet.
+
+    options: of the model, with its products settled by rank 0 for all. Raises ConfigError, ModelError or
+    RankLost.
+    """
+    leader.greet()
+    loading = timedelta(seconds=leader.patience.loading)
+    store, port = open_store(options.tensor_parallel_port, loading)
+    config = {
+        str(key): to_plain(value)
+        for key, value in replace(loaded.config, model=options)
+        if key.section in SECTIONS and value is not None
+    }
+    stated = tuple(key for key in loaded.origins if key in config)
+
+    def assignment(rank: int) -> Assignment:
+        device = backend.device.type if backend.device.type == "cpu" else f"{backend.device.type}:{rank}"
+        return Assignment(rank, leader.size, port, str(cache_dir), config, device, stated)
+
+    leader.tell(assignment)
+    ours = part_identity(artifacts, backend)
+    for process, theirs in leader.hear(Identity):
+        if differing := [name for name in ours if theirs.parts.get(name) != ours[name]]:
+            told = ", ".join(
+                f"other {name} ({theirs.parts.get(name, 'none')}, rank 0 {ours[name]})" for name in differing
+            )
+            raise ModelError(f"{KEY}: {process.name} has {told}")
+    leader.tell(lambda _: Join())
+    meet = partial(open_collectives, backend.device, rank=0, size=leader.size)
+    collectives = RenewedCollectives(0, leader.size, store, lambda at, timeout: meet(at, timeout=timeout))
+    collectives.meet(0, loading)
+    return LeadingPeers(leader, collectives)
+
+
+class LeadingPeers:
+    """`Peers` of rank 0."""
+
+    def __init__(self, leader: Leader, collectives: RenewedCollectives) -> None:
+        self._leader = leader
+        self.collectives = collectives
+
+    def agree(self, cache: CacheOptions) -> CacheOptions:
+        """The smallest rank decides for all."""
+        found = [capacity_of(cache), *(capacity for _, capacity in self._leader.hear(Capacity))]
+        sizes = Sizes(
+            min(each.num_blocks for each in found),
+            min(each.num_swap_blocks for each in found),
+            min(each.num_host_cache_blocks for each in found),
+        )
+        self._leader.tell(lambda _: sizes)
+        return sized(cache, sizes)
+
+    def ready(self) -> Ranks:
+        """All have loaded their parts. Raises as `Leader.hear`."""
+        self._leader.hear(Ready)
+        return Ranks(self._leader, self.collectives)
+
+
+def capacity_of(cache: CacheOptions) -> Capacity:
+    """What fits on this rank."""
+    num_host_cache_blocks = cache.num_host_cache_blocks
+    return Capacity(cache.num_blocks, cache.num_host_blocks - num_host_cache_blocks, num_host_cache_blocks)
+
+
+def sized(cache: CacheOptions, sizes: Sizes) -> CacheOptions:
+    """As all ranks have it."""
+    return replace(
+        cache,
+        num_blocks=sizes.num_blocks,
+        num_host_blocks=sizes.num_swap_blocks + sizes.num_host_cache_blocks,
+        num_host_cache_blocks=sizes.num_host_cache_blocks,
+    )
