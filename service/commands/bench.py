@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pageturner.service.commands import (
     bench_accuracy,
+    bench_beams,
     bench_cache,
     bench_front,
     bench_kernels,
@@ -20,6 +21,7 @@ from pageturner.service.commands import (
     bench_overload,
     bench_products,
     bench_resume,
+    bench_scoring,
     bench_speculation,
     bench_steps,
     bench_streams,
@@ -175,6 +177,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "structured",
             help="tokens/s of answers of a form against answers of any, and what a mask costs",
             epilog=f"example: {bench_structured.EXAMPLE}",
+        )
+    )
+    bench_beams.add_arguments(
+        benches.add_parser(
+            "beams",
+            help="tokens/s of beam searches against as many samples, and what they share",
+            epilog=f"example: {bench_beams.EXAMPLE}",
+        )
+    )
+    bench_scoring.add_arguments(
+        benches.add_parser(
+            "scoring",
+            help="what log-probabilities of prompts and continuations cost, alone and beside streams",
+            epilog=f"example: {bench_scoring.EXAMPLE}",
         )
     )
     bench_overload.add_arguments(
