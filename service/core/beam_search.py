@@ -5,7 +5,8 @@ the `width` best of all; the `width` best of the others are the beams of the nex
 `width` best answers by score are kept. The rules, and so answers and scores, are those of
 `generate(num_beams=...)` in Hugging Face `transformers` 5: a score is the sum of log-probabilities under the
 raw logits, divided by the number of tokens, the one that stops included, to the power of `length_penalty`.
-Ties fall to the better beam, then to the likelier token, then to the lower id.
+Ties fall to the better beam, then to the likelier token, then to the lower id. Under a form the search is
+among the texts that have it, by the same log-probabilities; if there are no more, it ends with what it has.
 """
 
 from __future__ import annotations
@@ -64,10 +65,19 @@ class BeamGroup:
 
 
 def asked_of_sampler(params: SamplingParams, stop_ids: Collection[int]) -> SamplingParams:
-    """What a beam's row asks for: enough candidates for any `width` of them to go on, whichever stop."""
-    assert params.beam_search is not None
-    num_candidates = params.beam_search.width + len(set(stop_ids))
-    return SamplingParams(temperature=0.0, logprobs=max(num_candidates, params.logprobs or 0))
+    """What a beam's row asks for: so many likeliest tokens, and of those that stop nothing `width` in any
+    case. stop_token_ids: all that stop, each once."""
+    search = params.beam_search
+    assert search is not None
+    stops = tuple(dict.fromkeys(stop_ids))
+    return SamplingParams(
+        temperature=0.0,
+        min_tokens=params.min_tokens,
+        stop_token_ids=stops,
+        logprobs=max(search.width, params.logprobs or 0) + min(search.width, len(stops)),
+        structured_output=params.structured_output,
+        beam_search=search,
+    )
 
 
 def select(
@@ -81,19 +91,27 @@ def select(
 ) -> Selection:
     """Choose among the candidates of all beams.
 
-    scores, candidates: by rank of the beams; candidates with the likeliest first. may_stop: whether a stop
-    token may be taken. is_last: whether max_tokens ends every answer with this token.
+    scores, candidates: by rank of the beams; candidates with the likeliest first. stop_ids: of which a look
+    is quick. may_stop: whether a stop token may be taken. is_last: whether max_tokens ends every answer with
+    this token.
+
+    Where fewer than `width` continuations are possible, as a form may have it, the best of them stands in
+    the places that are left, at a score of minus infinity: what continues such a beam is no candidate.
     """
     ranked = [
         Continuation(parent, candidate, score + candidate.logprob)
         for parent, score in enumerate(scores)
+        if score > -math.inf
         for candidate in candidates[parent]
-        if may_stop or candidate.token_id not in stop_ids
+        if candidate.logprob > -math.inf and (may_stop or candidate.token_id not in stop_ids)
     ]
     ranked.sort(key=lambda continuation: -continuation.score)
     ended = [c for c in ranked[:width] if is_last or c.candidate.token_id in stop_ids]
-    going_on = [] if is_last else [c for c in ranked if c.candidate.token_id not in stop_ids]
-    return Selection(tuple(going_on[:width]), tuple(ended))
+    going_on = [] if is_last else [c for c in ranked if c.candidate.token_id not in stop_ids][:width]
+    for best in going_on[:1]:
+        idle = Continuation(best.parent, best.candidate, -math.inf)
+        going_on += [idle] * (width - len(going_on))
+    return Selection(tuple(going_on), tuple(ended))
 
 
 def best_hypotheses(

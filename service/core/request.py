@@ -253,8 +253,8 @@ class Request:
     queue_entry: its place in the order of the queue policy, as last computed; None before the first time.
     policies: names of those in force when it was accepted.
     max_total_tokens, min_total_tokens: of one sequence, prompt and output. stop_ids, has_timely_ends: as
-        NewRequest says, kept since every step asks. needs_history: a token is asked for once all those before
-        it are known.
+        NewRequest says, kept since every step asks; stops: the same ids, for a quick look. needs_history: a
+        token is asked for once all those before it are known.
     """
 
     new: NewRequest
@@ -267,6 +267,7 @@ class Request:
     min_total_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
     stop_ids: tuple[int, ...] = field(init=False)
+    stops: frozenset[int] = field(init=False)
     row_params: SamplingParams = field(init=False)
     beams: BeamGroup | None = field(init=False)
     has_timely_ends: bool = field(init=False)
@@ -296,10 +297,11 @@ class Request:
         self.min_total_tokens = self.num_prompt_tokens + new.params.min_tokens
         self.needs_history = new.params.needs_history
         self.stop_ids = new.stop_ids
+        self.stops = frozenset(self.stop_ids)
         self.has_timely_ends = new.has_timely_ends
         self.row_params, self.beams = new.params, None
         if new.params.beam_search is not None:
-            self.row_params, self.beams = asked_of_sampler(new.params, new.stop_ids), BeamGroup()
+            self.row_params, self.beams = asked_of_sampler(new.params, self.stop_ids), BeamGroup()
             self.needs_history = True
         self.is_forked = new.params.num_sequences == 1
         self.queued_since = new.arrival_time

@@ -16,8 +16,6 @@ MAX_STOP_CHARACTERS = 1024
 """Of each stop string: the engine's thread builds an automaton as long for every choice."""
 
 MAX_STOP_TOKEN_IDS = 1024
-MAX_BEAM_STOP_TOKEN_IDS = 64
-"""Each is one more candidate that every beam is asked for at every token: all of them may be likeliest."""
 
 MAX_LOGIT_BIAS = 1024
 MAX_LENGTH_PENALTY = 10.0
@@ -59,9 +57,6 @@ class BeamSearch:
                 raise InvalidArgument(name, "is not taken beside beam_search, which ranks by the model alone")
         if params.stop:
             raise InvalidArgument("stop", "is not sought in a beam search; stop_token_ids end its answers")
-        if len(params.stop_token_ids) > MAX_BEAM_STOP_TOKEN_IDS:
-            found = f"{len(params.stop_token_ids)} ids; at most {MAX_BEAM_STOP_TOKEN_IDS} beside beam_search"
-            raise InvalidArgument("stop_token_ids", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +201,6 @@ _DRAWING = (
     "frequency_penalty",
     "logit_bias",
     "best_of",
-    "structured_output",
 )
 """What bends the model's distribution before a token is drawn from it, or ranks what was drawn."""
 

@@ -58,6 +58,7 @@ _DERIVED = (
     "row_params",
     "sequences",
     "stop_ids",
+    "stops",
 )
 _KEPT_APART = ("num_preemptions_by_kind", "queue_entry", "status")
 _TOLD_ONLY = ("policies",)

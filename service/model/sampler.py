@@ -29,8 +29,10 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits, PageturnerError
-from pageturner.service.model.logprobs import row_maxima, take_scores, token_logprobs
+from pageturner.service.model.beam_candidates import BeamRows
+from pageturner.service.model.logprobs import row_maxima, token_logprobs
 from pageturner.service.model.random_streams import uniforms
+from pageturner.service.model.scores import take_scores
 from pageturner.service.model.token_counts import CountsOfSequences, TokenCounts
 from pageturner.service.model.token_masks import RowMasks, mask_
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
@@ -49,6 +51,9 @@ _WITHHELD, _INFINITE = -1, -2
 _Outcome = int | PageturnerError
 """A token id, or why there is none."""
 
+_Found = tuple[SampledToken, ...] | PageturnerError
+"""What a row yields; nothing where a beam can't go on."""
+
 
 class Sampler:
     """Chooses tokens for a vocabulary of `vocab_size` (the width of the logits). masks: of rows with a
@@ -58,6 +63,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._counts = CountsOfSequences()
         self._masks = masks
+        self._beams = BeamRows(masks)
 
     def sample(self, logits: torch.Tensor, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
         """One SampledSequence for each ScoreRun, then one for each SampleRow, in order.
@@ -79,7 +85,9 @@ class Sampler:
             return scores
         rows, samples, positions = drafted_rows(wanted) if num_drafts else plain_rows(wanted)
         outcomes: list[_Outcome] = []
+        beams: list[int] = []
         slow: list[int] = []
+        told: list[int] = []
         best, best_ids = row_maxima(logits)
         greedy_ids = torch.where(torch.isfinite(best), best_ids, _INFINITE).tolist()
         for place, (row, sample) in enumerate(zip(rows, samples, strict=True)):
@@ -87,12 +95,16 @@ class Sampler:
                 outcomes.append(NonFiniteLogits("the model produced NaN or infinite logits"))
             else:
                 outcomes.append(greedy_ids[row])
+                if sample.params.beam_search is not None:
+                    beams.append(place)
+                    continue
                 if not sample.params.is_greedy or _edits(sample):
                     slow.append(place)
+                if sample.params.needs_logprobs:
+                    told.append(place)
         for places in batched(slow, chunk_rows):
-            edited = _rows(logits, [rows[i] for i in places]).float()
             chosen = _choose(
-                edited,
+                _floats(logits, rows, places),
                 [samples[i] for i in places],
                 [positions[i] for i in places],
                 self._counts,
@@ -101,18 +113,19 @@ class Sampler:
             for i, outcome in zip(places, chosen, strict=True):
                 outcomes[i] = outcome
 
-        tokens = {i: SampledToken(token) for i, token in enumerate(outcomes) if isinstance(token, int)}
-        for places in batched([i for i in tokens if samples[i].params.needs_logprobs], chunk_rows):
+        found: dict[int, _Found] = {}
+        for places in batched(beams, chunk_rows):
+            asked = [samples[i] for i in places]
+            found.update(zip(places, self._beams.search(_floats(logits, rows, places), asked), strict=True))
+        for places in batched([i for i in told if isinstance(outcomes[i], int)], chunk_rows):
             with_logprobs = token_logprobs(
-                _rows(logits, [rows[i] for i in places]).float(),
-                [tokens[i].token_id for i in places],
+                _floats(logits, rows, places),
+                [token_id for i in places if isinstance(token_id := outcomes[i], int)],
                 [samples[i].params.logprobs or 0 for i in places],
             )
-            tokens.update(zip(places, with_logprobs, strict=True))
+            found.update((i, (token,)) for i, token in zip(places, with_logprobs, strict=True))
         sampled = tuple(
-            SampledSequence(sample.seq_id, sample.epoch, (), outcome)
-            if isinstance(outcome, PageturnerError)
-            else SampledSequence(sample.seq_id, sample.epoch, (tokens[i],))
+            _sampled(sample, found.get(i, outcome))
             for i, (sample, outcome) in enumerate(zip(samples, outcomes, strict=True))
         )
         return scores + (verified(sampled, wanted) if num_drafts else sampled)
@@ -121,6 +134,18 @@ class Sampler:
 def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     """Pieces of at most `size` places, in order."""
     return (places[first : first + size] for first in range(0, len(places), size))
+
+
+def _sampled(sample: SampleRow, found: int | _Found) -> SampledSequence:
+    if isinstance(found, PageturnerError):
+        return SampledSequence(sample.seq_id, sample.epoch, (), found)
+    tokens = (SampledToken(found),) if isinstance(found, int) else found
+    return SampledSequence(sample.seq_id, sample.epoch, tokens)
+
+
+def _floats(logits: torch.Tensor, rows: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+    """A copy of the rows at these places, in float32."""
+    return _rows(logits, [rows[i] for i in places]).float()
 
 
 def _rows(values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -26,6 +26,7 @@ from pageturner.service.core.outputs import (
     ScoreRun,
     TokenLogprob,
 )
+from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import NonFiniteLogits
 from pageturner.service.model.batch import build_batch
 from pageturner.service.model.kv_cache import KvCache
@@ -58,14 +59,23 @@ def next_token(content: Array, seed: int, index: int, position: int, banned: tup
     return allowed[int.from_bytes(digest.digest(), "little") % len(allowed)]
 
 
-def candidates_of(content: Array) -> list[TokenLogprob]:
+def candidates_of(content: Array, alphabet: int = BEAM_ALPHABET) -> list[TokenLogprob]:
     """What may continue a beam of this content, the likeliest first; ties, which are many, by the lower id.
 
     The log-probabilities are whole sixteenths, so that no order of sums rounds; they sum to no 1.
     """
-    digest = hashlib.blake2b(content.tobytes(), digest_size=BEAM_ALPHABET).digest()
+    digest = hashlib.blake2b(content.tobytes(), digest_size=alphabet).digest()
     offered = [TokenLogprob(token, -(byte % 48 + 1) / 16) for token, byte in enumerate(digest)]
     return sorted(offered, key=lambda candidate: (-candidate.logprob, candidate.token_id))
+
+
+def asked_candidates(ranked: list[TokenLogprob], params: SamplingParams) -> tuple[SampledToken, ...]:
+    """What a beam's row is given of these, and no more: the `width` likeliest, and as many that go on."""
+    assert params.beam_search is not None
+    width, stops = params.beam_search.width, params.stop_token_ids
+    going_on = [candidate for candidate in ranked if candidate.token_id not in stops][:width]
+    top = tuple(candidate for candidate in ranked if candidate in ranked[:width] or candidate in going_on)
+    return tuple(SampledToken(best.token_id, best.logprob, top) for best in top[:1])
 
 
 def score_of(content: Array, token: int) -> float:
@@ -206,11 +216,9 @@ class FakeModel:
     def _sample(self, sequence: ScheduledSequence, row: SampleRow) -> SampledSequence:
         if sequence.request_id in self.poisoned_requests:
             return SampledSequence(row.seq_id, row.epoch, (), NonFiniteLogits("poisoned"))
-        if row.params.logprobs is not None:
-            likeliest, *others = candidates_of(self._content(sequence, sequence.end))
-            top = (likeliest, *others)[: row.params.logprobs]
-            sampled = SampledToken(likeliest.token_id, likeliest.logprob, top)
-            return SampledSequence(row.seq_id, row.epoch, (sampled,))
+        if row.params.beam_search is not None:
+            ranked = candidates_of(self._content(sequence, sequence.end))
+            return SampledSequence(row.seq_id, row.epoch, asked_candidates(ranked, row.params))
         tokens: tuple[SampledToken, ...] = ()
         for position in range(sequence.end - sequence.num_drafts, sequence.end + 1):
             content = self._content(sequence, position)

@@ -87,7 +87,7 @@ class OutputProcessor:
                 tokens.append(token_id)
                 num_accepted += 1
                 num_tokens = len(tokens)
-                may_stop, is_stop = num_tokens >= request.min_total_tokens, token_id in request.stop_ids
+                may_stop, is_stop = num_tokens >= request.min_total_tokens, token_id in request.stops
                 delta = self._stop_condition.append(
                     sequence.seq_id, token_id, may_stop=may_stop, is_stop_token=is_stop
                 )

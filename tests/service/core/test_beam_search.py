@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -65,9 +66,25 @@ def test_ties_fall_to_the_better_beam_then_to_the_order_offered() -> None:
     assert [(c.parent, c.candidate.token_id) for c in selection.continued] == [(0, A), (0, B), (1, C), (1, A)]
 
 
-def test_an_impossible_token_ranks_last_and_breaks_nothing() -> None:
+def test_an_impossible_token_is_no_candidate_and_the_best_stands_in_its_place() -> None:
     selection = select((0.0,), (offered(a=-1.0, b=-math.inf),), 2, (), may_stop=True, is_last=False)
-    assert [c.score for c in selection.continued] == [-1.0, -math.inf]
+    assert [(c.candidate.token_id, c.score) for c in selection.continued] == [(A, -1.0), (A, -math.inf)]
+    last = select((0.0,), (offered(a=-1.0, b=-math.inf),), 2, (), may_stop=True, is_last=True)
+    assert [c.candidate.token_id for c in last.ended] == [A]
+
+
+def test_a_beam_that_stands_in_anothers_place_offers_nothing() -> None:
+    first, second = offered(a=-1.0, b=-2.0, c=-3.0), offered(a=-0.1, eos=-0.2, b=-0.3)
+    selection = select((-4.0, -math.inf), (first, second), 2, (EOS,), may_stop=True, is_last=False)
+    assert [(c.parent, c.candidate.token_id) for c in selection.continued] == [(0, A), (0, B)]
+    assert not selection.ended
+
+
+def test_a_search_that_can_only_end_goes_on_no_more() -> None:
+    selection = select((0.0,), (offered(eos=-0.1),), 3, (EOS,), may_stop=True, is_last=False)
+    assert [c.candidate.token_id for c in selection.ended] == [EOS]
+    assert not selection.continued
+    assert select((0.0,), ((),), 3, (EOS,), may_stop=True, is_last=False).continued == ()
 
 
 def ended(*scores: float) -> tuple[Hypothesis, ...]:
@@ -113,9 +130,15 @@ def test_common_beginnings_are_counted_on_from_what_is_known() -> None:
 
 
 def test_a_row_asks_for_as_many_candidates_as_may_be_needed() -> None:
-    params = SamplingParams(beam_search=BeamSearch(4), logprobs=3)
-    assert asked_of_sampler(params, (7, 7, 8)) == SamplingParams(temperature=0.0, logprobs=6)
+    params = SamplingParams(beam_search=BeamSearch(4), logprobs=3, min_tokens=2, structured_output=ANY_FORM)
+    asked = asked_of_sampler(params, (7, 7, 8))
+    assert asked == replace(params, temperature=0.0, logprobs=6, stop_token_ids=(7, 8))
     assert asked_of_sampler(SamplingParams(beam_search=BeamSearch(4), logprobs=9), ()).logprobs == 9
+
+
+def test_a_row_asks_for_no_more_the_more_tokens_stop() -> None:
+    params = SamplingParams(beam_search=BeamSearch(4))
+    assert [asked_of_sampler(params, range(count)).logprobs for count in (3, 4, 5, 1024)] == [7, 8, 8, 8]
 
 
 @pytest.mark.parametrize(
@@ -135,9 +158,7 @@ def test_a_row_asks_for_as_many_candidates_as_may_be_needed() -> None:
         ("frequency_penalty", SamplingParams(frequency_penalty=1.0, beam_search=BeamSearch(2))),
         ("logit_bias", SamplingParams(logit_bias=((1, 1.0),), beam_search=BeamSearch(2))),
         ("stop", SamplingParams(stop=("x",), beam_search=BeamSearch(2))),
-        ("stop_token_ids", SamplingParams(stop_token_ids=tuple(range(65)), beam_search=BeamSearch(2))),
         ("best_of", SamplingParams(best_of=2, beam_search=BeamSearch(2))),
-        ("structured_output", SamplingParams(structured_output=ANY_FORM, beam_search=BeamSearch(2))),
     ],
 )
 def test_what_a_search_cannot_be_is_refused_by_its_field(field: str, params: SamplingParams) -> None:
@@ -151,8 +172,9 @@ def test_a_search_is_taken_with_what_it_may_stand_beside() -> None:
         n=4,
         temperature=0.0,
         logprobs=2,
-        stop_token_ids=(3,),
+        stop_token_ids=tuple(range(90)),
         min_tokens=1,
         max_tokens=9,
+        structured_output=ANY_FORM,
         beam_search=BeamSearch(4),
     ).check(vocab_size=100, max_n=16)
