@@ -37,6 +37,9 @@ class KnownAnswers:
         """What is news to the client of what happened."""
         match event:
             case FinishedEvent():
+                for index, choice in enumerate(self._choices):
+                    if self._error is None and self._num_tokens[index] < len(choice.token_ids):
+                        self._give_up(index)
                 yield event if self._error is None else replace(event, error=event.error or self._error)
             case _ if self._error is not None:
                 return

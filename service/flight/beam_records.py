@@ -31,7 +31,8 @@ class RecordedHypothesis:
 class RecordedBeams:
     """Where a beam search stands; beams by rank.
 
-    places: of their sequences. forks: for each but the best the rank of the better one with which it shares
+    places: of their sequences. scores: of the first of them; the others stand in places for which a form had
+    no beam, at minus infinity. forks: for each but the best the rank of the better one with which it shares
     most outputs, and how many.
     """
 

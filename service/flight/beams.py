@@ -7,6 +7,7 @@ block gets the block's name in its place once beams are chosen, and their tables
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Mapping
 
@@ -36,7 +37,7 @@ def candidates(result: RowResult) -> tuple[SampledToken, ...]:
 def _packed(request: Request, given: tuple[TokenLogprob, ...]) -> tuple[bytes, tuple[int, ...]]:
     logprobs = struct.pack(f"<{len(given)}f", *(candidate.logprob for candidate in given))
     return logprobs, tuple(
-        place for place, candidate in enumerate(given) if candidate.token_id in request.stop_ids
+        place for place, candidate in enumerate(given) if candidate.token_id in request.stops
     )
 
 
@@ -105,7 +106,7 @@ def state_of(request: Request) -> RecordedBeams | None:
         hypotheses.append(RecordedHypothesis(known.score, len(known.tokens), nearest, num_shared, is_stopped))
     return RecordedBeams(
         tuple(group.beams),
-        tuple(group.scores),
+        tuple(score for score in group.scores if score > -math.inf),
         tuple(_nearest(paths[rank], paths[:rank]) for rank in range(1, len(paths))),
         tuple(hypotheses),
         tuple(
@@ -129,7 +130,8 @@ def restored(state: RecordedBeams, request: Request) -> BeamGroup:
     for rank, (nearest, num_shared) in enumerate(state.forks, 1):
         end = num_prompt + num_shared
         paths[rank][:end] = paths[nearest][:end]
-        paths[rank][end] = paths[rank][end] or rank  # a name is there already where it completes a block
+        if end < len(paths[rank]):  # else it is the same beam, in a place for which there was no other
+            paths[rank][end] = paths[rank][end] or rank  # a name is there where it completes a block
     hypotheses = []
     for known in state.hypotheses:
         tokens = paths[known.nearest][num_prompt : num_prompt + known.num_shared]
@@ -140,7 +142,7 @@ def restored(state: RecordedBeams, request: Request) -> BeamGroup:
         hypotheses.append(Hypothesis(known.score, tuple(map(SampledToken, tokens)), matched))
     return BeamGroup(
         list(state.places),
-        list(state.scores),
+        [*state.scores, *[-math.inf] * (len(state.places) - len(state.scores))],
         {each.place: (each.epoch, _unpacked(each.logprobs, each.stops)) for each in state.candidates},
         hypotheses=tuple(hypotheses),
         num_settled=state.num_settled,

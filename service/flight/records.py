@@ -21,6 +21,7 @@ from pageturner.service.core.outputs import BlockCopies, SampleRow, SchedulerOut
 from pageturner.service.core.request import NewRequest, QueueEntry, RequestStatus, ResumedChoice
 from pageturner.service.core.sampling_params import BeamSearch, SamplingParams
 from pageturner.service.core.scheduling.snapshot import SchedulerSnapshot
+from pageturner.service.core.structured_output import OutputForm, StructuredOutput
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.beam_records import RecordedBeams
 from pageturner.service.flight.block_names import stand_ins
@@ -32,6 +33,9 @@ LOW = 0xFFFFFFFF
 
 STOP_STAND_IN = -2
 """In a replay, the token that ends a beam; no name of a block and no candidate's stand-in is negative."""
+
+_ANY_FORM = StructuredOutput(OutputForm.JSON_OBJECT)
+"""That of a request whose beams have one: an end is then the sampler's to allow, below min_tokens too."""
 
 _HISTORY = 1.0
 """A presence penalty, any but 0: what the sampler needs the history for is not recorded."""
@@ -76,7 +80,8 @@ class RecordedRequest:
     block_names: of the full blocks of its prompt; none if it was refused. max_tokens: as asked for, None if
     left open. n: choices that are sampled for it, or told of a beam search. resumed: by choice, of an answer
     that began elsewhere; or, where is_scoring, of the continuations that are scored. scores_prompt: whether
-    the prompt is scored. hands_over: as `NewRequest` has it.
+    the prompt is scored. hands_over: as `NewRequest` has it. searches_form: whether its beams are bound to a
+    form.
     """
 
     request_id: str
@@ -97,6 +102,7 @@ class RecordedRequest:
     is_scoring: bool = False
     scores_prompt: bool = False
     hands_over: bool = False
+    searches_form: bool = False
 
     @classmethod
     def of(
@@ -128,6 +134,7 @@ class RecordedRequest:
             new.is_scoring,
             params.prompt_logprobs is not None,
             new.hands_over,
+            params.beam_search is not None and params.structured_output is not None,
         )
 
     def stand_in(self, block_size: int) -> NewRequest:
@@ -144,6 +151,7 @@ class RecordedRequest:
                 stop_token_ids=() if self.beam_search is None else (STOP_STAND_IN,),
                 beam_search=self.beam_search,
                 prompt_logprobs=0 if self.scores_prompt else None,
+                structured_output=_ANY_FORM if self.searches_form else None,
             ),
             seed=0,
             arrival_time=self.arrival_time,

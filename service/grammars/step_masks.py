@@ -5,7 +5,8 @@
 
 A sequence's place in its grammar is kept by the log of its tokens and derived from them alone: tokens that
 the log has beyond it are taken in. So it needs to be told of no preemption, no failed step and no end, and a
-sequence that is forked or resumed finds its place from its tokens.
+sequence that is resumed finds its place from its tokens. One whose log was forked from another's, as a beam's
+is, begins with a copy of the place that this one had.
 """
 
 from __future__ import annotations
@@ -95,9 +96,24 @@ class StepMasks:
     @panics_are_errors("a grammar")
     def _make(self, rows: Iterable[SampleRow]) -> _Masks:
         began = self._timer()
+        rows = list(rows)
+        for row in rows:  # before any place that is to be copied goes on
+            self._branch_off(row)
         masks = {_key(row): self._mask(row) for row in rows}
         self._grammars.count_masks(len(masks), self._timer() - began, 0.0)
         return masks
+
+    def _branch_off(self, row: SampleRow) -> None:
+        """Let a log that is new here begin where the one that it was forked from stands, unless that one has
+        gone on by tokens of its own."""
+        outputs = row.output_token_ids
+        view = outputs.view if isinstance(outputs, DraftedTokens) else outputs
+        if not isinstance(view, TokenView) or view.log in self._positions:
+            return
+        origin = view.log.origin
+        kept = None if origin is None else self._positions.get(origin)
+        if kept is not None and view.start + kept.num_tokens <= view.log.num_shared:
+            self._positions[view.log] = kept.copy()
 
     def _mask(self, row: SampleRow) -> Mask:
         wanted = row.params.structured_output
@@ -140,7 +156,7 @@ class StepMasks:
 
 def with_ends(allowed: Allowed, row: SampleRow) -> Mask:
     """The mask of a row: its end tokens may be sampled where the text is whole, and then, below min_tokens,
-    only where nothing else may."""
+    only where nothing else may. Where no token may be sampled it is an error, or of a beam an empty mask."""
     words, ends = allowed.words, np.array(row.end_token_ids, dtype=np.int64)
     places, bits = ends >> 5, np.uint32(1) << (ends & 31).astype(np.uint32)
     view = words.view(np.uint32)
@@ -148,7 +164,7 @@ def with_ends(allowed: Allowed, row: SampleRow) -> Mask:
     is_early = len(row.output_token_ids) < row.params.min_tokens and view.any()
     if allowed.may_end and not is_early:
         np.bitwise_or.at(view, places, bits)
-    if not view.any():
+    if not view.any() and row.params.beam_search is None:  # of beams, others may go on
         return InvalidArgument(FIELD, "no token of the model's can go on with the text, or end it")
     return words
 

@@ -228,7 +228,7 @@ class CoreHarness:
             known = None
         record = Record(new, Stop(max_tokens, min_tokens, stop_ids))
         if beam_search is not None:
-            record.answers = expected_answers(prompt, beam_search, record.stop, self.window)
+            record.answers = self.expected_answers(record, beam_search)
         if known is not None:
             for index in range(n):
                 outputs = self.expected(record, index)
@@ -359,7 +359,9 @@ class CoreHarness:
                     assert not isinstance(event.error, TextFailed), f"text: {event.error}"
                     if event.error is None:
                         params = record.new.params
-                        num_told = params.n if params.beam_search else params.num_sequences
+                        num_told = params.num_sequences
+                        if record.answers is not None:
+                            num_told = min(params.n, len(record.answers))
                         assert record.finished_choices == set(range(num_told)), "terminal: early"
                         self._check_scores(record)
             self._check_tokens(record)
@@ -398,6 +400,10 @@ class CoreHarness:
             return record.answers[index][0]
         new = record.new
         return expected_tokens(new.prompt_token_ids, new.seed, index, record.stop, new.adapter, self.window)
+
+    def expected_answers(self, record: Record, search: BeamSearch) -> list[Answer]:
+        """All that a beam search comes to with unlimited memory."""
+        return expected_answers(record.new.prompt_token_ids, search, record.stop, self.window)
 
     def _check_tokens(self, record: Record) -> None:
         if record.new.is_scoring:

@@ -19,7 +19,7 @@ from pageturner.service.core.structured_output import OutputForm, StructuredOutp
 from support.core_harness import CoreHarness
 from support.drafting_machine import SPECULATION
 from support.formed_model import END, FormedHarness, FormedModel, text_of
-from support.scheduler_machine import KNOWN, SchedulerMachine, requests
+from support.scheduler_machine import KNOWN, SchedulerMachine, beam_searches, requests
 
 _LEAVES = (
     {"type": "boolean"},
@@ -129,6 +129,15 @@ class FormedMachine(SchedulerMachine):
         if not is_broken:
             gc.collect()  # a request and its sequences hold one another
             assert len(model.masks) == 0, f"leak: the places of {len(model.masks)} sequences are kept"
+
+
+class FormedSearchingMachine(FormedMachine):
+    """The same, and searches among the texts of a form. A machine of its own, since the planted bugs were
+    searched for with the moves of the other."""
+
+    @rule(wanted=requests(), form=forms(), search=beam_searches())
+    def search_formed(self, wanted: dict[str, Any], form: StructuredOutput, search: dict[str, Any]) -> None:
+        self._submit_formed(wanted | search, form)
 
 
 class FormedDrafter:

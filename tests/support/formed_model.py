@@ -20,16 +20,19 @@ from pageturner.service.core.outputs import (
     SampleRow,
     ScheduledSequence,
     SchedulerOutput,
+    TokenLogprob,
 )
+from pageturner.service.core.sampling_params import BeamSearch
 from pageturner.service.core.structured_output import StructuredOutput
 from pageturner.service.errors import NonFiniteLogits, PageturnerError
-from pageturner.service.grammars.compiler import GrammarCompiler, Words
+from pageturner.service.grammars.compiler import Allowed, GrammarCompiler, Words
 from pageturner.service.grammars.grammars import Grammars
 from pageturner.service.grammars.options import GrammarOptions
 from pageturner.service.grammars.step_masks import StepMasks
 from pageturner.service.model.verification import drafted_rows, verified
+from support.beam_reference import Answer, searched
 from support.core_harness import CoreHarness, Record
-from support.fake_model import Array, FakeModel, Stop, content_of
+from support.fake_model import Array, FakeModel, Stop, asked_candidates, candidates_of, content_of
 
 TEXTS = (
     *(b"a", b"b", b"c"),  # what prompts are made of
@@ -81,16 +84,35 @@ def expected_formed(
     place = GRAMMARS.compile(form).start()
     tokens = list(prompt)
     for num_outputs in range(stop.max_tokens):
-        found = place.allowed()
-        others = [i for i in ids_in(found.words) if i not in stop.stop_ids]
-        may_end = found.may_end and (num_outputs >= stop.min_tokens or not others)
-        allowed = sorted({*others, *stop.stop_ids} if may_end else others)
+        allowed = allowed_ids(place.allowed(), num_outputs, stop)
         token = pick(content_of(tokens), seed, index, len(tokens), allowed)
         tokens.append(token)
         if token in stop.stop_ids:
             break
         place.take((token,))
     return tuple(tokens[len(prompt) :])
+
+
+def searched_formed(
+    prompt: tuple[int, ...], search: BeamSearch, stop: Stop, form: StructuredOutput
+) -> list[Answer]:
+    """Answers of a beam search with unlimited memory, by a grammar that is begun anew for every beam."""
+
+    def offer(outputs: list[int]) -> list[TokenLogprob]:
+        place = GRAMMARS.compile(form).start()
+        place.take(outputs)
+        allowed = allowed_ids(place.allowed(), len(outputs), stop)
+        ranked = candidates_of(content_of([*prompt, *outputs]), VOCAB_SIZE)
+        return [each for each in ranked if each.token_id in allowed]
+
+    return searched(search, stop.stop_ids, stop.max_tokens, offer)
+
+
+def allowed_ids(found: Allowed, num_outputs: int, stop: Stop) -> list[int]:
+    """The tokens that may follow so many outputs."""
+    others = [i for i in ids_in(found.words) if i not in stop.stop_ids]
+    may_end = found.may_end and (num_outputs >= stop.min_tokens or not others)
+    return sorted({*others, *stop.stop_ids} if may_end else others)
 
 
 class FormedModel(FakeModel):
@@ -121,7 +143,11 @@ class FormedModel(FakeModel):
         (mask,) = self.masks.of([row])
         if isinstance(mask, PageturnerError):
             return SampledSequence(row.seq_id, row.epoch, (), mask)
-        token = pick(self._content(sequence, position), row.seed, row.index, position, ids_in(mask))
+        content, allowed = self._content(sequence, position), ids_in(mask)
+        if row.params.beam_search is not None:
+            ranked = [each for each in candidates_of(content, VOCAB_SIZE) if each.token_id in allowed]
+            return SampledSequence(row.seq_id, row.epoch, asked_candidates(ranked, row.params))
+        token = pick(content, row.seed, row.index, position, allowed)
         return SampledSequence(row.seq_id, row.epoch, (SampledToken(token),))
 
 
@@ -132,9 +158,15 @@ class FormedHarness(CoreHarness):
 
     def expected(self, record: Record, index: int) -> list[int]:
         new, form = record.new, record.new.params.structured_output
-        if form is None:
+        if form is None or record.answers is not None:
             return super().expected(record, index)
         return list(expected_formed(new.prompt_token_ids, new.seed, index, record.stop, form))
+
+    def expected_answers(self, record: Record, search: BeamSearch) -> list[Answer]:
+        new, form = record.new, record.new.params.structured_output
+        if form is None:
+            return super().expected_answers(record, search)
+        return searched_formed(new.prompt_token_ids, search, record.stop, form)
 
     def check_finished(self) -> None:
         super().check_finished()

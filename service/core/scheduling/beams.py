@@ -33,6 +33,8 @@ from pageturner.service.core.request import Request, Sequence
 from pageturner.service.core.sampling_params import BeamSearch
 from pageturner.service.core.scheduling.finish import Finisher, text_failed
 from pageturner.service.core.scheduling.state import SchedulerState
+from pageturner.service.core.structured_output import FIELD
+from pageturner.service.errors import InvalidArgument
 
 
 class BeamProcessor:
@@ -53,7 +55,7 @@ class BeamProcessor:
             request.first_token_at = self._state.now
             if self._state.waiting:
                 self._state.pace.new_drained += request.num_prompt_tokens
-        group.candidates[sequence.index] = sequence.epoch, sampled[0].top_logprobs
+        group.candidates[sequence.index] = sequence.epoch, sampled[0].top_logprobs if sampled else ()
         if not all(self._has_candidates(request.sequences[place], group) for place in group.beams):
             return
         try:
@@ -77,13 +79,16 @@ class BeamProcessor:
             group.scores,
             [group.candidates[place][1] for place in group.beams],
             search.width,
-            request.stop_ids,
-            may_stop=num_outputs > params.min_tokens,
+            request.stops,
+            may_stop=request.has_timely_ends or num_outputs > params.min_tokens,
             is_last=num_outputs == request.max_tokens,
         )
         ended = self._hypotheses(request, group, search, selection)
         group.hypotheses = best_hypotheses(group.hypotheses, ended, search.width)
         going_on = selection.continued
+        if not (going_on or group.hypotheses):
+            events.append(self._finisher.abort(request, InvalidArgument(FIELD, "no beam can go on or end")))
+            return
         if not going_on or is_over(
             search, group.hypotheses, going_on[0].score, num_outputs, request.max_tokens
         ):
@@ -114,7 +119,7 @@ class BeamProcessor:
             place = group.beams[continuation.parent]
             tokens = (*self._outputs(request, group, place), self._token(request, group, continuation))
             token_id = continuation.candidate.token_id
-            matched = token_id if token_id in request.stop_ids else None
+            matched = token_id if token_id in request.stops else None
             hypotheses.append(Hypothesis(score, tokens, matched))
         return hypotheses
 
@@ -165,7 +170,8 @@ class BeamProcessor:
 
     def _branch(self, parent: Sequence, child: Sequence) -> None:
         """The child, which holds nothing, becomes what the parent is, and shares its blocks."""
-        child.tokens, child.token_log = list(parent.tokens), None
+        child.tokens = list(parent.tokens)
+        child.token_log = None if parent.token_log is None else parent.token_log.fork(child.tokens)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_kv_tokens = parent.num_kv_tokens
         child.num_accepted_tokens = parent.num_accepted_tokens
@@ -185,17 +191,18 @@ class BeamProcessor:
             return
         group.num_settled = first + num_new
         settled = tuple(self._outputs(request, group, group.beams[0])[first : group.num_settled])
-        for choice in range(request.new.params.n):
+        for choice in range(_num_told_early(request)):
             text = self._text(request, choice, settled, first)
             events.append(TokenEvent(request.request_id, choice, settled, text))
 
     def _finish(self, request: Request, group: BeamGroup, events: list[Event]) -> None:
-        """The search is over: tell the rest of the best answers."""
+        """The search is over: tell the rest of the best answers, of which a form may have fewer than n."""
         told: list[Event] = []
         answers, request_id = group.hypotheses[: request.new.params.n], request.request_id
         for choice, answer in enumerate(answers):
-            sequence, rest = request.sequences[choice], answer.tokens[group.num_settled :]
-            text = self._text(request, choice, rest, group.num_settled, is_stopped=answer.matched is not None)
+            num_told = group.num_settled if choice < _num_told_early(request) else 0
+            sequence, rest = request.sequences[choice], answer.tokens[num_told:]
+            text = self._text(request, choice, rest, num_told, is_stopped=answer.matched is not None)
             text += self._end_text(sequence)
             reason = FinishReason.LENGTH if answer.matched is None else FinishReason.STOP
             told.append(TokenEvent(request_id, choice, rest, text))
@@ -205,6 +212,7 @@ class BeamProcessor:
         for sequence in request.sequences:
             if sequence.index >= len(answers):
                 self._end_text(sequence)
+                del sequence.tokens[request.num_prompt_tokens :]  # of no answer
             self._finisher.retire(sequence)
         events += told
         events.append(self._finisher.complete(request))
@@ -240,6 +248,12 @@ class BeamProcessor:
             return self._stop_condition.finish(sequence.seq_id)
         except Exception as error:
             raise TextError(error) from error
+
+
+def _num_told_early(request: Request) -> int:
+    """Choices that are told what all answers begin with before the end. A form may have fewer texts than n:
+    of it one is told, the best, which there is in any case."""
+    return 1 if request.has_timely_ends else request.new.params.n
 
 
 class TextError(Exception):

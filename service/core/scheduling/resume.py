@@ -16,7 +16,7 @@ from pageturner.service.core.outputs import (
     StopCondition,
     TokenEvent,
 )
-from pageturner.service.core.request import NewRequest
+from pageturner.service.core.request import NewRequest, ResumedChoice
 from pageturner.service.errors import InvalidArgument
 
 
@@ -44,13 +44,31 @@ def start_choice(
 ) -> ChoiceStart:
     """Begin the text of a choice, and of the tokens that are known of it.
 
-    Raises InvalidArgument where no stream of this request can have sent them; what the stop condition raises
-    passes through. In either case its text has to be finished by the caller.
+    A beam search begins anew, and so does the text of its choices, whatever is known of them. Raises
+    InvalidArgument where no stream of this request can have sent what is known; what the stop condition
+    raises passes through. In either case the choice's text has to be finished by the caller.
     """
     stop_condition.start(seq_id, new)
-    if not new.resumed:
-        return AFRESH
-    resumed, path = new.resumed[index], f"resume.choices[{index}]"
+    if new.resumed:
+        return _gone_through(new, index, new.resumed[index], seq_id, max_tokens, stop_condition)
+    if index < len(new.known):
+        start = _gone_through(new, index, new.known[index], seq_id, max_tokens, stop_condition)
+        if not start.is_over:
+            stop_condition.finish(seq_id)
+        stop_condition.start(seq_id, new)
+    return AFRESH
+
+
+def _gone_through(
+    new: NewRequest,
+    index: int,
+    resumed: ResumedChoice,
+    seq_id: int,
+    max_tokens: int,
+    stop_condition: StopCondition,
+) -> ChoiceStart:
+    """Give the choice's known tokens to the stop condition. Raises as `start_choice`."""
+    path = f"resume.choices[{index}]"
     if len(resumed.token_ids) > max_tokens:
         reason = f"{len(resumed.token_ids)} tokens; max_tokens is {max_tokens}"
         raise InvalidArgument(f"{path}.token_ids", reason)

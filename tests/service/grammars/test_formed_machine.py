@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.formed_machine import FormedDraftingMachine, FormedMachine
+from support.formed_machine import FormedDraftingMachine, FormedMachine, FormedSearchingMachine
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -19,6 +19,20 @@ def test_answers_of_a_form_parse_and_equal_those_of_unlimited_memory() -> None:
 def test_answers_of_a_form_with_drafts_behind_them() -> None:
     run_state_machine_as_test(
         FormedDraftingMachine, settings=settings(COMMON, max_examples=9, stateful_step_count=10)
+    )
+
+
+def test_searches_among_the_texts_of_a_form_equal_those_of_unlimited_memory() -> None:
+    run_state_machine_as_test(
+        FormedSearchingMachine, settings=settings(COMMON, max_examples=12, stateful_step_count=10)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_searches_among_the_texts_of_a_form_at_length() -> None:
+    run_state_machine_as_test(
+        FormedSearchingMachine, settings=settings(COMMON, max_examples=1000, stateful_step_count=40)
     )
 
 

@@ -11,6 +11,7 @@ from support.formed_model import END, FormedModel
 
 from pageturner.policies import registry
 from pageturner.service.core.options import SchedulerOptions
+from pageturner.service.core.sampling_params import BeamSearch, EarlyStopping
 from pageturner.service.core.structured_output import OutputForm, StructuredOutput
 from pageturner.service.flight import flight_file
 from pageturner.service.flight.replay import replay
@@ -24,9 +25,10 @@ FORMS = (
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("seed", range(3))
-def test_every_decision_of_a_run_with_forms_comes_out_again(seed: int, depth: int) -> None:
-    """Ends below min_tokens included, which only an answer of a form has."""
+@pytest.mark.parametrize(("seed", "num_steps"), [(0, 1 << 16), (1, 1 << 16), (2, 1 << 16), (0, 9), (1, 30)])
+def test_every_decision_of_a_run_with_forms_comes_out_again(seed: int, num_steps: int, depth: int) -> None:
+    """Ends below min_tokens included, which only an answer of a form has; searches with more beams than the
+    form has texts; from the beginning, and from wherever a record that forgot it begins."""
     harness = ParsingHarness(
         registry.create_set({"admission": "first-chunk"}),
         num_blocks=12,
@@ -35,7 +37,7 @@ def test_every_decision_of_a_run_with_forms_comes_out_again(seed: int, depth: in
         depth=depth,
         options=SchedulerOptions(max_model_len=40, max_num_seqs=4, max_num_batched_tokens=8),
     )
-    recorded(harness, num_steps=1 << 16)
+    recorded(harness, num_steps)
     random = Random(seed)
     for number in range(10):
         form = random.choice(FORMS)
@@ -49,6 +51,17 @@ def test_every_decision_of_a_run_with_forms_comes_out_again(seed: int, depth: in
             known=random.choice((None, (1,), (0, 2))),
             form=form,
         )
+        if form is not None:
+            stopping = random.choice(tuple(EarlyStopping))
+            harness.submit(
+                (number % 3, 1),
+                max_tokens=random.choice((5, 7)),
+                min_tokens=random.choice((0, 5)),
+                stop_ids=(END,),
+                n=random.choice((1, 3)),
+                form=form,
+                beam_search=BeamSearch(3, 1.0, stopping),
+            )
         for _ in range(random.randint(0, 3)):
             harness.step()
         if number == 5:

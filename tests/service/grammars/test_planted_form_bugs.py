@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.formed_machine import FormedMachine
+from support.formed_machine import FormedMachine, FormedSearchingMachine
 
+from pageturner.service.core.beam_search import Selection
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.scheduling import beams
 from pageturner.service.grammars import step_masks
 from pageturner.service.grammars.compiler import Allowed, Position
 from pageturner.service.grammars.step_masks import StepMasks
@@ -30,7 +33,7 @@ MOST_SEARCHES = 20
 
 def _behind_the_newest_token(original: Any) -> Any:
     return lambda self, wanted, outputs: original(
-        self, wanted, outputs.log.view(outputs._start, max(outputs._start, outputs._stop - 1))
+        self, wanted, outputs.log.view(outputs.start, max(outputs.start, outputs._stop - 1))
     )
 
 
@@ -76,12 +79,37 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
 }
 
 
-def search() -> None:
+def _no_copy(original: Any) -> Any:
+    return lambda self: self
+
+
+def _idle_places_count(original: Any) -> Any:
+    def select(*given: Any, **options: Any) -> Selection:
+        selection: Selection = original(*given, **options)
+        counted = tuple(replace(each, score=selection.continued[0].score) for each in selection.continued)
+        return replace(selection, continued=counted)
+
+    return select
+
+
+PLANTED_IN_SEARCHES: dict[str, tuple[Any, str, Callable[[Any], Any], str]] = {
+    "beams of one parent share its place": (Position, "copy", _no_copy, "tokens|form|draft"),
+    "a place without a beam counts as one": (
+        beams,
+        "select",
+        _idle_places_count,
+        "tokens|terminal|list index",
+    ),
+    "an end is any token to the search": (NewRequest, "has_timely_ends", _no_ends, "tokens|terminal|form"),
+}
+
+
+def search(machine: type[FormedMachine]) -> None:
     """Raises what the machine finds."""
     for number in range(MOST_SEARCHES):
 
         @seed(number)
-        class Machine(FormedMachine):
+        class Machine(machine):  # type: ignore[valid-type, misc] # its base is a value
             pass
 
         run_state_machine_as_test(Machine, settings=BUDGET)
@@ -92,4 +120,12 @@ def test_a_planted_mistake_is_caught(name: str, monkeypatch: pytest.MonkeyPatch)
     owner, method, mistake, caught_by = PLANTED[name]
     monkeypatch.setattr(owner, method, mistake(getattr(owner, method)))
     with pytest.raises(Exception, match=rf"\b({caught_by})"):
-        search()
+        search(FormedMachine)
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_SEARCHES)
+def test_a_mistake_planted_in_searches_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, mistake, caught_by = PLANTED_IN_SEARCHES[name]
+    monkeypatch.setattr(owner, method, mistake(getattr(owner, method)))
+    with pytest.raises(Exception, match=rf"\b({caught_by})"):
+        search(FormedSearchingMachine)

@@ -6,7 +6,7 @@ import gc
 import itertools
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -21,6 +21,7 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.structured_output import OutputForm, StructuredOutput
 from pageturner.service.core.token_log import DraftedTokens, TokenLog
 from pageturner.service.errors import InvalidArgument, PageturnerError
+from pageturner.service.grammars.compiler import Position
 from pageturner.service.grammars.step_masks import StepMasks
 from pageturner.service.model.sampler import Sampler
 from pageturner.service.model.token_masks import penalties, penalties_of_tensor
@@ -201,3 +202,61 @@ def test_penalties_count_beside_a_form(masks: StepMasks) -> None:
     logits[0, AB] = 1.0
     assert sampled(masks, logits, row([], params=params)) == [AB]
     assert sampled(masks, logits, row([AB], params=params)) != [AB]
+
+
+# --- forks ------------------------------------------------------------------------------------------------
+
+
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """What places take from now on."""
+    calls: list[tuple[int, ...]] = []
+    take = Position.take
+
+    def noted(self: Position, token_ids: Sequence[int]) -> None:
+        calls.append(tuple(token_ids))
+        take(self, token_ids)
+
+    monkeypatch.setattr(Position, "take", noted)
+    return calls
+
+
+def test_a_fork_begins_where_its_origin_stands(masks: StepMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The origin's row may come first, and take its own token first."""
+    tokens = [A, B, A, B]
+    log = TokenLog(tokens)
+    masks.begin(step(row(tokens, log)))
+    forked = list(tokens)
+    fork = log.fork(forked)
+    tokens.append(C)
+    forked.append(A)
+    first, second = row(tokens, log), row(forked, fork)
+    calls = taken(monkeypatch)
+    masks.begin(step(first, second))
+    assert (allowed(masks, first), allowed(masks, second)) == ([END], [B])
+    assert calls == [(C,), (A,)], "not a token of what they share"
+
+
+def test_a_fork_whose_origin_has_gone_on_finds_its_place_by_itself(masks: StepMasks) -> None:
+    tokens = [A, B]
+    log = TokenLog(tokens)
+    forked = list(tokens)
+    fork = log.fork(forked)
+    tokens.append(C)
+    masks.begin(step(row(tokens, log)))
+    forked.append(A)
+    late = row(forked, fork)
+    masks.begin(step(late))
+    assert allowed(masks, late) == [B]
+
+
+def test_a_fork_outlives_its_origin(masks: StepMasks) -> None:
+    tokens = [A, B]
+    log = TokenLog(tokens)
+    masks.begin(step(row(tokens, log)))
+    fork = log.fork(list(tokens))
+    del log
+    gc.collect()
+    late = row(tokens, fork)
+    masks.begin(step(late))
+    assert B not in allowed(masks, late)
+    assert len(masks) == 1
