@@ -125,8 +125,6 @@ def test_a_form_that_cannot_be_had_is_refused_by_its_place(folder: Path, llm: LL
     with pytest.raises(InvalidArgument, match="at #/properties/x") as caught:
         llm.generate(["x"], structured_output={"json_schema": {"properties": {"x": {"type": "foo"}}}})
     assert caught.value.field == "sampling.structured_output.json_schema"
-    with pytest.raises(InvalidArgument, match="beam_search"):
-        llm.generate(["x"], structured_output=FORMS[1], beam_search={"width": 2}, temperature=0.0)
     with make(folder, grammars={"enabled": False}) as without:
         assert without.info().structured_output == ""
         with pytest.raises(InvalidArgument, match=r"grammars\.enabled"):
