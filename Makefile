@@ -11,6 +11,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install --quiet --const
 
 INSTALLED := $(VENV)/.installed
 TOOLS     := $(VENV)/.kernel-tools
+RAY       := $(VENV)/.ray
 GRPC_JS   := tests/interop/node_modules/.package-lock.json
 EDITABLE  := --no-build-isolation --editable
 
@@ -31,7 +32,7 @@ serve: $(INSTALLED)  ## run the service; SERVE_ARGS="--config my.toml" for optio
 
 # Small tensors gain nothing from a second thread, and every core has a worker already.
 test: export OMP_NUM_THREADS ?= 1
-test: lint $(GRPC_JS)  ## all checks and the default test suite, on all cores
+test: lint $(RAY) $(GRPC_JS)  ## all checks and the default test suite, on all cores
 	$(BIN)/pytest -m "not slow and not gpu" --numprocesses logical --dist worksteal
 
 lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
@@ -65,6 +66,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 # What the kernels are compiled and disassembled with (some 300 MB): for the tests, not for the demo.
 $(TOOLS): pyproject.toml constraints.txt | $(INSTALLED)
 	$(PIP) --no-compile $(EDITABLE) ".[kernel-tools]"
+	@touch $@
+
+# Replicas behind Ray Serve: for the tests, not for the demo.
+$(RAY): pyproject.toml constraints.txt | $(INSTALLED)
+	$(PIP) --no-compile $(EDITABLE) ".[ray]"
 	@touch $@
 
 # The client of another language that tests talk to the service with.

@@ -34,6 +34,7 @@ PLANTED = {
     "the router uses policies and the standard library only": ("service/routing", "import threading"),
     "kernels know nothing of requests": ("kernels", "import pageturner.policies.views"),
     "CuPy is met in one place": ("kernels/cuda/attention_plan.py", "import cupy.cuda"),
+    "Ray is met in one place": ("service/scale/answers.py", "import ray.serve"),
     "the core is pure": ("service/core", "import torch"),
     "the model knows outputs and sampling parameters only": ("service/model", BLOCK_POOL),
     "the engine knows no wire": ("service/engine", "import pageturner.v1.generation_pb2"),

@@ -23,15 +23,17 @@ class _Received:
 class PartialAnswer:
     """Takes the messages of one stream after another, and gives the events of an answer that never broke.
 
-    request: as the caller stated it. allow_inexact: the rest may be asked for where other tokens could come
-    than those that would have.
+    request: as the caller stated it, who may have a part of the answer already (`resume`). allow_inexact: the
+    rest may be asked for where other tokens could come than those that would have.
     """
 
     def __init__(self, request: generation_pb2.GenerateStreamRequest, *, allow_inexact: bool = False) -> None:
         self._request = request
-        self._allow_inexact = allow_inexact
+        self._allow_inexact = allow_inexact or request.resume.allow_inexact
         self._accepted: AcceptedEvent | None = None
         self._received: list[_Received] = []
+        # How much text the caller has of tokens alone is the tokenizer's to say, and is not known here.
+        self._knows_text = all(choice.HasField("text_characters") for choice in request.resume.choices)
         self._num_scored = 1  # of the prompt, its first token included, which has no score
         self.num_accepted = 0
         """How often a server has taken the request, or what was missing."""
@@ -57,7 +59,8 @@ class PartialAnswer:
         accepted = self._accepted
         if accepted is None:
             return True
-        return bool(accepted.fingerprint) and (accepted.is_exact or self._allow_inexact)
+        is_promised = accepted.is_exact or self._allow_inexact
+        return bool(accepted.fingerprint) and is_promised and self._knows_text
 
     def take(self, message: generation_pb2.GenerateStreamResponse) -> StreamEvent | None:
         """The next event; None for one that the caller has had, or that this client does not know."""
@@ -68,7 +71,9 @@ class PartialAnswer:
                 if self._accepted is not None:
                     return None
                 self._accepted = event
-                self._received = [_Received() for _ in range(max(1, self._request.sampling.n))]
+                self._received = self._known() or [
+                    _Received() for _ in range(max(1, self._request.sampling.n))
+                ]
             case TokenEvent() if self._received:
                 choice = self._received[event.index]
                 choice.token_ids.extend(token.token_id for token in event.tokens)
@@ -89,6 +94,13 @@ class PartialAnswer:
             case FinishedEvent():
                 pass
         return event
+
+    def _known(self) -> list[_Received]:
+        """What the caller had of each choice before."""
+        return [
+            _Received(list(choice.token_ids), choice.text_characters, choice.finished)
+            for choice in self._request.resume.choices
+        ]
 
     def next_request(self) -> generation_pb2.GenerateStreamRequest:
         """For the whole answer while nothing of it has come, then for what is missing."""

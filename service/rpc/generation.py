@@ -7,17 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import structlog
 
-from pageturner.service.core.outputs import (
-    ChoiceFinishedEvent,
-    FinishedEvent,
-    ScoredTokensEvent,
-    TokenEvent,
-)
-from pageturner.service.engine.api import (
-    MAX_NAME_CHARACTERS,
-    AcceptedEvent,
-    GenerationRequest,
-)
+from pageturner.service.engine.api import MAX_NAME_CHARACTERS, GenerationRequest
 from pageturner.service.errors import InvalidArgument
 from pageturner.service.rpc import convert, from_wire
 from pageturner.service.rpc.callers import current_caller
@@ -27,6 +17,7 @@ from pageturner.service.rpc.models import find_model
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.stream_messages import StreamMessages
 from pageturner.service.rpc.tracing import current_trace_parent
+from pageturner.service.rpc.whole_answer import gathered
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceServicer
 
@@ -68,35 +59,8 @@ class GenerationServicer(GenerationServiceServicer):
         for received in request.resume.choices:
             received.finished = False  # the one answer tells how each choice ended
         generation = self._generation(request, context.time_remaining())
-        response = pb.GenerateResponse(request_id=generation.request_id)
-        texts: list[list[str]] = []
         async with opened(self._lifecycle.engine, generation) as stream:
-            async for event in stream:
-                match event:
-                    case AcceptedEvent():
-                        response.seed = event.seed
-                        response.rendered_prompt = event.rendered_prompt
-                        # Not before: an n that the engine refuses must cost no memory.
-                        for index in range(generation.params.n):
-                            response.choices.add(index=index)
-                            texts.append([])
-                    case ScoredTokensEvent():
-                        response.prompt_logprobs.extend(convert.from_logprobs(event.tokens))
-                    case TokenEvent():
-                        choice = response.choices[event.index]
-                        texts[event.index].append(event.text)
-                        choice.token_ids.extend(token.token_id for token in event.tokens)
-                        choice.logprobs.extend(convert.from_logprobs(event.tokens))
-                    case ChoiceFinishedEvent():
-                        convert.set_finish(response.choices[event.index], event)
-                    case FinishedEvent():
-                        response.usage.CopyFrom(convert.from_usage(event.usage))
-                        response.timings.CopyFrom(convert.from_timings(event.timings))
-                        response.policies.update(event.policies)
-                        response.policies_changed = event.policies_changed
-        for choice, parts in zip(response.choices, texts, strict=True):
-            choice.text = "".join(parts)
-        return response
+            return await gathered(aiter(stream), generation.request_id, generation.params.n)
 
     async def Score(
         self, request: pb.ScoreRequest, context: Context[pb.ScoreRequest, pb.ScoreResponse]

@@ -1,0 +1,334 @@
+"""The deployment that Ray's gRPC proxy calls: GenerationService, ModelService, what of AdminService concerns
+all replicas, and health. Its methods have the names of the RPCs.
+
+Each takes the request and Ray's copy of the call's context. Errors end the call as a server's would
+(`statuses`); of an answer whose replica dies the client sees nothing (`answers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import structlog
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+
+from pageturner.service.auth.identities_in_force import IdentitiesInForce
+from pageturner.service.auth.proof import Authenticator
+from pageturner.service.config import LoadedConfig
+from pageturner.service.core.clock import MonotonicClock
+from pageturner.service.errors import InvalidArgument, PageturnerError
+from pageturner.service.logs import structured
+from pageturner.service.rpc.callers import Gatekeeper
+from pageturner.service.rpc.stream_messages import StreamMessages
+from pageturner.service.rpc.tracing import trace_parent_of
+from pageturner.service.rpc.whole_answer import gathered
+from pageturner.service.scale import merging
+from pageturner.service.scale.answers import Answers
+from pageturner.service.scale.calls import Call, Failure, RouteHint
+from pageturner.service.scale.options import Settings
+from pageturner.service.scale.prompts import PromptRouting
+from pageturner.service.scale.statuses import RpcContext, Serialized, end_with
+from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
+
+SESSION_KEY = "session_id"
+"""Of the call's metadata, as Ray itself calls it: requests of one session go to one replica where the routing
+policy heeds sessions."""
+
+DEADLINE_KEY = "deadline_seconds"
+"""Of the call's metadata: the time that the client gives the call, of which the proxy tells nobody."""
+
+READY_SECONDS = 2.0
+"""How long replicas may take to say whether they are ready."""
+
+HEALTH_SECONDS = 1.0
+"""Between two looks at health for one who watches it."""
+
+_GENERATION, _MODEL, _ADMIN = (
+    next(iter(module.DESCRIPTOR.services_by_name.values())).full_name
+    for module in (generation_pb2, model_pb2, admin_pb2)
+)
+_PER_REPLICA = "it is about one replica, and there are several: see the chapter of service/scale"
+_M = TypeVar("_M", bound=Message)
+
+
+class Ingress:
+    """replicas: makes what asks the engines (`on_ray.RayReplicas`) of their handle. coordinator: a handle."""
+
+    def __init__(
+        self, settings: Settings, replicas: Callable[[Any], Any], engines: Any, coordinator: Any
+    ) -> None:
+        loaded = settings.load()
+        structured.configure(loaded.config.log)
+        self._logger = structlog.get_logger()
+        self._replicas = replicas(engines)
+        self._coordinator = coordinator
+        self._answers = Answers(self._replicas, MonotonicClock(), asyncio.sleep)
+        self._server = loaded.config.server
+        self._identities = _identities(loaded, self._logger)
+        authenticator = (
+            None if self._identities is None else Authenticator(self._identities.current, time.time)
+        )
+        self._gatekeeper = Gatekeeper(authenticator)
+        self._routing: PromptRouting | None = None
+        self._reading = asyncio.Lock()
+
+    # GenerationService
+
+    async def GenerateStream(  # noqa: N802 - Ray calls methods by the names of the RPCs, here and below
+        self, request: generation_pb2.GenerateStreamRequest, grpc_context: RpcContext
+    ) -> AsyncGenerator[Serialized, None]:
+        request.request_id = request.request_id or uuid.uuid4().hex
+        messages = StreamMessages(request.request_id)
+        try:
+            call = self._call(_GENERATION, grpc_context)
+            hint = await self._hint(request, call, grpc_context)
+            async with aclosing(self._answers.stream(request, call, hint)) as events:
+                async for event in events:
+                    yield Serialized(messages.message(event).SerializeToString())
+        except Exception as error:
+            end_with(grpc_context, self._failure(error, "GenerateStream", request.request_id))
+            yield Serialized(b"")  # takes the context along
+
+    async def Generate(  # noqa: N802
+        self, request: generation_pb2.GenerateRequest, grpc_context: RpcContext
+    ) -> generation_pb2.GenerateResponse:
+        request.request_id = request.request_id or uuid.uuid4().hex
+
+        async def generate(call: Call) -> generation_pb2.GenerateResponse:
+            for received in request.resume.choices:
+                received.finished = False  # the one answer tells how each choice ended
+            streamed = generation_pb2.GenerateStreamRequest.FromString(request.SerializeToString())
+            hint = await self._hint(streamed, call, grpc_context)
+            async with aclosing(self._answers.stream(streamed, call, hint)) as events:
+                return await gathered(events, request.request_id, max(1, request.sampling.n))
+
+        return await self._unary(
+            "Generate",
+            _GENERATION,
+            grpc_context,
+            generation_pb2.GenerateResponse,
+            generate,
+            request.request_id,
+        )
+
+    async def Score(  # noqa: N802
+        self, request: generation_pb2.ScoreRequest, grpc_context: RpcContext
+    ) -> generation_pb2.ScoreResponse:
+        request.request_id = request.request_id or uuid.uuid4().hex
+
+        async def score(call: Call) -> generation_pb2.ScoreResponse:
+            hint = await self._hint(request, call, grpc_context)
+            answer = await self._answers.ask("Score", request.SerializeToString(), call, hint)
+            return generation_pb2.ScoreResponse.FromString(answer)
+
+        return await self._unary(
+            "Score", _GENERATION, grpc_context, generation_pb2.ScoreResponse, score, request.request_id
+        )
+
+    async def Abort(  # noqa: N802
+        self, request: generation_pb2.AbortRequest, grpc_context: RpcContext
+    ) -> generation_pb2.AbortResponse:
+        async def abort(call: Call) -> generation_pb2.AbortResponse:
+            answers = await self._of_all("Abort", request, call, generation_pb2.AbortResponse)
+            return merging.aborted(request, answers)
+
+        return await self._unary("Abort", _GENERATION, grpc_context, generation_pb2.AbortResponse, abort)
+
+    async def Tokenize(  # noqa: N802
+        self, request: generation_pb2.TokenizeRequest, grpc_context: RpcContext
+    ) -> generation_pb2.TokenizeResponse:
+        return await self._of_any(
+            "Tokenize", _GENERATION, request, grpc_context, generation_pb2.TokenizeResponse
+        )
+
+    async def Detokenize(  # noqa: N802
+        self, request: generation_pb2.DetokenizeRequest, grpc_context: RpcContext
+    ) -> generation_pb2.DetokenizeResponse:
+        return await self._of_any(
+            "Detokenize", _GENERATION, request, grpc_context, generation_pb2.DetokenizeResponse
+        )
+
+    # ModelService
+
+    async def ListModels(  # noqa: N802
+        self, request: model_pb2.ListModelsRequest, grpc_context: RpcContext
+    ) -> model_pb2.ListModelsResponse:
+        return await self._of_any("ListModels", _MODEL, request, grpc_context, model_pb2.ListModelsResponse)
+
+    async def GetModel(  # noqa: N802
+        self, request: model_pb2.GetModelRequest, grpc_context: RpcContext
+    ) -> model_pb2.GetModelResponse:
+        return await self._of_any("GetModel", _MODEL, request, grpc_context, model_pb2.GetModelResponse)
+
+    # AdminService
+
+    async def GetServerInfo(  # noqa: N802
+        self, request: admin_pb2.GetServerInfoRequest, grpc_context: RpcContext
+    ) -> admin_pb2.GetServerInfoResponse:
+        return await self._of_any(
+            "GetServerInfo", _ADMIN, request, grpc_context, admin_pb2.GetServerInfoResponse
+        )
+
+    async def GetLoad(  # noqa: N802
+        self, request: admin_pb2.GetLoadRequest, grpc_context: RpcContext
+    ) -> admin_pb2.GetLoadResponse:
+        async def load(call: Call) -> admin_pb2.GetLoadResponse:
+            return merging.load(await self._of_all("GetLoad", request, call, admin_pb2.GetLoadResponse))
+
+        return await self._unary("GetLoad", _ADMIN, grpc_context, admin_pb2.GetLoadResponse, load)
+
+    async def GetPolicies(  # noqa: N802
+        self, request: admin_pb2.GetPoliciesRequest, grpc_context: RpcContext
+    ) -> admin_pb2.GetPoliciesResponse:
+        return await self._of_any("GetPolicies", _ADMIN, request, grpc_context, admin_pb2.GetPoliciesResponse)
+
+    async def SetPolicies(  # noqa: N802
+        self, request: admin_pb2.SetPoliciesRequest, grpc_context: RpcContext
+    ) -> admin_pb2.SetPoliciesResponse:
+        async def change(call: Call) -> admin_pb2.SetPoliciesResponse:
+            answer = await self._coordinator.set_policies.remote(request.SerializeToString(), call)
+            if isinstance(answer, Failure):
+                raise answer.error()
+            return admin_pb2.SetPoliciesResponse.FromString(answer)
+
+        return await self._unary("SetPolicies", _ADMIN, grpc_context, admin_pb2.SetPoliciesResponse, change)
+
+    # grpc.health.v1.Health
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RpcContext
+    ) -> health_pb2.HealthCheckResponse:
+        return health_pb2.HealthCheckResponse(status=await self._status())
+
+    async def Watch(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RpcContext
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        told: int | None = None
+        while True:
+            status = await self._status()
+            if status != told:
+                told = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            await asyncio.sleep(HEALTH_SECONDS)
+
+    async def _status(self) -> Any:
+        """SERVING while a replica is ready."""
+        try:
+            answers = await asyncio.wait_for(self._replicas.all("is_ready"), READY_SECONDS)
+        except (PageturnerError, TimeoutError):
+            answers = []
+        is_ready = any(each is True for each in answers)
+        serving = health_pb2.HealthCheckResponse.SERVING
+        return serving if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
+
+    # How a call is made
+
+    def _call(self, service: str, context: RpcContext) -> Call:
+        """Who calls, and how long there is. Raises Unauthenticated or PermissionDenied."""
+        metadata = tuple(context.invocation_metadata())
+        caller = self._gatekeeper.admit_early(service, metadata)
+        assert caller is not None, "only certificates would have to be looked at later"
+        return Call(caller, _deadline(metadata), context.peer(), trace_parent_of(metadata))
+
+    async def _hint(
+        self,
+        request: generation_pb2.GenerateStreamRequest | generation_pb2.ScoreRequest,
+        call: Call,
+        context: RpcContext,
+    ) -> RouteHint:
+        session = next((str(value) for key, value in context.invocation_metadata() if key == SESSION_KEY), "")
+        routing = await self._prompt_routing()
+        return await routing.hint(request, call, session)
+
+    async def _prompt_routing(self) -> PromptRouting:
+        """Made of what a replica says, once there is one."""
+        async with self._reading:
+            if self._routing is None:
+                agreement = await self._coordinator.join.remote()
+                reading = await self._replicas.one("reading")
+                self._routing = await asyncio.to_thread(PromptRouting, reading, agreement.prefix_key)
+            return self._routing
+
+    async def _unary(
+        self,
+        method: str,
+        service: str,
+        context: RpcContext,
+        response: type[_M],
+        answer: Callable[[Call], Any],
+        request_id: str = "",
+    ) -> _M:
+        """What `answer` returns; an empty message beside the status where it raises."""
+        try:
+            found: _M = await answer(self._call(service, context))
+            return found
+        except Exception as error:
+            end_with(context, self._failure(error, method, request_id))
+            return response()
+
+    async def _of_any(
+        self, method: str, service: str, request: Message, context: RpcContext, response: type[_M]
+    ) -> _M:
+        async def ask(call: Call) -> _M:
+            answer = await self._answers.ask(method, request.SerializeToString(), call, RouteHint())
+            return response.FromString(answer)
+
+        return await self._unary(method, service, context, response, ask)
+
+    async def _of_all(self, method: str, request: Message, call: Call, response: type[_M]) -> list[_M]:
+        """The answers of all replicas that gave one. Raises what the first that refused said."""
+        answers = []
+        for each in await self._replicas.ask_all(method, request.SerializeToString(), call):
+            if isinstance(each, Failure):
+                raise each.error()
+            answers.append(response.FromString(each))
+        return answers
+
+    def _failure(self, error: Exception, method: str, request_id: str) -> Failure:
+        if not isinstance(error, PageturnerError):
+            self._logger.error("rpc_error", method=method, request_id=request_id, exc_info=error)
+        return Failure.of(error, request_id)
+
+
+def _deadline(metadata: tuple[tuple[str, str | bytes], ...]) -> float | None:
+    """As the client states it in metadata. Raises InvalidArgument."""
+    stated = next((value for key, value in metadata if key == DEADLINE_KEY), None)
+    if stated is None:
+        return None
+    try:
+        seconds = float(stated)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidArgument(DEADLINE_KEY, f"{stated!r} of the metadata is not a time in seconds")
+    return seconds
+
+
+def _identities(loaded: LoadedConfig, logger: Any) -> IdentitiesInForce | None:
+    path = loaded.config.auth.identities
+    return None if path is None else IdentitiesInForce(path, logger)
+
+
+def _not_offered(name: str) -> Any:
+    async def refuse(_self: Ingress, _request: Message, grpc_context: RpcContext) -> Message:
+        end_with(grpc_context, Failure.unimplemented(f"{name} is not offered here: {_PER_REPLICA}"))
+        return health_pb2.HealthListResponse()  # empty, as any is: gRPC drops it
+
+    async def refuse_stream(
+        self: Ingress, request: Message, grpc_context: RpcContext
+    ) -> AsyncIterator[Message]:
+        yield await refuse(self, request, grpc_context)
+
+    return refuse, refuse_stream
+
+
+for _service in (admin_pb2.DESCRIPTOR.services_by_name["AdminService"],):
+    for _method in _service.methods:
+        if not hasattr(Ingress, _method.name):
+            setattr(Ingress, _method.name, _not_offered(_method.name)[_method.server_streaming])

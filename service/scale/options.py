@@ -1,0 +1,193 @@
+"""What can be chosen about a Ray application, and its arguments as `serve run` or a YAML file state them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pageturner.policies.spec import PolicySpec
+from pageturner.service.config import LoadedConfig, load_config
+from pageturner.service.errors import ConfigError
+from pageturner.service.schema import from_text, from_toml, keys_of, to_plain
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOptions:
+    """How many replicas there are, where requests go, how they end. Raises ConfigError."""
+
+    min_replicas: int = 1
+    """Replicas that are kept however little there is to do."""
+    max_replicas: int = 1
+    """Replicas at most; more than min_replicas lets Ray add and take away by queued tokens."""
+    num_ingresses: int = 1
+    """Processes that take calls in, route them, and carry answers over a replica's death."""
+    num_cpus: float = 1.0
+    """Cores that Ray sets aside for a replica; it computes with as many threads unless model.num_threads says
+    otherwise."""
+    num_gpus: float = 0.0
+    """GPUs that Ray sets aside for a replica, and shows to it alone."""
+    target_queued_tokens: int = 2048
+    """Prompt tokens that may wait at a replica; so many more replicas are wanted as more wait on average."""
+    target_busy: float = 0.8
+    """Share of a replica's sequences in use, up to which those of one replica less must fit before one
+    goes."""
+    upscale_delay_seconds: float = 5.0
+    """How long more replicas must have been wanted."""
+    downscale_delay_seconds: float = 120.0
+    """How long fewer replicas must have been wanted."""
+    metrics_seconds: float = 2.0
+    """Over how long the load is averaged that replicas are added and taken away by."""
+    routing: PolicySpec = field(default_factory=lambda: PolicySpec("prefix-aware"))
+    """The policy that chooses a request's replica: a name, "module:Class", or a table with options."""
+    report_seconds: float = 1.0
+    """How often replicas tell their load and what their prefix caches hold."""
+    drain_seconds: float = 60.0
+    """How long a replica that is taken away or replaced may finish what it has; what is left goes on at
+    others."""
+    resume_seconds: float = 120.0
+    """How long a request waits for a replica to come where there is none that could take it."""
+
+    def __post_init__(self) -> None:
+        if self.min_replicas < 1:
+            raise ConfigError("scale.min_replicas", f"{self.min_replicas} is not at least 1")
+        if self.max_replicas < self.min_replicas:
+            reason = f"{self.max_replicas} is below scale.min_replicas = {self.min_replicas}"
+            raise ConfigError("scale.max_replicas", reason)
+        for name in ("num_ingresses", "target_queued_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"scale.{name}", f"{getattr(self, name)} is not at least 1")
+        if not 0 < self.target_busy <= 1:
+            raise ConfigError("scale.target_busy", f"{self.target_busy} is not in (0, 1]")
+        if not 0 < self.num_cpus < 1e6:
+            raise ConfigError("scale.num_cpus", f"{self.num_cpus} is not in (0, 1000000)")
+        if not 0 <= self.num_gpus < 1e6:
+            raise ConfigError("scale.num_gpus", f"{self.num_gpus} is not in [0, 1000000)")
+        for name in ("metrics_seconds", "report_seconds", "drain_seconds", "resume_seconds"):
+            if not 0 < getattr(self, name) < 86400:  # also refuses NaN
+                raise ConfigError(f"scale.{name}", f"{getattr(self, name)} is not in (0, 86400)")
+        for name in ("upscale_delay_seconds", "downscale_delay_seconds"):
+            if not 0 <= getattr(self, name) < 86400:
+                raise ConfigError(f"scale.{name}", f"{getattr(self, name)} is not in [0, 86400)")
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the number of replicas never changes."""
+        return self.min_replicas == self.max_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    scale: ScaleOptions
+
+
+_KEYS = keys_of(_Sections)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that an application is built of; plain enough to be sent to other machines.
+
+    service: the service's configuration as values of TOML by dotted key, of those that are not the defaults.
+    """
+
+    scale: ScaleOptions
+    service: Mapping[str, object]
+
+    def load(self) -> LoadedConfig:
+        """The service's configuration, the same on every machine: no environment goes over it."""
+        return load_config(environ={}, given=self.service)
+
+
+_NO_TLS = "connections end at Ray's proxies: let a balancer before them speak TLS"
+
+_OF_ONE_SERVER: Mapping[str, str] = {
+    "server.host": "Ray's proxies listen, where grpc_options says",
+    "server.port": "Ray's proxies listen, at grpc_options.port",
+    "server.admin_host": "an application of Ray has one port for all services",
+    "server.admin_port": "an application of Ray has one port for all services",
+    "tls.certificate": _NO_TLS,
+    "tls.key": _NO_TLS,
+    "tls.client_ca": "connections end at Ray's proxies, which pass no certificate on",
+    "metrics.port": "replicas of one machine would want one port; Ray has metrics of its own",
+    "traces.endpoint": "spans of replicas are not exported",
+    "cache.disk_cache_folder": "replicas of one machine would want one folder",
+}
+"""Keys that mean one process with a port of its own."""
+
+
+def read_arguments(arguments: Mapping[str, object]) -> Settings:
+    """The arguments of an application: sections as tables, keys as "section.key" with text (as
+    `serve run ... scale.max_replicas=3` has them), and `config`, the path of a TOML file beneath them.
+
+    Raises ConfigError, which names the argument.
+    """
+    path: Path | None = None
+    scale: dict[str, Any] = {}
+    given: dict[str, object] = {}
+    flags: dict[str, str] = {}
+    for name, value in arguments.items():
+        if name == "config":
+            path = _path(value)
+        elif isinstance(value, Mapping):
+            for key, one in value.items():
+                if name == "scale":
+                    scale[str(key)] = _scale_value(str(key), one)
+                else:
+                    given[f"{name}.{key}"] = one
+        elif name.startswith("scale."):
+            key = name.partition(".")[2]
+            scale[key] = _scale_value(key, value)
+        elif isinstance(value, str) and "." in name:
+            flags[name] = value
+        elif "." in name:
+            given[name] = value
+        else:
+            raise ConfigError(name, f"is {value!r}, not a table of a section's keys")
+    loaded = load_config(path, flags=flags, given=given)
+    for key, reason in _OF_ONE_SERVER.items():
+        if key in loaded.origins:
+            raise ConfigError(key, f"{reason} (from {loaded.origins[key]})")
+    options = ScaleOptions(**scale)
+    return Settings(options, _service_values(loaded, options))
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ConfigError("config", f"is {value!r}, not the path of a file")
+    return Path(value).expanduser()
+
+
+def _scale_value(name: str, value: object) -> Any:
+    key = _KEYS.get(f"scale.{name}")
+    if key is None:
+        known = ", ".join(each.name for each in _KEYS.values())
+        raise ConfigError(f"scale.{name}", f"unknown key; there are {known}")
+    try:
+        if isinstance(value, str):
+            return from_text(key.annotation, value)
+        return from_toml(key.annotation, value)
+    except ValueError as error:
+        raise ConfigError(str(key), str(error)) from error
+
+
+def _service_values(loaded: LoadedConfig, options: ScaleOptions) -> Mapping[str, object]:
+    """What was stated, in values that every machine reads alike."""
+    stated = {
+        str(key): to_plain(value)
+        for key, value in loaded.config
+        if str(key) in loaded.origins and value is not None
+    }
+    source = loaded.config.model.source
+    if "model.source" in stated and Path(source).exists():
+        stated["model.source"] = str(Path(source).absolute())  # replicas run in folders of their own
+    if loaded.config.auth.identities is not None:
+        stated["auth.identities"] = str(loaded.config.auth.identities.absolute())
+    stated.setdefault("model.num_threads", max(1, int(options.num_cpus)))
+    return stated
+
+
+def without_delays(options: ScaleOptions) -> ScaleOptions:
+    """As `options`, but replicas come and go as soon as the load says so: for tests and first tries."""
+    return replace(options, upscale_delay_seconds=0.0, downscale_delay_seconds=0.0)

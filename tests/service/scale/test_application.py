@@ -1,0 +1,231 @@
+"""The whole of it on a real Ray: clients end with the right text, whatever becomes of replicas.
+
+One application serves all steps of a test, since a Ray takes many seconds to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from support.model_folders import save_chat_model
+from support.ray_application import RayApplication, ray_application
+
+from pageturner.service.client import ChatMessage, Client, Retry, TokenEvent
+from pageturner.service.errors import InvalidArgument, PageturnerError, QueueFull, StaleRevision
+from pageturner.service.llm import LLM
+
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
+
+MODEL = {"deterministic": True}
+CACHE = {"num_blocks": 512, "swap_space": 0}
+SCHEDULER = {"max_num_seqs": 8, "max_waiting": 4}
+PATIENT = Retry(max_attempts=200, longest_wait_seconds=0.5)
+ANSWER: dict[str, Any] = {"max_tokens": 120, "ignore_eos": True, "temperature": 0.0}
+TURN: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0}
+
+
+def arguments(folder: Path, scale: dict[str, Any], **cache: object) -> dict[str, Any]:
+    return {
+        "model": MODEL | {"source": str(folder)},
+        "cache": CACHE | cache,
+        "scheduler": SCHEDULER,
+        "scale": {"num_cpus": 1, "report_seconds": 0.2, "drain_seconds": 30.0} | scale,
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def truth(folder: Path) -> Iterator[LLM]:
+    """The same model in one process, without a server."""
+    with LLM(MODEL | {"source": str(folder)}, cache=CACHE) as llm:
+        yield llm
+
+
+@asynccontextmanager
+async def client_of(application: RayApplication, retry: Retry = PATIENT) -> AsyncIterator[Client]:
+    async with Client(application.target, retry=retry) as client:
+        await client.wait_until_serving(60)
+        yield client
+
+
+async def until(holds: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str, seconds: float) -> None:
+    """For what other processes do in their own time."""
+    ends_at = time.monotonic() + seconds
+    while True:
+        found = holds()
+        if await found if isinstance(found, Awaitable) else found:
+            return
+        assert time.monotonic() < ends_at, f"never: {what}"
+        await asyncio.sleep(0.1)
+
+
+class Streams:
+    """Answers that are being read, and how far each has come."""
+
+    def __init__(self, client: Client, prompts: list[str], options: dict[str, Any]) -> None:
+        self.num_tokens = [0] * len(prompts)
+        self.num_resumes = 0
+        self._tasks = [
+            asyncio.create_task(self._read(client, position, prompt, options))
+            for position, prompt in enumerate(prompts)
+        ]
+
+    async def _read(self, client: Client, position: int, prompt: str, options: dict[str, Any]) -> str:
+        texts = []
+        async with client.stream(prompt, **options) as events:
+            async for event in events:
+                if isinstance(event, TokenEvent):
+                    texts.append(event.text)
+                    self.num_tokens[position] += len(event.tokens)
+            self.num_resumes += events.num_resumes
+        return "".join(texts)
+
+    async def texts(self) -> list[str]:
+        return list(await asyncio.gather(*self._tasks))
+
+
+def expected(truth: LLM, prompts: list[str], options: dict[str, Any]) -> list[str]:
+    return [each.text for each in truth.generate(prompts, **options)]
+
+
+async def a_killed_replica_is_not_seen_by_clients(application: RayApplication, truth: LLM) -> None:
+    prompts = [f"The quick brown fox {number}" for number in range(12)]
+    async with client_of(application) as client:
+        streams = Streams(client, prompts, ANSWER)
+        await until(lambda: min(streams.num_tokens) >= 8, "every stream has begun", 60)
+        application.kill_replica()
+        assert await streams.texts() == expected(truth, prompts, ANSWER)
+        assert streams.num_resumes == 0, "it was the ingress that went on, not the client"
+
+
+async def chats_return_to_where_their_prefix_is(application: RayApplication) -> float:
+    """The share of second turns that found all full blocks of the turn before."""
+    num_found, num_chats, block_size = 0, 40, 16
+    async with client_of(application) as client:
+
+        async def chat(number: int) -> bool:
+            turns = [ChatMessage("user", f"Chat {number}: def f(x): return x + {number} " * 6)]
+            first = await client.generate(turns, request_id=f"chat-{number}", **TURN)
+            turns += [ChatMessage("assistant", first.text), ChatMessage("user", "And then?")]
+            second = await client.generate(turns, **TURN)
+            whole = first.usage.num_prompt_tokens // block_size * block_size
+            return second.usage.num_cached_prompt_tokens >= whole - block_size
+
+        for start in range(0, num_chats, 4):  # a few at once, as they come
+            num_found += sum(await asyncio.gather(*map(chat, range(start, start + 4))))
+    return num_found / num_chats
+
+
+async def the_bounds_are_those_of_all_replicas_together(application: RayApplication) -> None:
+    """What one replica refuses another takes; what all refuse comes back with a time to wait."""
+    both = 2 * (SCHEDULER["max_num_seqs"] + SCHEDULER["max_waiting"])
+    async with client_of(application, Retry(max_attempts=1)) as client:
+        held = [
+            client.stream(f"Hold {number}", max_tokens=1500, ignore_eos=True, request_id=f"hold-{number}")
+            for number in range(both)
+        ]
+        begun = [asyncio.ensure_future(anext(stream)) for stream in held]
+
+        async def count() -> bool:
+            load = await client.load()
+            return load.num_running + load.num_waiting >= both
+
+        await until(count, "both replicas are full", 30)
+        with pytest.raises(QueueFull) as caught:
+            await client.generate("One too many", max_tokens=4)
+        assert caught.value.retry_after_seconds > 0
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        await client.abort(*[f"hold-{number}" for number in range(both)])
+        for stream in held:
+            await stream.aclose()
+
+
+async def policies_are_set_everywhere_under_one_revision(application: RayApplication) -> None:
+    async with client_of(application) as client:
+        before = (await client.policies()).revision
+        with pytest.raises(InvalidArgument):
+            await client.set_policies(preset="no such preset")
+        changed = await client.set_policies(preset="vllm-v1", expected_revision=before)
+        assert changed.revision == before + 1
+        with pytest.raises(StaleRevision):
+            await client.set_policies(preset="vllm-v1", expected_revision=before)
+        in_force = {axis.axis: axis.name for axis in changed.axes}
+        application.kill_replica()
+        await until(lambda: len(application.replicas()) == 2, "another replica starts", 60)
+
+        async def agrees() -> bool:
+            """Of whichever replica answers, the one that started later included."""
+            return all(
+                (info.revision, {axis.axis: axis.name for axis in info.axes}) == (changed.revision, in_force)
+                for info in [await client.policies() for _ in range(8)]
+            )
+
+        await until(agrees, "all replicas agree", 60)
+
+
+async def errors_are_those_of_one_server(application: RayApplication) -> None:
+    async with client_of(application) as client:
+        for call in (client.generate("x", top_p=3.0), _first(client.stream("x", top_p=3.0))):
+            with pytest.raises(InvalidArgument) as caught:
+                await call
+            assert (caught.value.field, caught.value.reason) == ("sampling.top_p", "3.0 is not in [0, 1]")
+        with pytest.raises(PageturnerError, match="GetBlocks is not offered here"):
+            await client.blocks()
+        assert (await client.abort("nobody"))["nobody"].value == "not_found"
+        assert await client.detokenize(await client.tokenize("The quick")) == "The quick"
+        score = await client.score("The quick", [" brown fox"])
+        assert score.scores[0].logprob < 0
+        assert (await client.server_info()).exact_resume
+
+
+async def _first(stream: Any) -> object:
+    return await anext(stream)
+
+
+async def a_client_that_leaves_ends_its_request(application: RayApplication) -> None:
+    """Three tries: Ray's proxy does not notice a client that leaves in the moment of a write."""
+    async with client_of(application) as client:
+
+        async def is_idle() -> bool:
+            return not (await client.load()).num_running
+
+        for _ in range(3):
+            async with client.stream("The quick", max_tokens=1900, ignore_eos=True) as events:
+                async for event in events:
+                    if isinstance(event, TokenEvent):
+                        break
+            try:
+                await until(is_idle, "the request has ended", 2)
+                return
+            except AssertionError:
+                await until(is_idle, "the request came to its own end", 120)
+        raise AssertionError("no client that left was noticed")
+
+
+@pytest.mark.timeout(900)
+def test_an_application_outlives_its_replicas(folder: Path, truth: LLM) -> None:
+    async def check(application: RayApplication) -> None:
+        await errors_are_those_of_one_server(application)
+        await a_killed_replica_is_not_seen_by_clients(application, truth)
+        await policies_are_set_everywhere_under_one_revision(application)
+        assert await chats_return_to_where_their_prefix_is(application) >= 0.95
+        await the_bounds_are_those_of_all_replicas_together(application)
+        await a_client_that_leaves_ends_its_request(application)
+
+    with TemporaryDirectory(prefix="ray-") as room:
+        scale = {"min_replicas": 2, "max_replicas": 2}
+        with ray_application(Path(room), arguments(folder, scale)) as application:
+            asyncio.run(check(application))
