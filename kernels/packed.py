@@ -170,26 +170,6 @@ def take_outputs(
     return PackedWeight(layout, buffer, None if packed.bias is None else packed.bias[chosen])
 
 
-def take_inputs(
-    packed: PackedWeight, inputs: range, allocate: Callable[[int], torch.Tensor] = _zeros
-) -> PackedWeight:
-    """The weight of some inputs alone, with the whole bias; else as `take_outputs`.
-
-    Raises KernelArgumentError for inputs that are not whole groups.
-    """
-    group = packed.layout.group
-    if inputs.start % group or len(inputs) % group or not inputs:
-        raise KernelArgumentError("inputs", f"{inputs.start} to {inputs.stop}", f"whole groups of {group}")
-    layout = replace(packed.layout, in_features=len(inputs))
-    buffer = allocate(layout.num_bytes)
-    pairs = zip(_sections(packed.layout, packed.buffer), _sections(layout, buffer), strict=True)
-    for source, section in pairs:
-        if source is not None and section is not None:
-            begin = inputs.start * source.shape[1] // packed.layout.in_features
-            section.copy_(source[:, begin : begin + section.shape[1]])
-    return PackedWeight(layout, buffer, packed.bias)
-
-
 def _sections(
     layout: PackedLayout, buffer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

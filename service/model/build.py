@@ -23,10 +23,10 @@ from pageturner.service.model.kv_dtypes import POOL_DTYPES, is_coded_name
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
-from pageturner.service.model.quantise import GROUP
 from pageturner.service.model.quantised_products import load_quantised_products
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
 from pageturner.service.model.tensor_parallel.decoder import ParallelDecoder
+from pageturner.service.model.tensor_parallel.parallel_layers import GatheredLayer, SummedLayer
 from pageturner.service.model.tensor_parallel.sharded_weights import ShardedPackedFile, ShardedWeights
 from pageturner.service.model.tensor_parallel.shards import Shard, plan_shards
 
@@ -142,11 +142,11 @@ def _build_lean(
         deterministic=deterministic,
         device=device,
     )
-    model = (
-        Decoder(config, products, ops, options.max_position)
-        if shard.is_whole
-        else ParallelDecoder(config, shards, products, collectives, ops, options.max_position)
-    )
+    if shard.is_whole:
+        model = Decoder(config, products, ops, options.max_position)
+    else:
+        layers = [SummedLayer(layer.products, collectives) for layer in products.layers]
+        model = ParallelDecoder(config, shards, products, layers, collectives, ops, options.max_position)
     if deterministic and (reason := batch_variance(model, ops, block_size)):
         raise ModelError(f"deterministic: {reason}")
     return BuiltModel(model, ops, deterministic)
@@ -165,25 +165,28 @@ def _build_quantised(
     config = lean_config(artifacts, options)
     assert config is not None, "quantised models are bound to the lean decoder"
     assert artifacts.packed is not None
-    shards = plan_shards(config, collectives.size, GROUP)
+    shards = plan_shards(config, collectives.size)
     shard = shards[collectives.rank]
     ops = choose_ops(_heads_of(shard, config))
-    kv_dtype = pool_dtype(options, ops, quantised=True, rows=torch.float32)
-    file = PackedFile(artifacts.packed, mapped=not shard.is_whole)
-    products = load_quantised_products(
-        options.quantization,
-        shard.config(config),
-        file if shard.is_whole else ShardedPackedFile(file, config, shard),
-        quantised.ops,
-        kv_dtype,
-    )
-    # The operations of another backend want another order of keys than the whole forward.
-    whole = quantised.decoder if isinstance(ops, CpuOps) else None
-    model: Decoder = (
-        QuantisedDecoder(config, products, ops, options.max_position, whole)
-        if shard.is_whole
-        else ParallelDecoder(config, shards, products, collectives, ops, options.max_position)
-    )
+    kv_dtype, scheme = pool_dtype(options, ops, quantised=True, rows=torch.float32), options.quantization
+    model: Decoder
+    if shard.is_whole:
+        products = load_quantised_products(
+            scheme, config, PackedFile(artifacts.packed), quantised.ops, kv_dtype
+        )
+        # The operations of another backend want another order of keys than the whole forward.
+        whole = quantised.decoder if isinstance(ops, CpuOps) else None
+        model = QuantisedDecoder(config, products, ops, options.max_position, whole)
+    else:
+        file = ShardedPackedFile(PackedFile(artifacts.packed, mapped=True), config, shard)
+        products = load_quantised_products(
+            scheme, shard.config(config), file, quantised.ops, kv_dtype, file.shapes
+        )
+        layers = [
+            GatheredLayer(layer.products, shards, config.head_dim, collectives, ops)
+            for layer in products.layers
+        ]
+        model = ParallelDecoder(config, shards, products, layers, collectives, ops, options.max_position)
     if options.deterministic is False or not (options.deterministic or ops.row_invariant):
         return BuiltModel(model, ops, deterministic=False)
     if (reason := batch_variance(model, ops, block_size)) is None:

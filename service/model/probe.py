@@ -25,7 +25,7 @@ from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import KvLayout
 from pageturner.kernels.reference import first_key
 from pageturner.service.core.outputs import ScheduledSequence, SchedulerOutput
-from pageturner.service.errors import ModelError
+from pageturner.service.errors import ModelError, RankLost
 from pageturner.service.model.batch import ForwardBatch, build_batch
 from pageturner.service.model.causal_model import CausalModel
 from pageturner.service.model.kv_cache import KvCache
@@ -280,6 +280,8 @@ def _refusing(model_type: str) -> Iterator[None]:
         yield
     except ModelError as error:
         raise ModelError(f"{model_type}: {error}") from error
+    except RankLost:  # says nothing of the model
+        raise
     except Exception as error:
         # A model's own code, called in a way that its authors may not have tried, can raise anything.
         raise ModelError(f"{model_type}: its forward fails: {type(error).__name__}: {error}") from error

@@ -22,6 +22,24 @@ from pageturner.service.model.products import Layer, Projection
 
 
 @dataclass(frozen=True, slots=True)
+class LayerShapes:
+    """[out, in] of each product of a layer."""
+
+    qkv: tuple[int, int]
+    out: tuple[int, int]
+    gate_up: tuple[int, int]
+    down: tuple[int, int]
+
+
+def layer_shapes(config: DecoderConfig) -> LayerShapes:
+    """Those of a whole model."""
+    hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.qkv_sizes[0]
+    return LayerShapes(
+        (sum(config.qkv_sizes), hidden), (hidden, q_size), (2 * inner, hidden), (hidden, inner)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class QuantisedLayer:
     """A layer's packed weights, and what multiplies them."""
 
@@ -118,38 +136,46 @@ class QuantisedProducts:
 
 
 def load_quantised_products(
-    name: str, config: DecoderConfig, weights: PackedSource, ops: QuantisedOps, kv_dtype: torch.dtype
+    name: str,
+    config: DecoderConfig,
+    weights: PackedSource,
+    ops: QuantisedOps,
+    kv_dtype: torch.dtype,
+    shapes: LayerShapes | None = None,
 ) -> QuantisedProducts:
-    """Map what `packing.write_packed` wrote. Raises ModelError if it is another model's."""
+    """Map what `packing.write_packed` wrote. shapes: of a layer's products, those of the config by default.
+
+    Raises ModelError if it is another model's.
+    """
+    shapes = shapes or layer_shapes(config)
     shape = (config.vocab_size, config.hidden_size)
     embedding = weights.take_packed(EMBEDDING, *shape)
     head = embedding if config.tied_head else weights.take_packed(HEAD, *shape)
-    layers = tuple(_load_layer(config, index, weights, ops) for index in range(config.num_layers))
+    layers = tuple(_load_layer(config, shapes, index, weights, ops) for index in range(config.num_layers))
     norm = weights.take("model.norm.weight", (config.hidden_size,))
     return QuantisedProducts(name, config, ops, embedding, layers, norm, head, kv_dtype)
 
 
 def _load_layer(
-    config: DecoderConfig, index: int, weights: PackedSource, ops: QuantisedOps
+    config: DecoderConfig, shapes: LayerShapes, index: int, weights: PackedSource, ops: QuantisedOps
 ) -> Layer[QuantisedLayer]:
     layer = f"model.layers.{index}"
-    hidden, inner, q_size = config.hidden_size, config.intermediate_size, config.qkv_sizes[0]
 
     def norm(name: str, size: int) -> torch.Tensor:
         return weights.take(f"{layer}.{name}.weight", (size,))
 
-    def product(name: str, out_features: int, in_features: int, *, bias: bool) -> PackedWeight:
-        return weights.take_packed(f"{layer}.{name}", out_features, in_features, bias=bias)
+    def product(name: str, shape: tuple[int, int], *, bias: bool) -> PackedWeight:
+        return weights.take_packed(f"{layer}.{name}", *shape, bias=bias)
 
     products = QuantisedLayer(
         ops,
         config.rms_norm_eps,
-        attention_norm=norm("input_layernorm", hidden),
-        merged=product("qkv", sum(config.qkv_sizes), hidden, bias=config.qkv_bias),
-        output=product("out", hidden, q_size, bias=config.out_bias),
-        mlp_norm=norm("post_attention_layernorm", hidden),
-        gate_up=product("gate_up", 2 * inner, hidden, bias=config.mlp_bias),
-        down=product("down", hidden, inner, bias=config.mlp_bias),
+        attention_norm=norm("input_layernorm", config.hidden_size),
+        merged=product("qkv", shapes.qkv, bias=config.qkv_bias),
+        output=product("out", shapes.out, bias=config.out_bias),
+        mlp_norm=norm("post_attention_layernorm", config.hidden_size),
+        gate_up=product("gate_up", shapes.gate_up, bias=config.mlp_bias),
+        down=product("down", shapes.down, bias=config.mlp_bias),
     )
     return Layer(
         products,

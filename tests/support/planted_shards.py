@@ -9,7 +9,14 @@ from types import ModuleType
 import pytest
 
 from pageturner.service.model import build
-from pageturner.service.model.tensor_parallel import decoder, parallel_products, sharded_weights, shards
+from pageturner.service.model.options import Quantization
+from pageturner.service.model.tensor_parallel import (
+    decoder,
+    parallel_layers,
+    parallel_products,
+    sharded_weights,
+    shards,
+)
 from support.planting import plant
 
 
@@ -17,7 +24,7 @@ from support.planting import plant
 class ShardBug:
     """`right`, which occurs once in the module, becomes `wrong`; users of `name` get it from there.
 
-    family, size, changes: of a tiny model and its ranks on which it shows.
+    family, scheme, size, changes: of a tiny model and its ranks on which it shows.
     """
 
     module: ModuleType
@@ -26,6 +33,7 @@ class ShardBug:
     user: ModuleType
     name: str
     family: str = "llama"
+    scheme: Quantization = "none"
     size: int = 2
     changes: Sequence[tuple[str, int]] = ()
 
@@ -34,12 +42,24 @@ class ShardBug:
         monkeypatch.setattr(self.user, self.name, getattr(planted, self.name))
 
 
-def _of_products(right: str, wrong: str, family: str = "llama") -> ShardBug:
-    return ShardBug(parallel_products, right, wrong, decoder, "ParallelProducts", family)
+def _of_products(right: str, wrong: str) -> ShardBug:
+    return ShardBug(parallel_products, right, wrong, decoder, "ParallelProducts")
+
+
+def _of_sums(right: str, wrong: str) -> ShardBug:
+    return ShardBug(parallel_layers, right, wrong, build, "SummedLayer")
+
+
+def _of_gatherings(right: str, wrong: str) -> ShardBug:
+    return ShardBug(parallel_layers, right, wrong, build, "GatheredLayer", scheme="int8")
 
 
 def _of_weights(right: str, wrong: str, family: str = "llama") -> ShardBug:
     return ShardBug(sharded_weights, right, wrong, build, "ShardedWeights", family)
+
+
+def _of_packed_weights(right: str, wrong: str) -> ShardBug:
+    return ShardBug(sharded_weights, right, wrong, build, "ShardedPackedFile", scheme="int8")
 
 
 PLANTED_SHARD_BUGS = {
@@ -47,11 +67,11 @@ PLANTED_SHARD_BUGS = {
         '"o_proj": _Cut((hidden, q_size), inputs=heads)',
         '"o_proj": _Cut((hidden, q_size), inputs=_moved(heads, width if shard.rank == 0 else -width))',
     ),
-    "a forgotten sum of what attention adds": _of_products(
+    "a forgotten sum of what attention adds": _of_sums(
         "        added = self._layer.out(attended)\n        self._collectives.all_reduce(added)\n",
         "        added = self._layer.out(attended)\n",
     ),
-    "a forgotten sum of what the feed-forward part adds": _of_products(
+    "a forgotten sum of what the feed-forward part adds": _of_sums(
         "        added, residual = self._layer.mlp(hidden, residual)\n"
         "        self._collectives.all_reduce(added)\n",
         "        added, residual = self._layer.mlp(hidden, residual)\n",
@@ -69,6 +89,17 @@ PLANTED_SHARD_BUGS = {
     ),
     "embeddings of another rank's tokens not blanked": _of_products(
         "        rows.masked_fill_(elsewhere[:, None], 0)\n", ""
+    ),
+    "a packed value read as the key of its head": _of_packed_weights(
+        "_moved(kv_heads, q_size), _moved(kv_heads, q_size + k_size)",
+        "_moved(kv_heads, q_size), _moved(kv_heads, q_size)",
+    ),
+    "packed rows of up taken from gate": _of_packed_weights(
+        "outputs=(shard.inner, _moved(shard.inner, inner))", "outputs=(shard.inner, shard.inner)"
+    ),
+    "gated rows moved by a column": _of_gatherings(
+        "self._ops.silu_and_mul(gate_up), self._inner)",
+        "self._ops.silu_and_mul(gate_up).roll(1, 1), self._inner)",
     ),
     "a rank that reads the KV head of another": ShardBug(
         shards,

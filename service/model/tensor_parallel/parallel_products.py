@@ -1,65 +1,40 @@
-"""A shard's products, made whole: what its ranks have to say to each other, and nothing else.
-
-Two sums a layer, one for the embedding, and one gathering of the logits' columns.
-"""
+"""A shard's products, made whole: one sum for the embedding, one gathering of the logits' columns, and what
+layers say (`parallel_layers`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from pageturner.service.model.decoder_config import DecoderConfig
-from pageturner.service.model.products import Layer, OpenLayer, Products, Projection
+from pageturner.service.model.products import Layer, OpenLayer, Products
 from pageturner.service.model.tensor_parallel.collectives import Collectives, gather_columns
 from pageturner.service.model.tensor_parallel.shards import Shard
-
-
-class ParallelLayer:
-    """An `OpenLayer` whose sums are of all ranks. layer: this rank's."""
-
-    def __init__(self, layer: OpenLayer, collectives: Collectives) -> None:
-        self._layer, self._collectives = layer, collectives
-        self.eps = layer.eps
-        self.attention_norm, self.mlp_norm = layer.attention_norm, layer.mlp_norm
-
-    def qkv(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of this rank's heads."""
-        return self._layer.qkv(hidden, residual)
-
-    def out(self, attended: torch.Tensor) -> torch.Tensor:
-        added = self._layer.out(attended)
-        self._collectives.all_reduce(added)
-        return added
-
-    def mlp(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        added, residual = self._layer.mlp(hidden, residual)
-        self._collectives.all_reduce(added)
-        return added, residual
-
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        product, read = self._layer.project(name, rows)
-        if name in ("out", "down"):
-            self._collectives.all_reduce(product)
-        return product, read
 
 
 class ParallelProducts:
     """`Products` of a whole model, of which this rank computes with one shard.
 
-    config: of the whole model. shards: of all ranks. products: of this rank's, as a model of its own.
+    config: of the whole model. shards: of all ranks. products: of this rank's, as a model of its own. layers:
+    of it, made whole.
     """
 
     def __init__(
-        self, config: DecoderConfig, shards: Sequence[Shard], products: Products, collectives: Collectives
+        self,
+        config: DecoderConfig,
+        shards: Sequence[Shard],
+        products: Products,
+        layers: Iterable[OpenLayer],
+        collectives: Collectives,
     ) -> None:
         self.name, self.device = products.name, products.device
         self.dtype, self.kv_dtype = products.dtype, products.kv_dtype
         self.num_parameters = count_parameters(config)
         self.weight_bytes = products.weight_bytes
         self.layers: tuple[Layer[OpenLayer], ...] = tuple(
-            Layer(ParallelLayer(layer.products, collectives), layer.q_norm, layer.k_norm)
-            for layer in products.layers
+            Layer(whole, layer.q_norm, layer.k_norm)
+            for whole, layer in zip(layers, products.layers, strict=True)
         )
         self._vocabulary = shards[collectives.rank].vocabulary
         self._widths = [len(shard.vocabulary) for shard in shards]

@@ -12,12 +12,13 @@ from typing import Protocol
 
 import torch
 
-from pageturner.kernels.packed import PackedWeight, take_inputs, take_outputs
+from pageturner.kernels.packed import PackedWeight, take_outputs
 from pageturner.service.errors import ModelError
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.packing import EMBEDDING, HEAD
 from pageturner.service.model.pages import own_pages
+from pageturner.service.model.quantised_products import LayerShapes
 from pageturner.service.model.tensor_parallel.shards import Shard
 from pageturner.service.model.weight_source import WeightSource
 
@@ -37,6 +38,11 @@ class _Cut:
     whole: tuple[int, int]
     outputs: tuple[range, ...] = ()
     inputs: range = range(0)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in] of what is left."""
+        return (sum(map(len, self.outputs)) or self.whole[0], len(self.inputs) or self.whole[1])
 
 
 class ShardedWeights:
@@ -84,23 +90,32 @@ class ShardedWeights:
 
 
 class ShardedPackedFile:
-    """A `PackedSource` of a shard: the same groups, in memory of its own. file: of the whole model."""
+    """A `PackedSource` of a shard, all of it cut by outputs: the same groups, in memory of its own.
+
+    file: of the whole model.
+    """
 
     def __init__(self, file: PackedFile, config: DecoderConfig, shard: Shard) -> None:
-        self._file, self._shard = file, shard
+        self._file = file
         self._arena = _Arena(file.num_bytes)
         (q_size, k_size, _), hidden, inner = config.qkv_sizes, config.hidden_size, config.intermediate_size
         heads, kv_heads = _scaled(shard.heads, config.head_dim), _scaled(shard.kv_heads, config.head_dim)
-        vocabulary = _Cut((config.vocab_size, hidden), outputs=(shard.vocabulary,))
         keys, values = _moved(kv_heads, q_size), _moved(kv_heads, q_size + k_size)
+        vocabulary = _Cut((config.vocab_size, hidden), outputs=(shard.vocabulary,))
         self._cuts: Mapping[str, _Cut] = {
             "qkv": _Cut((q_size + 2 * k_size, hidden), outputs=(heads, keys, values)),
-            "out": _Cut((hidden, q_size), inputs=heads),
+            "out": _Cut((hidden, q_size), outputs=(shard.hidden,)),
             "gate_up": _Cut((2 * inner, hidden), outputs=(shard.inner, _moved(shard.inner, inner))),
-            "down": _Cut((hidden, inner), inputs=shard.inner),
+            "down": _Cut((hidden, inner), outputs=(shard.hidden,)),
             EMBEDDING: vocabulary,
             HEAD: vocabulary,
         }
+
+    @property
+    def shapes(self) -> LayerShapes:
+        """Of a layer's products, once they are cut."""
+        qkv, out, gate_up, down = (self._cuts[name] for name in ("qkv", "out", "gate_up", "down"))
+        return LayerShapes(qkv.shape, out.shape, gate_up.shape, down.shape)
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Norms, which every rank has whole."""
@@ -111,18 +126,11 @@ class ShardedPackedFile:
     ) -> PackedWeight:
         """The shard's part. Raises ModelError for a weight that is missing or of another shape."""
         cut = self._cuts[name.rpartition(".")[2]]
-        whole = self._file.take_packed(name, *cut.whole, bias=bias)
-        if cut.outputs:
-            part = take_outputs(whole, cut.outputs, self._arena.allocate)
-        else:
-            # The bias of a sum of all ranks' is added by one of them.
-            own_bias = whole.bias if self._shard.rank == 0 else None
-            part = take_inputs(
-                PackedWeight(whole.layout, whole.buffer, own_bias), cut.inputs, self._arena.allocate
-            )
-        if (part.layout.out_features, part.layout.in_features) != (out_features, in_features):
-            raise ModelError(f"{name}: a shard of {cut.whole} is not {out_features} x {in_features}")
-        return part
+        if cut.shape != (out_features, in_features):
+            raise ModelError(f"{name}: a shard of it is {cut.shape}, not {(out_features, in_features)}")
+        return take_outputs(
+            self._file.take_packed(name, *cut.whole, bias=bias), cut.outputs, self._arena.allocate
+        )
 
 
 class _Arena:

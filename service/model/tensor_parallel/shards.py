@@ -1,8 +1,9 @@
 """What each rank holds of a decoder: arithmetic alone.
 
-Megatron's way (Shoeybi et al. 2019, arXiv:1909.08053): q, k, v, gate and up are cut by outputs, `out` and
-`down` by the inputs that those outputs are, so that a layer's ranks speak twice, to add up what `out` and
-what `down` give. Embedding and head are cut by the vocabulary. Norms are whole on every rank.
+q, k, v, gate and up are cut by outputs, embedding and head by the vocabulary; norms are whole on every rank.
+What `out` and `down` read is then spread over the ranks. In float they are cut by those inputs, and ranks add
+up what they give: Megatron's way (Shoeybi et al. 2019, arXiv:1909.08053). Quantised they are cut by outputs
+as well, and ranks gather what they read: no sum is cut, so that every bit is that of one rank.
 
 KV heads go whole, each with the query heads that read it; where there are more ranks than KV heads, ranks
 share one and each keeps its KV. What doesn't divide evenly goes to ranks in parts that differ by one unit.
@@ -12,17 +13,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pageturner.kernels.packed import TILE
 from pageturner.service.errors import ConfigError
 from pageturner.service.model.decoder_config import DecoderConfig
 
-VOCABULARY_UNIT = 16
-"""Rows of the vocabulary that go to one rank together, where there are enough: a tile of a packed weight."""
+UNIT = TILE
+"""Features, or tokens of the vocabulary, that stay together where there are enough for all ranks: so tiles of
+packed weights stay whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """What one rank holds, as ranges of the whole model's: query heads, KV heads, the feed-forward part's
-    inner features, and rows of the vocabulary."""
+    inner features, rows of the vocabulary, and hidden features, where those are cut."""
 
     rank: int
     size: int
@@ -30,6 +33,7 @@ class Shard:
     kv_heads: range
     inner: range
     vocabulary: range
+    hidden: range
 
     @property
     def is_whole(self) -> bool:
@@ -57,25 +61,19 @@ class Shard:
         return ", ".join(f"{name} {part.start} to {part[-1]} of {total}" for name, part, total in parts)
 
 
-def plan_shards(config: DecoderConfig, size: int, group: int = 1) -> tuple[Shard, ...]:
-    """Those of all ranks. group: inputs of a quantised weight that share a scale, and stay together.
-
-    Raises ConfigError, with the numbers, for more ranks than this model has parts for.
-    """
-    attention = _split_heads(config, size)
-    inner = _split("inner features of the feed-forward part", config.intermediate_size, size, group)
-    vocabulary = split(config.vocab_size, size, VOCABULARY_UNIT)
-    if not all(vocabulary):  # as few tokens as this are a test's
-        vocabulary = _split("tokens of the vocabulary", config.vocab_size, size)
-    shards = tuple(
-        Shard(rank, size, heads, kv_heads, inner[rank], vocabulary[rank])
-        for rank, (heads, kv_heads) in enumerate(attention)
+def plan_shards(config: DecoderConfig, size: int) -> tuple[Shard, ...]:
+    """Those of all ranks. Raises ConfigError, with the numbers, for more ranks than there are parts for."""
+    parts = zip(
+        _split_heads(config, size),
+        _split("inner features", config.intermediate_size, size),
+        _split("tokens", config.vocab_size, size),
+        _split("hidden features", config.hidden_size, size),
+        strict=True,
     )
-    for shard in shards:
-        if (begin := shard.heads.start * config.head_dim) % group:
-            reason = f"rank {shard.rank}'s heads begin at input {begin} of the output projection"
-            raise _refused(size, f"{reason}, within a group of {group}")
-    return shards
+    return tuple(
+        Shard(rank, size, heads, kv_heads, inner, vocabulary, hidden)
+        for rank, ((heads, kv_heads), inner, vocabulary, hidden) in enumerate(parts)
+    )
 
 
 def split(total: int, size: int, unit: int = 1) -> tuple[range, ...]:
@@ -86,11 +84,12 @@ def split(total: int, size: int, unit: int = 1) -> tuple[range, ...]:
     return tuple(map(range, bounds, bounds[1:]))
 
 
-def _split(what: str, total: int, size: int, unit: int = 1) -> tuple[range, ...]:
-    parts = split(total, size, unit)
+def _split(what: str, total: int, size: int) -> tuple[range, ...]:
+    parts = split(total, size, UNIT)
     if not all(parts):
-        groups = f" in groups of {unit}" if unit > 1 else ""
-        raise _refused(size, f"the model has {total} {what}{groups}, and each rank needs some")
+        parts = split(total, size)
+    if not all(parts):
+        raise _refused(size, f"the model has {total} {what}, and each rank needs some")
     return parts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -24,18 +24,10 @@ from support.sharded import (
 from support.thread_ranks import on_ranks
 
 from pageturner.service.errors import ConfigError, ModelError
-from pageturner.service.model.decoder import Decoder
 from pageturner.service.model.options import Quantization
-from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
 
 FLOAT_BOUND = 5e-5
 """On logits of up to 14 in float32; what was seen is up to 1.2e-5."""
-QUANTISED_BOUND = 0.01
-"""On logits, of the largest: sums that differ in their last bit may give a row another code on its way into
-the next product. What was seen is up to 0.003, and 2e-7 where no code changes."""
-KL_BOUND = 1e-4
-"""On the mean KL to the whole model: a hundredth of what products may differ from float32."""
-
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama-2": ("llama", 2, {}),
     "llama-4": ("llama", 4, {}),
@@ -58,10 +50,11 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
     ),
 }
-QUANTISED_CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+QUANTISED_CASES: dict[str, tuple[str, int, Quantization, dict[str, Any]]] = {
     "int8": ("llama_bias", 2, "int8", {}),
-    "int4-tied": ("llama_tied", 4, "int4", {"head_dim": 32}),
-    "one-kv-head": ("qwen3", 4, "int8", {"head_dim": 32, "num_key_value_heads": 1}),
+    "int4-tied": ("llama_tied", 4, "int4", {}),
+    "one-kv-head": ("qwen3", 4, "int8", {"num_key_value_heads": 1}),
+    "uneven": ("llama", 2, "int4", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
 }
 
 
@@ -83,14 +76,12 @@ def test_greedy_tokens_are_those_of_the_whole_model(size: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("case", QUANTISED_CASES)
-def test_quantised_logits_are_near_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
+def test_quantised_logits_have_the_bits_of_the_whole_model(case: str, tmp_path: Path) -> None:
+    """Which computes them in one call."""
     family, size, scheme, changes = QUANTISED_CASES[case]
-    model = tiny_sharded(family, tmp_path, cast(Quantization, scheme), **changes)
+    model = tiny_sharded(family, tmp_path, scheme, **changes)
     expected, found = model.run(in_chunks), model.on_ranks(size, in_chunks)
-    assert_alike(found)
-    assert distance(found[0], expected) < QUANTISED_BOUND * float(expected.abs().max())
-    likely, near = expected.log_softmax(-1), found[0].log_softmax(-1)
-    assert float((likely.exp() * (likely - near)).sum(-1).mean()) < KL_BOUND
+    assert_alike([expected, *found])
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8"])
@@ -108,25 +99,6 @@ def test_bits_do_not_depend_on_the_batch(scheme: Quantization, tmp_path: Path) -
         return session.step([(other, 1), (mine, 1)])[1:]
 
     assert torch.equal(model.on_ranks(2, alone)[0], model.on_ranks(2, among_others)[0])
-
-
-def test_what_is_cut_by_outputs_has_the_bits_of_the_whole(tmp_path: Path) -> None:
-    """q, k, v and the logits of the same hidden rows, quantised."""
-    model = tiny_sharded("llama_bias", tmp_path, "int8")
-    rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
-
-    def products(collectives: Collectives) -> tuple[torch.Tensor, torch.Tensor]:
-        decoder = model.build(collectives).model
-        assert isinstance(decoder, Decoder)
-        first = next(iter(decoder.products.layers)).products
-        return first.qkv(rows, None)[0], decoder.products.head(rows, rows)
-
-    qkv, logits = products(ALONE)
-    (first, found), (second, again) = on_ranks(2, products)
-    assert torch.equal(found, logits)
-    assert torch.equal(again, logits)
-    parts = zip(*(torch.split(part, [64, 32, 32], dim=1) for part in (first, second)), strict=True)
-    assert torch.equal(torch.cat([each for pair in parts for each in pair], dim=1), qkv)
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8"])
@@ -161,7 +133,7 @@ def test_a_weight_of_another_shape_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PLANTED_SHARD_BUGS)
 def test_planted_bugs_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = PLANTED_SHARD_BUGS[name]
-    model = tiny_sharded(bug.family, tmp_path, "none", **dict(bug.changes))
+    model = tiny_sharded(bug.family, tmp_path, bug.scheme, **dict(bug.changes))
     expected = model.run(in_chunks)
     bug.plant(monkeypatch)
     found = model.on_ranks(bug.size, in_chunks)

@@ -13,20 +13,20 @@ from support.random_models import tiny_config
 
 from pageturner.service.errors import ConfigError
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
-from pageturner.service.model.tensor_parallel.shards import VOCABULARY_UNIT, Shard, plan_shards, split
+from pageturner.service.model.tensor_parallel.shards import UNIT, Shard, plan_shards, split
 
 
 def config_of(
-    heads: int = 8, kv_heads: int = 4, head_dim: int = 16, inner: int = 96, vocabulary: int = 128
+    heads: int = 8, kv_heads: int = 4, inner: int = 96, vocabulary: int = 128, hidden: int = 64
 ) -> DecoderConfig:
     tiny = parse_decoder_config(tiny_config("llama").to_dict())
     return replace(
         tiny,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim,
         intermediate_size=inner,
         vocab_size=vocabulary,
+        hidden_size=hidden,
     )
 
 
@@ -38,6 +38,7 @@ def check_plan(config: DecoderConfig, shards: Sequence[Shard]) -> None:
         ([shard.heads for shard in shards], config.num_heads),
         ([shard.inner for shard in shards], config.intermediate_size),
         ([shard.vocabulary for shard in shards], config.vocab_size),
+        ([shard.hidden for shard in shards], config.hidden_size),
     ):
         assert all(ranges)
         assert list(chain.from_iterable(ranges)) == list(range(total))
@@ -53,27 +54,27 @@ def check_plan(config: DecoderConfig, shards: Sequence[Shard]) -> None:
     assert kv_heads == [head for head in range(config.num_kv_heads) for _ in range(sharers)]
 
 
+SIZES = st.integers(1, 1000)
+
+
 @given(
     kv_heads=st.integers(1, 16),
     group=st.integers(1, 8),
-    groups=st.integers(1, 40),
-    vocabulary=st.integers(1, 1000),
+    inner=SIZES,
+    vocabulary=SIZES,
+    hidden=SIZES,
     size=st.integers(1, 16),
-    quantised=st.booleans(),
 )
 def test_shards_cover_every_part_once_in_order(
-    kv_heads: int, group: int, groups: int, vocabulary: int, size: int, quantised: bool
+    kv_heads: int, group: int, inner: int, vocabulary: int, hidden: int, size: int
 ) -> None:
-    config = config_of(kv_heads * group, kv_heads, 32, 32 * groups, vocabulary)
-    try:
-        shards = plan_shards(config, size, 32 if quantised else 1)
-    except ConfigError:
-        fits = size <= kv_heads or not (size % kv_heads or config.num_heads % size)
-        assert not (fits and size <= groups and size <= vocabulary)
-        return
-    check_plan(config, shards)
-    if quantised:
-        assert all(len(shard.inner) % 32 == shard.inner.start % 32 == 0 for shard in shards)
+    config = config_of(kv_heads * group, kv_heads, inner, vocabulary, hidden)
+    fits = size <= kv_heads or not (size % kv_heads or config.num_heads % size)
+    if fits and size <= min(inner, vocabulary, hidden):
+        check_plan(config, plan_shards(config, size))
+    else:
+        with pytest.raises(ConfigError):
+            plan_shards(config, size)
 
 
 @given(total=st.integers(0, 500), size=st.integers(1, 20), unit=st.integers(1, 40))
@@ -86,17 +87,18 @@ def test_parts_are_as_even_as_units_allow(total: int, size: int, unit: int) -> N
 
 
 def test_a_shard_is_a_model_of_its_own_sizes() -> None:
-    config = config_of(9, 3, 64, 96, 1000)
-    first, second = plan_shards(config, 2, 32)
+    config = config_of(9, 3, 96, 1000, 576)
+    first, second = plan_shards(config, 2)
     assert (first.heads, first.kv_heads) == (range(3), range(1))
     assert (second.heads, second.kv_heads) == (range(3, 9), range(1, 3))
-    assert (first.inner, second.inner) == (range(32), range(32, 96))
-    assert first.vocabulary.stop == second.vocabulary.start == 31 * VOCABULARY_UNIT
+    assert (first.inner, second.inner) == (range(48), range(48, 96))
+    assert (first.hidden, second.hidden) == (range(288), range(288, 576))
+    assert first.vocabulary.stop == second.vocabulary.start == 31 * UNIT
     own = second.config(config)
-    assert (own.num_heads, own.num_kv_heads, own.intermediate_size, own.vocab_size) == (6, 2, 64, 504)
-    assert own.qkv_sizes == [384, 128, 128]
+    assert (own.num_heads, own.num_kv_heads, own.intermediate_size, own.vocab_size) == (6, 2, 48, 504)
+    assert own.qkv_sizes == [6 * own.head_dim, 2 * own.head_dim, 2 * own.head_dim]
     assert second.describe(config) == (
-        "heads 3 to 8 of 9, KV heads 1 to 2 of 3, inner features 32 to 95 of 96, tokens 496 to 999 of 1000"
+        "heads 3 to 8 of 9, KV heads 1 to 2 of 3, inner features 48 to 95 of 96, tokens 496 to 999 of 1000"
     )
 
 
@@ -106,13 +108,12 @@ def test_a_shard_is_a_model_of_its_own_sizes() -> None:
         (config_of(9, 3), 4, "4 ranks: the model has 9 heads that read 3 KV heads: .* 3 must divide"),
         (config_of(8, 2), 16, "16 ranks: the model has 8 heads that read 2 KV heads"),
         (config_of(12, 2), 8, "8 ranks: the model has 12 heads"),
-        (config_of(8, 8, 16, 96), 4, "4 ranks: the model has 96 inner features .* in groups of 32"),
-        (config_of(4, 4, 16, 128), 4, "4 ranks: rank 1's heads begin at input 16 .* a group of 32"),
-        (config_of(8, 8, 32, 256, 5), 8, "8 ranks: the model has 5 tokens of the vocabulary"),
+        (config_of(8, 8, 7), 8, "8 ranks: the model has 7 inner features, and each rank needs some"),
+        (config_of(8, 8, 256, 5), 8, "8 ranks: the model has 5 tokens"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_its_numbers(
     config: DecoderConfig, size: int, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"model.tensor_parallel_size: {reason}"):
-        plan_shards(config, size, 32)
+        plan_shards(config, size)
