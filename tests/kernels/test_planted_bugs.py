@@ -187,6 +187,9 @@ CPP_BUGS: dict[str, tuple[ExpressionBug, Check]] = CODE_BUGS | {
     )
 }
 
+BUGS_OF_PAIRS = ("the scale of a hidden key is multiplied by zero",)
+"""Of no effect where keys are taken one by one: only a pair may hold a key that its row's window hides."""
+
 
 @pytest.fixture(scope="module")
 def buggy(tmp_path_factory: pytest.TempPathFactory) -> BuggyLibrary:
@@ -208,7 +211,7 @@ def test_without_a_bug_every_check_passes(buggy: BuggyLibrary) -> None:
 @pytest.mark.parametrize("name", CPP_BUGS)
 def test_bugs_in_cpp_are_caught(switched: BuggyLibrary, name: str) -> None:
     bug, check = CPP_BUGS[name]
-    if bug.file == "attention_math.h" and not has(BFLOAT16_PAIRS):
+    if (bug.file == "attention_math.h" or name in BUGS_OF_PAIRS) and not has(BFLOAT16_PAIRS):
         pytest.skip("this machine multiplies no pairs")
     switched.switch_on(bug)
     with pytest.raises(AssertionError):

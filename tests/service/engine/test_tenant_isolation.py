@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from support.real_service import (
@@ -33,6 +34,8 @@ from pageturner.service.engine.api import (
     StreamEvent,
 )
 from pageturner.service.engine.async_engine import AsyncEngine
+from pageturner.service.engine.step_thread import StepThread
+from pageturner.service.engine.thread_messages import Command
 from pageturner.service.errors import DuplicateRequest, InvalidArgument, RequestAborted, TenantLimitReached
 from pageturner.service.identity import ANONYMOUS, Identity, TenantLimits
 
@@ -68,10 +71,17 @@ async def serving(*, shares_prefixes: bool = False) -> AsyncIterator[tuple[Async
 
 @contextmanager
 def few_steps(model: PagedModel) -> Iterator[None]:
-    """So few meanwhile that a request of 40 tokens cannot end, and enough to accept some."""
-    model.gate = threading.Semaphore(5)
-    yield
-    model.gate.release(1000)
+    """One for each command, once it waits for the step's end: a request of 40 tokens cannot end meanwhile."""
+    model.gate = gate = threading.Semaphore(0)
+    send = StepThread.send
+
+    def send_and_end_a_step(thread: StepThread, command: Command) -> None:
+        send(thread, command)
+        gate.release()
+
+    with patch.object(StepThread, "send", send_and_end_a_step):
+        yield
+    gate.release(1000)
 
 
 def request(

@@ -82,7 +82,8 @@ def test_the_embedded_model_in_its_own_groups_stays_near_float32(tmp_path: Path)
     assert found.top1_agreement > 0.9
     assert found.mean_kl < int8.mean_kl < KL_BOUND  # with KV in codes
     assert int8.mean_kl < fp8.mean_kl < 2 * KL_BOUND
-    assert int8.perplexity == pytest.approx(found.perplexity, rel=0.01)
+    # A divergence of 0.005 moves the likelihood of so few tokens by up to 2 %, three times its deviation.
+    assert int8.perplexity == pytest.approx(found.perplexity, rel=0.02)
     bad = candidate_forwards(options, tmp_path, lambda heads, dtype: CpuOps(cpu_library()), NoMinima())
     dropped = measure_accuracy(reference, {"file": bad.logits("file")}, [window[:32]])["file"]
     assert dropped.mean_kl > 100 * KL_BOUND
