@@ -25,6 +25,7 @@ from pageturner.policies.spec import PolicySpec
 from pageturner.service.auth.options import AuthOptions
 from pageturner.service.core.options import SchedulerOptions, SpeculationOptions
 from pageturner.service.engine.adapter_options import AdapterOptions
+from pageturner.service.engine.handover import HandoverOptions
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.errors import ConfigError
 from pageturner.service.grammars.options import GrammarOptions
@@ -145,6 +146,7 @@ class ServiceConfig:
     engine: EngineOptions
     grammars: GrammarOptions
     adapters: AdapterOptions
+    handover: HandoverOptions
     server: ServerOptions
     tls: TlsOptions
     auth: AuthOptions

@@ -101,6 +101,17 @@ class NotResumable(PageturnerError):
         self.differing = differing
 
 
+class HandoverRefused(PageturnerError):
+    """KV of this server would mean nothing on the one that asks for it; says what differs.
+
+    differing: names of the parts that differ, with commas between them; empty where nothing is handed over.
+    """
+
+    def __init__(self, reason: str, differing: str) -> None:
+        super().__init__(reason)
+        self.differing = differing
+
+
 class Loading(PageturnerError):
     """The server is up, its model is not: it takes no work yet; try again, or wait for its health."""
 

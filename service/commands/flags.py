@@ -17,7 +17,10 @@ from pageturner.service.sizes import Bytes, format_size
 
 _DESTINATION = "config:"
 _RENAMED = {"model.source": "--model"}
-_PREFIXED = {"adapters", "auth", "grammars", "log", "metrics", "policies", "speculation", "tls", "traces"}
+_PREFIXED = {
+    *("adapters", "auth", "grammars", "handover", "log"),
+    *("metrics", "policies", "speculation", "tls", "traces"),
+}
 """Sections whose flags all have the section's name before them."""
 _METAVARS: dict[object, str] = {int: "N", float: "X", Bytes: "SIZE", Path: "FILE", PolicySpec: "POLICY"}
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -37,6 +37,8 @@ from pageturner.service.engine.adapter_reports import AdapterInfo as AdapterInfo
 from pageturner.service.engine.conversation import ChatMessage as ChatMessage
 from pageturner.service.engine.conversation import ChatPrompt as ChatPrompt
 from pageturner.service.engine.conversation import ToolCall as ToolCall
+from pageturner.service.engine.handover import HandedBlock as HandedBlock
+from pageturner.service.engine.handover import PrefillOrder as PrefillOrder
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.tenants import TenantsReport
 from pageturner.service.errors import InvalidArgument, PageturnerError
@@ -93,6 +95,8 @@ class GenerationRequest:
     """Token ids that are to be scored behind the prompt, `params.n` of them, in place of an answer."""
     adapter: str = ""
     """Name of a loaded adapter; empty for the model as it is."""
+    hands_over: bool = False
+    """Whether the prompt's KV goes to another server as it is made (see `engine.handover`)."""
     return_prompt: bool = False
     """Whether the AcceptedEvent says what was rendered of the prompt."""
     identity: Identity = ANONYMOUS
@@ -512,4 +516,8 @@ class EngineClient(Protocol):
 
     def adapter_figures(self) -> AdapterFigures:
         """How many there are, and what they take."""
+        ...
+
+    def prefill(self, order: PrefillOrder) -> AsyncGenerator[HandedBlock, None]:
+        """Compute a prompt for another server, and hand its blocks over. As `PrefillSource` says."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.options import SchedulerOptions
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.prefix_summary import PrefixSummary
+from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduling.intake import Room
 from pageturner.service.engine.adapter_options import AdapterOptions
 from pageturner.service.engine.adapter_reports import NoAdapters
@@ -28,17 +29,21 @@ from pageturner.service.engine.api import (
     DrainOutcome,
     EngineHealth,
     GenerationRequest,
+    HandedBlock,
     Inspection,
     ModelInfo,
     PolicyChange,
+    PrefillOrder,
     Prompt,
     ScoreAnswer,
     ScoreRequest,
     ServerInfo,
 )
+from pageturner.service.engine.block_sender import BlockSender
 from pageturner.service.engine.door import Door
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.fingerprint import Fingerprint
+from pageturner.service.engine.handover import Handover
 from pageturner.service.engine.health import Health
 from pageturner.service.engine.input_processor import InputProcessor
 from pageturner.service.engine.inspections import Inspections
@@ -48,6 +53,7 @@ from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.outbox import Outbox
 from pageturner.service.engine.overview import EngineOverview
 from pageturner.service.engine.pending_changes import PendingChanges
+from pageturner.service.engine.prefill_service import PrefillService
 from pageturner.service.engine.prefix_summaries import PrefixSummaries
 from pageturner.service.engine.prompt_limits import InputLimits
 from pageturner.service.engine.prompts import PromptReader
@@ -92,7 +98,9 @@ class AsyncEngine(EngineOverview):
     that the engine's scheduler obeys. flight: None if nothing is recorded. shares_prefixes: whether proved
     tenants find one another's cached blocks. grammars: which the engine's steps obey. adapters: that requests
     may name; None for a model that takes none. hasher: the scheduler's, of its prefix cache; None where
-    nothing is cached.
+    nothing is cached. handover: has prompts computed by other servers; None where this one computes all.
+    sender: hands over what this server computes for others; None where it computes for none. layout: of the
+    bytes of a block, as text. allow_inexact_handover: whether who asks may differ in what moves last bits.
     """
 
     def __init__(
@@ -113,6 +121,10 @@ class AsyncEngine(EngineOverview):
         adapters: Adapters | None = None,
         hasher: PrefixHasher | None = None,
         ranks: Ranks | None = None,
+        handover: Handover | None = None,
+        sender: BlockSender | None = None,
+        layout: str = "",
+        allow_inexact_handover: bool = False,
     ) -> None:
         if adapters is None:
             adapters = Adapters(NoAdapters("this model takes no adapters"), AdapterOptions(), logger)
@@ -124,13 +136,14 @@ class AsyncEngine(EngineOverview):
         self._limits = InputLimits.of_model(model.max_model_len, longest)
         self._prompts = PromptReader(tokenizer, model, options.inline_prompt_characters)
         self._structured = StructuredOutputs(grammars, model.eos_token_ids)
+        fingerprint = Fingerprint(server_info.fingerprint, server_info.exact_resume)
         inputs = InputProcessor(
             self._prompts,
             model,
             self._limits.generation,
             scheduler_options.max_n,
             random,
-            Fingerprint(server_info.fingerprint, server_info.exact_resume),
+            fingerprint,
             self._structured,
             adapters,
             shares_prefixes=shares_prefixes,
@@ -151,6 +164,18 @@ class AsyncEngine(EngineOverview):
             limits=fitting,
             clock=clock,
             metrics=engine.metrics,
+            take_in=None if handover is None else self._take_in,
+        )
+        self._handover = handover
+        self._prefills = PrefillService(
+            sender,
+            hasher,
+            fingerprint,
+            layout,
+            server_info.block_size,
+            self._reception.take,
+            shares_prefixes=shares_prefixes,
+            allow_inexact=allow_inexact_handover,
         )
         self._scorer = Scorer(self._prompts, self._limits.generation, fitting, self.submit, clock)
         self._changes = PendingChanges(self._health, logger, self._send)
@@ -204,6 +229,8 @@ class AsyncEngine(EngineOverview):
     async def aclose(self) -> None:
         """End every request, then the thread. Closing twice is no error."""
         await self.drain(0.0)
+        if self._handover is not None:
+            await self._handover.close()
         if self._thread is None:
             return
         if not await is_set_within(self._live.is_empty, self._options.shutdown_seconds):
@@ -268,6 +295,15 @@ class AsyncEngine(EngineOverview):
         limits.check_tokens(len(token_ids), "token_ids")
         self._tenants.take_text(identity, len(token_ids))
         return await self._prompts.decode(token_ids, limits, tenant=identity.tenant)
+
+    def prefill(self, order: PrefillOrder) -> AsyncGenerator[HandedBlock, None]:
+        """Compute a prompt for another server, and hand its blocks over. Raises HandoverRefused, and as
+        `submit` and its stream do."""
+        return self._prefills.prefill(order)
+
+    async def _take_in(self, new: NewRequest) -> None:
+        assert self._handover is not None, "only with other servers that compute prompts"
+        await self._handover.fetch(new, await self.prefix_summary())
 
     # What operators do; what they read is `EngineOverview`
 

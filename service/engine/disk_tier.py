@@ -8,31 +8,19 @@ of its save on, and no more from the moment at which its place is given away.
 from __future__ import annotations
 
 import queue
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TypeAlias
 
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.memory.transfers import Discard, Load, Save, Transfer, TransferEnd, Withhold
+from pageturner.service.engine.lower_tier import CachedBlock, Jobs, Ready
 from pageturner.service.engine.tier_files import DamagedBlock, TierFiles
 
 LOG_SECONDS = 60.0
 """At most one line in so long about writes that fail, and one about reads."""
-
-Ready: TypeAlias = Callable[[], object]
-"""Returns when blocks of the host may be read and written: what the device enqueued before is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachedBlock:
-    """A block of the prefix cache where it lies, for the last moment of a server. content: its bytes."""
-
-    block_hash: bytes
-    content: Callable[[], memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +148,8 @@ class DiskTier:
             self._discarded.add(oldest)
             self._writes.put(_Job(Discard(oldest), _at_once))
 
-    def _worker(self, name: str) -> _Jobs:
-        jobs = _Jobs(name, self._run)
+    def _worker(self, name: str) -> Jobs[_Job]:
+        jobs = Jobs(name, self._run)
         jobs.thread.start()
         return jobs
 
@@ -195,32 +183,6 @@ class DiskTier:
         if now - self._logged_at.get(event, -LOG_SECONDS) >= LOG_SECONDS:
             self._logged_at[event] = now
             self._logger.warning(event, reason=f"{type(error).__name__}: {error}")
-
-
-class _Jobs:
-    """A queue, and the thread that does what comes, in its order, until None comes."""
-
-    def __init__(self, name: str, run: Callable[[_Job], None]) -> None:
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._do = run
-        # A disk that hangs must not keep the process from exiting.
-        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-
-    def put(self, job: _Job | None) -> None:
-        self._queue.put(job)
-
-    def get(self) -> _Job:
-        job = self._queue.get()
-        assert job is not None, "the thread has taken its end"
-        return job
-
-    @property
-    def is_empty(self) -> bool:
-        return self._queue.empty()
-
-    def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            self._do(job)
 
 
 def _at_once() -> None:

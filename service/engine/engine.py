@@ -270,7 +270,8 @@ class Engine:
         moments = [moment for moment in self._deadlines.values() if moment is not None]
         moments += self._paused.moments()
         if self._tiers is not None and self._tiers.is_busy:
-            moments.append(self._clock.now() + TRANSFER_PAUSE)
+            pause = EMPTY_SCHEDULE_PAUSE if self._tiers.is_handing_over else TRANSFER_PAUSE
+            moments.append(self._clock.now() + pause)
         return max(0.0, min(moments) - self._clock.now()) if moments else None
 
     def _submit(self, request: NewRequest) -> tuple[EngineOutput, ...]:

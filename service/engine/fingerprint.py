@@ -8,17 +8,20 @@ it is one whether the KV of a token was computed by itself, as it was sampled, o
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from pageturner.service.errors import NotResumable
+from pageturner.service.errors import HandoverRefused, NotResumable
 
 MAX_CHARACTERS = 1024
 """Of a fingerprint that a client gives."""
 
 ESSENTIAL = frozenset({"weights", "tokenizer", "prompt", "adapter"})
 """Parts without which tokens that were received mean nothing here."""
+
+ESSENTIAL_OF_KV = frozenset({"weights", "tokenizer", "kv"})
+"""Parts without which KV of another server means nothing here."""
 
 _PROMPT, _GRAMMAR, _ADAPTER = "prompt", "grammar", "adapter"
 _OF_ANSWER = (_PROMPT, _GRAMMAR)
@@ -56,20 +59,27 @@ class Fingerprint:
         mine, theirs = _parts(self._with(adapter)), _parts(given)
         for name in _OF_ANSWER:
             theirs.pop(name, None)
-        differing = [name for name in mine if theirs.get(name) != mine[name]]
-        differing += [name for name in theirs if name not in mine]
-        if allow_inexact:
-            differing = [name for name in differing if name in ESSENTIAL]
+        differing = _differing(mine, theirs, ESSENTIAL if allow_inexact else None)
         if differing:
-            told = ", ".join(
-                f"{name} ({theirs.get(name, 'none')}, here {mine.get(name, 'none')})" for name in differing
-            )
+            told = _told(differing, mine, theirs)
             raise NotResumable(f"the answer began where other things held: {told}", ",".join(differing))
         if not self.is_exact and not allow_inexact:
             reason = (
                 "this server's kernels promise no equal bits (deterministic is off); resume.allow_inexact"
             )
             raise NotResumable(f"{reason} lets tokens differ", "deterministic")
+
+    def check_handover(self, given: str, *, allow_inexact: bool) -> None:
+        """Raises HandoverRefused unless KV that is computed here is what a server of this fingerprint would
+        have computed. allow_inexact: where it would be near it, that will do."""
+        try:
+            mine, theirs = _parts(self.text), _parts(given)
+        except NotResumable as error:
+            raise HandoverRefused(str(error), error.differing) from None
+        differing = _differing(mine, theirs, ESSENTIAL_OF_KV if allow_inexact else None)
+        if differing:
+            told = _told(differing, mine, theirs)
+            raise HandoverRefused(f"the servers compute KV otherwise: {told}", ",".join(differing))
 
     def _with(self, adapter: str) -> str:
         return f"{self.text};{_ADAPTER}={adapter}" if adapter else self.text
@@ -86,6 +96,19 @@ class Fingerprint:
         if theirs != grammar and not allow_inexact:
             told = f"{_GRAMMAR} ({theirs or 'none'}, here {grammar or 'none'})"
             raise NotResumable(f"the answer began where other things held: {told}", _GRAMMAR)
+
+
+def _differing(mine: Mapping[str, str], theirs: Mapping[str, str], heeded: Set[str] | None) -> list[str]:
+    """Names of the parts that differ, of those that are heeded; None heeds all."""
+    differing = [name for name in mine if theirs.get(name) != mine[name]]
+    differing += [name for name in theirs if name not in mine]
+    return [name for name in differing if heeded is None or name in heeded]
+
+
+def _told(differing: Iterable[str], mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    return ", ".join(
+        f"{name} ({theirs.get(name, 'none')}, here {mine.get(name, 'none')})" for name in differing
+    )
 
 
 def _parts(text: str) -> dict[str, str]:

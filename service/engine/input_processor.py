@@ -167,6 +167,7 @@ class InputProcessor:
             is_exact=self._fingerprint.is_exact,
             is_scoring=bool(request.continuations),
             known=() if resume is None or params.beam_search is None else resume.choices,
+            hands_over=request.hands_over,
         )
 
 

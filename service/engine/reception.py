@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pageturner.service.core.clock import Clock
@@ -52,7 +52,8 @@ class Reception:
     """Lives on the event loop. A request that is refused, or whose caller is cancelled, leaves nothing
     behind: neither a place at the door, nor a charge to its tenant, nor an id, nor a hold on its adapter.
 
-    metrics: counts refusals, each once.
+    metrics: counts refusals, each once. take_in: before a request goes to the scheduler, fetches what other
+    servers compute of its prompt; None where there are none.
     """
 
     def __init__(
@@ -68,7 +69,9 @@ class Reception:
         limits: Fitting,
         clock: Clock,
         metrics: Metrics,
+        take_in: Callable[[NewRequest], Awaitable[None]] | None = None,
     ) -> None:
+        self._take_in = take_in
         self._inputs = inputs
         self._structured = structured
         self._door = door
@@ -114,11 +117,13 @@ class Reception:
             token_ids, text = await self._inputs.read(request.prompt, tenant)
             resumed = () if request.resume is None else request.resume.choices
             grammar = await self._structured.prepare(request.params, resumed, tenant)
+            adapter = "" if holding.adapter is None else holding.adapter.digest
+            new = self._inputs.complete(request, request_id, token_ids, arrival_time, adapter)
+            if self._take_in is not None:
+                await self._take_in(new)
             # This may have taken a while. From here to the scheduler nothing is waited for.
             self._health.refuse_unless_serving()
             self._live.refuse_duplicate(tenant, request_id)
-            adapter = "" if holding.adapter is None else holding.adapter.digest
-            new = self._inputs.complete(request, request_id, token_ids, arrival_time, adapter)
             self._door.check(request, arrival_time, len(token_ids), new.num_resumed_tokens)
             new = self._charge(request.identity, holding, new)
         except BaseException:

@@ -1,4 +1,6 @@
-"""Between two steps: what the disk has done is told to the scheduler, what that wants next to the disk."""
+"""Between two steps: what the disk has done is told to the scheduler, what that wants next to the disk.
+
+Where another server stands in the disk's place, it is the same."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.disk_tier import CachedBlock, DiskTier, Ready
+from pageturner.service.engine.lower_tier import CachedBlock, LowerTier, Ready
 
 FLUSH_SECONDS = 10.0
 """How long the end of a server may write what only its memory holds."""
@@ -24,7 +26,7 @@ class TierExchange:
     def __init__(
         self,
         scheduler: Scheduler,
-        disk: DiskTier,
+        disk: LowerTier,
         ready: Callable[[], Ready],
         cached: Callable[[], Iterable[CachedBlock]],
         logger: FilteringBoundLogger,
@@ -56,6 +58,12 @@ class TierExchange:
         """Whether the scheduler is to be asked again soon, though nothing runs."""
         tiers = self._scheduler.manager.tiers
         return self._disk.is_busy or (tiers is not None and tiers.is_busy)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether another server waits for blocks: it is to be asked again at once."""
+        tiers = self._scheduler.manager.tiers
+        return tiers is not None and tiers.is_handing_over
 
     def close(self, *, is_sound: bool) -> None:
         """The last call: blocks that only memory holds are written, if what it holds is sound."""

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from pageturner.service.auth.proof import Authenticator, Presented
 from pageturner.service.errors import PermissionDenied, RefusalCause
 from pageturner.service.identity import ANONYMOUS, Identity
-from pageturner.v1 import admin_pb2
+from pageturner.v1 import admin_pb2, transfer_pb2
 
 Context = grpc.aio.ServicerContext
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -21,7 +21,13 @@ OPEN_SERVICES = frozenset({health_pb2.DESCRIPTOR.services_by_name["Health"].full
 """For probes, which have no credentials: they learn whether the server serves, and nothing else."""
 
 CHANNELZ = "grpc.channelz.v1.Channelz"
-ADMIN_SERVICES = frozenset({admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name, CHANNELZ})
+ADMIN_SERVICES = frozenset(
+    {
+        admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+        transfer_pb2.DESCRIPTOR.services_by_name["TransferService"].full_name,  # on behalf of any tenant
+        CHANNELZ,
+    }
+)
 
 LOCAL_ADMIN = Identity(credential="socket file", is_admin=True)
 """Who may open the admin listener's socket file."""

@@ -32,6 +32,7 @@ from pageturner.service.rpc.models import ModelServicer
 from pageturner.service.rpc.options import ListenAddress, ServerOptions
 from pageturner.service.rpc.reflection import enable_reflection
 from pageturner.service.rpc.tracing import CallTracer
+from pageturner.service.rpc.transfer import TransferServicer
 from pageturner.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -39,6 +40,8 @@ from pageturner.v1 import (
     generation_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
+    transfer_pb2,
+    transfer_pb2_grpc,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
 OWN_SERVICES = frozenset(
     service.full_name
-    for file in (generation_pb2, model_pb2, admin_pb2)
+    for file in (generation_pb2, model_pb2, admin_pb2, transfer_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
 
@@ -276,7 +279,9 @@ class Server:
             )
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
             model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._lifecycle), server)
-            names += [_name_in(generation_pb2.DESCRIPTOR), _name_in(model_pb2.DESCRIPTOR)]
+            transfer = TransferServicer(self._lifecycle)
+            transfer_pb2_grpc.add_TransferServiceServicer_to_server(transfer, server)
+            names += [_name_in(file.DESCRIPTOR) for file in (generation_pb2, model_pb2, transfer_pb2)]
         if has_admin and self._options.enable_admin:
             admin = AdminServicer(self._options, lifecycle, self.begin_drain)
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)

@@ -47,6 +47,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.AdaptersFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.NotResumable: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.HandoverRefused: grpc.StatusCode.FAILED_PRECONDITION,
         errors.Loading: grpc.StatusCode.UNAVAILABLE,
         errors.Draining: grpc.StatusCode.UNAVAILABLE,
         errors.RankLost: grpc.StatusCode.UNAVAILABLE,  # before the kind that it is one of
@@ -85,6 +86,7 @@ _ATTRIBUTES: Mapping[type[PageturnerError], tuple[str, ...]] = MappingProxyType(
         errors.AdapterNotFound: ("adapter",),
         errors.DuplicateRequest: ("request_id",),
         errors.NotResumable: ("differing",),
+        errors.HandoverRefused: ("differing",),
         errors.ConfigError: ("key", "reason"),
         errors.TenantLimitReached: ("limit",),
     }

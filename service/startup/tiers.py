@@ -14,7 +14,8 @@ from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.config import CacheConfig
 from pageturner.service.core.scheduler import Scheduler
-from pageturner.service.engine.disk_tier import CachedBlock, DiskTier
+from pageturner.service.engine.disk_tier import DiskTier
+from pageturner.service.engine.lower_tier import CachedBlock, LowerTier
 from pageturner.service.engine.tier_exchange import TierExchange
 from pageturner.service.engine.tier_files import TierFiles, TierFolderInUse, TierFolderUnusable
 from pageturner.service.errors import ConfigError
@@ -77,13 +78,13 @@ def open_disk(
     return model, OpenedDisk(tier, files.key)
 
 
-def tie_disk(
-    disk: OpenedDisk, scheduler: Scheduler, kv_cache: KvCache, logger: FilteringBoundLogger
+def tie_tier(
+    tier: LowerTier, scheduler: Scheduler, kv_cache: KvCache, logger: FilteringBoundLogger
 ) -> TierExchange:
-    """What carries blocks between the memory that the scheduler plans and the disk."""
+    """What carries blocks between the memory that the scheduler plans and the tier behind it."""
     return TierExchange(
         scheduler,
-        disk.tier,
+        tier,
         lambda: kv_cache.fences.copies_so_far().synchronize,
         lambda: cached_blocks(scheduler, kv_cache),
         logger,

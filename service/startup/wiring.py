@@ -24,6 +24,7 @@ from pageturner.service.engine.api import MeasuredProducts, ProductsInfo, Server
 from pageturner.service.engine.async_engine import AsyncEngine
 from pageturner.service.engine.engine import Engine
 from pageturner.service.engine.fingerprint import Fingerprint
+from pageturner.service.engine.lower_tier import LowerTier
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.step_computation import DirectSteps, StepComputation, ThreadedSteps
 from pageturner.service.engine.text_output import TextOutput
@@ -42,9 +43,10 @@ from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.ranks.ranked_steps import RankedSteps
 from pageturner.service.startup.adapters import build_adapters
 from pageturner.service.startup.fingerprint import describe_fingerprint
+from pageturner.service.startup.handover import build_handover, layout_of, open_handover
 from pageturner.service.startup.loading import LoadedModel, describe_model, load_model
 from pageturner.service.startup.stages import OnStage, unheard
-from pageturner.service.startup.tiers import OpenedDisk, open_disk, tie_disk
+from pageturner.service.startup.tiers import OpenedDisk, open_disk, tie_tier
 
 
 def build_service(
@@ -85,9 +87,12 @@ def build_engine(
     """The engine of a loaded model, not started. The arguments are those of `build_service`."""
     depth, fingerprint = _depth(config, model), describe_fingerprint(model)
     model, disk = open_disk(config.cache, model, fingerprint.text, logger)
+    model, handover = open_handover(config, model, logger)
     scheduler, flight = build_scheduler(
-        config, model, cache_dir, clock, logger, recording, depth=depth, disk=disk
+        config, model, cache_dir, clock, logger, recording, depth=depth, disk=disk, peer=handover.tier
     )
+    hasher = scheduler.manager.hasher
+    tier = handover.tier if disk is None else disk.tier
     if on_phases is not None:
         scheduler.add_listener(PhaseRecorder(on_phases, clock))
     engine = AsyncEngine(
@@ -101,7 +106,7 @@ def build_engine(
             depth=depth,
             device=model.backend,
             on_fault=None if flight is None else flight.on_fault,
-            tiers=None if disk is None else tie_disk(disk, scheduler, model.kv_cache, logger),
+            tiers=None if tier is None else tie_tier(tier, scheduler, model.kv_cache, logger),
         ),
         model.tokenizer,
         model=describe_model(model),
@@ -115,8 +120,16 @@ def build_engine(
         shares_prefixes=config.cache.share_prefixes_between_tenants,
         grammars=model.grammars,
         adapters=build_adapters(model, config.adapters, logger),
-        hasher=scheduler.manager.hasher,
         ranks=None if model.ranks is None else model.ranks.leader,
+        hasher=hasher,
+        handover=(
+            None
+            if hasher is None
+            else build_handover(handover, model, hasher, fingerprint.text, clock, logger)
+        ),
+        sender=handover.sender,
+        layout=layout_of(model),
+        allow_inexact_handover=config.handover.allow_inexact,
     )
     logger.info(
         "built",
@@ -145,8 +158,10 @@ def build_scheduler(
     *,
     depth: int = 0,
     disk: OpenedDisk | None = None,
+    peer: LowerTier | None = None,
 ) -> tuple[Scheduler, FlightDumps | None]:
-    """The scheduler, recorded as configured, and the dumps of the flight recorder if it is on."""
+    """The scheduler, recorded as configured, and the dumps of the flight recorder if it is on. peer: what
+    stands in the place of a disk where blocks are handed over."""
     scheduler = Scheduler(
         model.limits,
         model.cache,
@@ -158,7 +173,7 @@ def build_scheduler(
         shadows=config.policies.create_shadows(),
         watch=CallWatch(time.perf_counter, escapes=()),
         speculation=model.speculation,
-        disk=None if disk is None else disk.tier,
+        disk=peer if disk is None else disk.tier,
     )
     if recording is not None:
         engine = RecordedEngine(

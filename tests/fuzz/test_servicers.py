@@ -36,9 +36,9 @@ from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.rpc import generation, interceptors
 from pageturner.service.rpc.health import HealthServicer
-from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
+from pageturner.v1 import admin_pb2, generation_pb2, model_pb2, transfer_pb2
 
-FILES = (generation_pb2, model_pb2, admin_pb2, health_pb2, reflection_pb2)
+FILES = (generation_pb2, model_pb2, admin_pb2, transfer_pb2, health_pb2, reflection_pb2)
 METHODS: tuple[MethodDescriptor, ...] = tuple(
     method
     for file in FILES

@@ -8,7 +8,7 @@ recorded, and `reached` lets a test wait for a phase instead of sleeping.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -38,9 +38,11 @@ from pageturner.service.engine.api import (
     DrainOutcome,
     EngineHealth,
     GenerationRequest,
+    HandedBlock,
     Inspection,
     ModelInfo,
     PolicyChange,
+    PrefillOrder,
     PrefixSummary,
     Prompt,
     RecentLoad,
@@ -230,6 +232,8 @@ class FakeEngine:
         self.adapter_folder: Path | None = None
         self.done = Activity(EngineHealth.SERVING, 60.25)
         self.inspection = Inspection(SchedulerInspection())
+        self.orders: list[PrefillOrder] = []
+        self.handed_over: list[HandedBlock | PageturnerError] = []
         self.summary = PrefixSummary.of(1, 16, "key", [bytes(16), bytes([1]) * 16])
         self.policies_info = POLICIES
         self.policy_changes: list[PolicyChange] = []
@@ -456,6 +460,13 @@ class FakeEngine:
 
     async def prefix_summary(self) -> PrefixSummary:
         return self.summary
+
+    async def prefill(self, order: PrefillOrder) -> AsyncGenerator[HandedBlock, None]:
+        self.orders.append(order)
+        for item in self.handed_over:
+            if isinstance(item, PageturnerError):
+                raise item
+            yield item
 
     def recent_load(self) -> RecentLoad:
         return self.recent

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pageturner.service.core.memory.block import Block
 from pageturner.service.core.memory.block_manager import BlockManager
+from pageturner.service.core.memory.block_pool import BlockPool
 from pageturner.service.core.memory.tiers import CacheTiers
 from pageturner.service.core.memory.transfers import TransferEnd
 from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.scheduling.fetching import Fetching
 from pageturner.service.core.scheduling.ledger import Ledger
 from support.bad_machines import PlantedBug
-from support.tier_machine import DiskMachine, TieredMachine
+from support.tier_machine import DiskMachine, HandingOverMachine, TieredMachine
 
 
 def _spill_without_copy(original: Any) -> Any:
@@ -82,6 +84,24 @@ def _waits_for_ever(original: Any) -> Any:
     return end
 
 
+def _offer_without_copy(original: Any) -> Any:
+    def copy_offered(self: CacheTiers, device: BlockPool) -> None:
+        num_copies = len(self._copies_out)
+        original(self, device)
+        del self._copies_out[num_copies:]
+
+    return copy_offered
+
+
+def _evictions_are_sent_too(original: Any) -> Any:
+    def spill(self: CacheTiers, block: Block) -> None:
+        original(self, block)
+        if block.block_hash is not None and self.host.lookup(block.block_hash) is not None:
+            self._unsaved[block.block_hash] = None
+
+    return spill
+
+
 # (name, owner, method, mistake, caught by, machine, seed), as `PlantedBug` says.
 _PLANTED: tuple[tuple[str, Any, str, Callable[[Any], Any], str, type[TieredMachine], int], ...] = (
     ("spill-without-copy", CacheTiers, "end_step", _spill_without_copy, "tokens", TieredMachine, 0),
@@ -109,6 +129,8 @@ _PLANTED: tuple[tuple[str, Any, str, Callable[[Any], Any], str, type[TieredMachi
     ("found-before-read", CacheTiers, "load", _found_before_it_is_read, "tiers", DiskMachine, 0),
     ("failed-read-cached", CacheTiers, "end", _failed_read_is_cached, "tokens", DiskMachine, 8),
     ("waits-for-ever", Fetching, "end", _waits_for_ever, "fetching", DiskMachine, 0),
+    ("offer-without-copy", CacheTiers, "copy_offered", _offer_without_copy, "tokens", HandingOverMachine, 0),
+    ("evictions-sent", CacheTiers, "spill", _evictions_are_sent_too, "handed over", HandingOverMachine, 0),
 )
 TIER_BUGS = tuple(
     PlantedBug(name, owner, method, mistake, caught_by, machine=machine, seed=seed)

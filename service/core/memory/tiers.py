@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pageturner.service.core.memory.block import Block, Release
 from pageturner.service.core.memory.block_pool import BlockPool
@@ -238,15 +239,18 @@ class CacheTiers:
     def start_saves(self) -> None:
         """Have the oldest blocks that the disk was not offered yet written, as far as it keeps up."""
         num_saves = self.num_saves
-        while self._unsaved and num_saves < self._max_saves and self.num_held < self._num_cache_blocks:
-            block_hash = next(iter(self._unsaved))
+        for block_hash in tuple(islice(self._unsaved, self._max_saves + num_saves)):
+            if num_saves >= self._max_saves or self.num_held >= self._num_cache_blocks:
+                return
             host_block = self.host.lookup(block_hash)
+            if host_block in self._in_flight:
+                continue  # handed over to one reader; another one's is next
             if host_block is not None and self.host.is_fenced(host_block):
                 return  # its copy is not known to be made
             del self._unsaved[block_hash]
             if host_block is None:
                 self._withhold(block_hash)
-            elif host_block not in self._in_flight and not self.is_on_disk(block_hash):
+            elif not self.is_on_disk(block_hash):
                 self.host.share(host_block)
                 self._start(Save(host_block, block_hash))
                 num_saves += 1

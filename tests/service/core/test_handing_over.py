@@ -9,6 +9,7 @@ from support.tier_machine import FAST
 
 from pageturner.policies import registry
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
+from pageturner.service.core.memory.tiers import CacheTiers
 from pageturner.service.core.options import SchedulerOptions
 
 BLOCK_SIZE = 2
@@ -117,6 +118,12 @@ def test_what_left_memory_before_it_could_be_saved_is_withheld() -> None:
     assert disk.withheld
     assert disk.stored.keys() | disk.withheld == set(HASHES)
     live.check_finished()
+
+
+def test_a_loss_that_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CacheTiers, "_withhold", lambda self, block_hash: None)
+    with pytest.raises(AssertionError):
+        test_what_left_memory_before_it_could_be_saved_is_withheld()
 
 
 def test_what_a_failed_step_was_to_copy_is_withheld_or_right() -> None:

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.core.memory.transfers import Discard, Load, Save, Transfer, TransferEnd
-from pageturner.service.engine.disk_tier import CachedBlock, DiskTier
+from pageturner.service.engine.disk_tier import DiskTier
+from pageturner.service.engine.lower_tier import CachedBlock
 from pageturner.service.engine.tier_files import TierFiles
 
 BLOCK = 256

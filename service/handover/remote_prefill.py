@@ -1,0 +1,185 @@
+"""Asks servers that prefill for the KV of long prompts, and leaves it where the scheduler finds it.
+
+As in Dynamo's conditional disaggregation the decoding server decides, request by request: a prompt of which
+it lacks few tokens it computes itself, since their transfer would take as long (see also DistServe, Zhong et
+al., 2024, and Splitwise, Patel et al., 2024, on why to part the two).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import dropwhile
+
+from structlog.typing import FilteringBoundLogger
+
+from pageturner.service.client.calls import StreamCall
+from pageturner.service.core.clock import Clock
+from pageturner.service.core.memory.prefix_cache import PrefixHasher
+from pageturner.service.core.prefix_summary import PrefixSummary
+from pageturner.service.core.request import NewRequest
+from pageturner.service.engine.block_receiver import BlockReceiver
+from pageturner.service.engine.handover import HandoverOptions
+from pageturner.service.errors import HandoverRefused, PageturnerError
+from pageturner.service.handover.peers import Peer, Peers
+from pageturner.v1 import transfer_pb2 as pb
+
+_METHOD = pb.DESCRIPTOR.services_by_name["TransferService"].methods_by_name["Prefill"]
+PATH = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
+
+
+class BadBlock(PageturnerError):
+    """What came is not the block that was asked for."""
+
+
+class Silent(PageturnerError):
+    """Nothing came for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKv:
+    """What KV of this server is: others' must be alike. fingerprint, layout: as of `PrefillOrder`."""
+
+    fingerprint: str
+    layout: str
+    block_size: int
+    block_bytes: int
+
+
+class RemotePrefill:
+    """Implements `engine.handover.Handover`. hasher: the scheduler's. receiver: behind its host tier."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        receiver: BlockReceiver,
+        hasher: PrefixHasher,
+        own: OwnKv,
+        options: HandoverOptions,
+        clock: Clock,
+        logger: FilteringBoundLogger,
+    ) -> None:
+        self._peers = peers
+        self._receiver = receiver
+        self._hasher = hasher
+        self._own = own
+        self._options = options
+        self._clock = clock
+        self._logger = logger
+
+    async def fetch(self, new: NewRequest, held: PrefixSummary) -> None:
+        """What another server computes of its prompt, if it is asked for, is in the receiver then."""
+        hashes = self._wanted(new, held)
+        first = len(hashes.before)
+        while hashes.missing:
+            peer = self._peers.choose()
+            if peer is None:
+                return
+            num_tokens = len(hashes.missing) * self._own.block_size
+            peer.num_tokens += num_tokens
+            try:
+                await self._take_in(peer, new, first, hashes.missing)
+            except PageturnerError as error:
+                is_refusal = isinstance(error, HandoverRefused)
+                if self._peers.failed(peer, str(error), is_refusal=is_refusal):
+                    self._logger.warning("handover_failed", server=peer.address, reason=str(error))
+            else:
+                self._peers.succeeded(peer)
+                return
+            finally:
+                peer.num_tokens -= num_tokens
+            # What it gave is good: another server is asked for the rest, and has it cached or computes it.
+            missing = list(dropwhile(self._receiver.holds, hashes.missing))
+            first += len(hashes.missing) - len(missing)
+            hashes = _Wanted(hashes.before, missing)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._peers.close()
+
+    def _wanted(self, new: NewRequest, held: PrefixSummary) -> _Wanted:
+        """Which blocks of the prompt are here, and which are to be had; none of a request that is better, or
+        can only be, computed here."""
+        own, options = self._own, self._options
+        tokens = new.prompt_token_ids
+        may_ask = not (
+            new.adapter or new.bypass_prefix_cache or new.is_scored or new.resumed or new.hands_over
+        )
+        if not may_ask or len(tokens) <= options.min_tokens:
+            return _Wanted([], [])
+        hashes = self._hasher.chain(
+            tokens[:-1],  # the last token is computed here, for its logits
+            own.block_size,
+            adapter=new.adapter,
+            salt=new.cache_salt,
+            tenant=new.cache_tenant,
+        )
+        num_here = held.num_leading(hashes)
+        while num_here < len(hashes) and self._receiver.holds(hashes[num_here]):
+            num_here += 1
+        missing = hashes[num_here:][: self._receiver.capacity]
+        if len(tokens) - num_here * own.block_size < options.min_tokens:
+            missing = []
+        return _Wanted(hashes[:num_here], missing)
+
+    async def _take_in(self, peer: Peer, new: NewRequest, first: int, hashes: list[bytes]) -> None:
+        """Raises PageturnerError where the server fails, or gives something else than blocks in order."""
+        last = first + len(hashes)
+        request = pb.PrefillRequest(
+            token_ids=new.prompt_token_ids[: last * self._own.block_size],
+            fingerprint=self._own.fingerprint,
+            layout=self._own.layout,
+            first_block=first,
+            tenant=new.tenant,
+            cache_salt=new.cache_salt,
+            priority=new.priority,
+        )
+        left = None if new.deadline is None else max(0.0, new.deadline - self._clock.now())
+        call = StreamCall(PATH, request, pb.PrefillResponse, _as_it_is, left)
+        async with aclosing(peer.connection.follow(call)) as messages:
+            index = first
+            async for message in self._within_patience(messages):
+                if message.WhichOneof("news") != "block":
+                    continue
+                self._check(message.block, index, last)
+                self._receiver.put(hashes[index - first], message.block.content)
+                index += 1
+
+    async def _within_patience(
+        self, messages: AsyncIterator[pb.PrefillResponse]
+    ) -> AsyncIterator[pb.PrefillResponse]:
+        """Raises Silent where the next one does not come in time."""
+        while True:
+            try:
+                async with asyncio.timeout(self._options.patience_seconds):
+                    message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                seconds = self._options.patience_seconds
+                raise Silent(f"nothing came for {seconds:g} s (handover.patience_seconds)") from None
+            yield message
+
+    def _check(self, block: pb.KvBlock, index: int, last: int) -> None:
+        if block.index != index or index >= last:
+            raise BadBlock(f"block {block.index} came where block {index} of {last} was due")
+        if len(block.content) != self._own.block_bytes:
+            expected = self._own.block_bytes
+            raise BadBlock(f"block {index} has {len(block.content)} bytes, not {expected}")
+        if zlib.crc32(block.content) != block.checksum:
+            raise BadBlock(f"block {index} was damaged on its way")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Hashes of a prompt's blocks: those that are here, and those behind them that are to be had."""
+
+    before: list[bytes]
+    missing: list[bytes]
+
+
+def _as_it_is(message: pb.PrefillResponse) -> pb.PrefillResponse:
+    return message
