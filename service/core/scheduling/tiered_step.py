@@ -31,10 +31,10 @@ class TieredStep:
         self._held = [block for admission in plan.admissions for block in admission.restores]
         self._tiers.hold(self._held)
         self._tiers.begin_step(self._release)
-        self._tiers.copy_offered(self._device)
 
     def end(self, output: SchedulerOutput) -> SchedulerOutput:
         """It was: the step, with the copies between tiers among its own."""
+        self._tiers.copy_offered(self._device)  # now: the plan's own swaps have had their room in the host
         spills, restores = self._tiers.end_step()
         self._tiers.let_go(self._held, self._release)
         if not spills and not restores:
