@@ -58,7 +58,7 @@ def open_handover(
         reason = f"{options.role} has another server in the place of cache.disk_cache_folder: leave that out"
         raise ConfigError("handover.role", reason)
     if model.ranks is not None:
-        reason = f"{options.role} hands over whole blocks, of which a rank has a part: model.tensor_parallel_size"
+        reason = f"{options.role} needs whole blocks, of which each rank has a part (tensor_parallel_size)"
         raise ConfigError("handover.role", reason)
     host_block = partial(bytes_of, model.kv_cache.host_pool)
     if options.role == "prefill":
