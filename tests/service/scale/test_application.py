@@ -229,3 +229,78 @@ def test_an_application_outlives_its_replicas(folder: Path, truth: LLM) -> None:
         scale = {"min_replicas": 2, "max_replicas": 2}
         with ray_application(Path(room), arguments(folder, scale)) as application:
             asyncio.run(check(application))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_replicas_come_and_go_and_are_replaced_under_load(folder: Path, truth: LLM) -> None:
+    async def check(application: RayApplication) -> None:
+        await replicas_follow_the_load(application, truth)
+        application.deploy(arguments(folder, SCALED | {"downscale_delay_seconds": 600.0}))
+        await a_new_version_takes_over_without_a_lost_stream(application, folder, truth)
+
+    with TemporaryDirectory(prefix="ray-") as room:
+        with ray_application(Path(room), arguments(folder, SCALED)) as application:
+            asyncio.run(check(application))
+
+
+SCALED: dict[str, Any] = {
+    "min_replicas": 1,
+    "max_replicas": 3,
+    "target_queued_tokens": 100,
+    "metrics_seconds": 2.0,
+    "upscale_delay_seconds": 0.0,
+    "downscale_delay_seconds": 3.0,
+}
+
+
+class Load:
+    """Clients that ask one thing after another, and compare each answer with the truth."""
+
+    def __init__(self, client: Client, truth: LLM, num_clients: int) -> None:
+        self.num_right = 0
+        self._prompts = [f"Load {number}: " + "The quick brown fox jumps. " * 12 for number in range(8)]
+        self._texts = expected(truth, self._prompts, TURN)
+        self._is_over = False
+        self._tasks = [asyncio.create_task(self._ask(client, number)) for number in range(num_clients)]
+
+    async def _ask(self, client: Client, number: int) -> None:
+        while not self._is_over:
+            which = number % len(self._prompts)
+            (text,) = await Streams(client, [self._prompts[which]], TURN).texts()
+            assert text == self._texts[which]
+            self.num_right += 1
+            number += 3
+
+    async def end(self) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+
+
+async def replicas_follow_the_load(application: RayApplication, truth: LLM) -> None:
+    """From one to three and back, with clients that go on all the while."""
+    async with client_of(application) as client:
+        assert len(application.replicas()) == 1
+        load = Load(client, truth, 32)
+        await until(lambda: len(application.replicas()) == 3, "three replicas", 120)
+        await until(lambda: load.num_right >= 100, "answers", 120)
+        await load.end()
+        trickle = Load(client, truth, 1)
+        await until(lambda: len(application.replicas()) == 1, "one replica again", 180)
+        await trickle.end()
+        assert trickle.num_right
+
+
+async def a_new_version_takes_over_without_a_lost_stream(
+    application: RayApplication, folder: Path, truth: LLM
+) -> None:
+    async with client_of(application) as client:
+        before = set(application.replicas())
+        load = Load(client, truth, 4)
+        changed = arguments(folder, SCALED | {"downscale_delay_seconds": 600.0}, num_blocks=480)
+        await asyncio.to_thread(application.deploy, changed)
+        num_right = load.num_right
+        await until(lambda: load.num_right > num_right + 8, "answers of the new version", 60)
+        await load.end()
+        assert not before & set(application.replicas()), "a replica of the old version is left"
+        assert (await client.server_info()).num_blocks == 480
