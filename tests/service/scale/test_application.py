@@ -239,9 +239,11 @@ def test_replicas_come_and_go_and_are_replaced_under_load(folder: Path, truth: L
         application.deploy(arguments(folder, SCALED | {"downscale_delay_seconds": 600.0}))
         await a_new_version_takes_over_without_a_lost_stream(application, folder, truth)
 
-    with TemporaryDirectory(prefix="ray-") as room:
-        with ray_application(Path(room), arguments(folder, SCALED)) as application:
-            asyncio.run(check(application))
+    with (
+        TemporaryDirectory(prefix="ray-") as room,
+        ray_application(Path(room), arguments(folder, SCALED)) as application,
+    ):
+        asyncio.run(check(application))
 
 
 SCALED: dict[str, Any] = {
