@@ -16,6 +16,7 @@ from pageturner.service.commands.result_files import check_folder
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pageturner.service.simulator.acceptance import Acceptance
     from pageturner.service.simulator.experiment import WorkloadOfSeed
     from pageturner.service.simulator.workload import SimulatedWorkload
 
@@ -46,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--sweep", action="append", default=[], metavar="KEY=VALUE,...", help="each set once with each value")
     add("--machine", default="h100-8b", metavar="FILE", help="what it runs on (%(default)s)")
+    add(
+        "--drafts",
+        metavar="NAME=VALUE,...",
+        help="speculate on answers of such luck: repeating=0.5, odds=0.3, ... (service/simulator/README.md)",
+    )
     add("--seeds", type=int, default=5, metavar="N", help="runs of each, with seeds 0 .. N-1 (%(default)s)")
     add(
         "--slo-ttft",
@@ -62,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from pageturner.service.simulator.acceptance import parse_acceptance
     from pageturner.service.simulator.contenders import check_names, parse_policies, sweep
     from pageturner.service.simulator.experiment import distinct_workloads, run_experiment
     from pageturner.service.simulator.figures import Slo
@@ -75,13 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
         check_matplotlib()
         check_folder("--plot", arguments.plot)
     machine = load_machine(arguments.machine)
+    acceptance = None if arguments.drafts is None else parse_acceptance(arguments.drafts)
+    if acceptance is not None and machine.speculation.method == "none":
+        machine = replace(machine, speculation=replace(machine.speculation, method="ngram"))
     find_modules_in(Path.cwd())
     setups = tuple(parse_policies(text) for text in arguments.policies or [""])
     for text in arguments.sweep:
         setups = sweep(setups, text)
     check_names(setups)
     contenders = [setup.on(machine) for setup in setups]
-    source = _source(arguments)
+    source = _source(arguments, acceptance)
     for text in source.notes:
         note(text)
     workloads = distinct_workloads(source.workload_of, range(arguments.seeds))
@@ -104,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         "limit": arguments.limit,
         "speed": arguments.speed,
         "concurrency": arguments.concurrency,
+        "drafts": arguments.drafts,
         "machine": machine.name,
         "seeds": len(workloads),
         "slo_ttft_seconds": arguments.slo_ttft,
@@ -142,28 +153,32 @@ class _Source:
     notes: tuple[str, ...] = ()
 
 
-def _source(arguments: argparse.Namespace) -> _Source:
-    """A recipe, or a trace, which is read here, once. Raises PageturnerError."""
+def _source(arguments: argparse.Namespace, acceptance: Acceptance | None) -> _Source:
+    """A recipe, or a trace, which is read here, once. Raises PageturnerError.
+
+    acceptance: of drafts; with one, each seed has other luck, also on a trace that is taken whole."""
     from pageturner.service.simulator.synthetic import RECIPES, parse_recipe
     from pageturner.service.simulator.traces import read_trace
 
-    def as_asked(workload: SimulatedWorkload) -> SimulatedWorkload:
+    def as_asked(workload: SimulatedWorkload, seed: int) -> SimulatedWorkload:
         if arguments.concurrency:
             workload = replace(workload, concurrency=arguments.concurrency)
+        if acceptance is not None:
+            workload = replace(workload, acceptance=replace(acceptance, seed=seed))
         return workload.at_rate(arguments.speed)
 
     if arguments.workload.partition(":")[0] in RECIPES or not Path(arguments.workload).exists():
         name, recipe = parse_recipe(arguments.workload)
         if arguments.limit is not None:
             raise ConfigError("--limit", f"is for traces; a recipe has requests={arguments.limit} for it")
-        return _Source(lambda seed: as_asked(recipe.make(name, seed)))
+        return _Source(lambda seed: as_asked(recipe.make(name, seed), seed))
     with reading(arguments.workload) as on_bytes:
         trace = read_trace(Path(arguments.workload), on_bytes)
     source = trace.source
     found = f"{source.format}, {source.num_requests:,} requests over {source.seconds:,.1f} s"
     notes = tuple(f"{source.name}: {text}" for text in (found, *source.notes))
     if arguments.limit is None or arguments.limit >= source.num_requests:
-        whole = as_asked(trace.workload())
-        return _Source(lambda _: whole, notes)
+        whole = trace.workload()
+        return _Source(lambda seed: as_asked(whole, seed), notes)
     limit: int = arguments.limit
-    return _Source(lambda seed: as_asked(trace.window(limit, seed)), notes)
+    return _Source(lambda seed: as_asked(trace.window(limit, seed), seed), notes)

@@ -7,6 +7,7 @@ preset=vllm-v1;victim=least-computed           a preset, and what differs from i
 fair: queue=virtual-token-counter              under a name of one's own, which tables and plots show
 --sweep reclaim=always-swap,always-recompute   each set once with each value
 --sweep cache.num_blocks=512,1024              a bound of the machine
+--sweep speculation.method=none,ngram          without drafts and with them
 --sweep queue.aging_seconds=1,10               an option of the policy that the set has
 """
 
@@ -27,7 +28,7 @@ from pageturner.service.simulator.experiment import Contender
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.tables import read_table
 
-_SECTIONS = ("cache", "scheduler", "step_time")
+_SECTIONS = ("cache", "scheduler", "step_time", "speculation")
 
 _NAMED = re.compile(r"(?P<name>[^=;:{]*[^=;:{\s]\s*):(?P<set>.*)", re.DOTALL)
 """A name ends at a colon that comes before any `=`; the colon of an option comes after one."""

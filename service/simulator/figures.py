@@ -46,6 +46,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("recompute_tax", "recompute tax", "share"),
     Metric("recomputed_tokens", "recomputed tokens", ""),
     Metric("prefix_hit_share", "prefix hits", "share", True),
+    Metric("draft_share", "drafts", "of output tokens", None),
+    Metric("accepted_share", "drafts that came true", "of output tokens", True),
     Metric("kv_occupancy", "KV occupancy", "share", None),
     Metric("kv_waste", "KV waste", "share"),
     Metric("fairness_gap", "fairness gap", "tokens"),
@@ -71,7 +73,7 @@ def figures_of(result: SimulationResult, slo: Slo = DEFAULT_SLO) -> Figures:
     """Latencies are those of requests that ended well, from their arrival."""
     well = [request for request in result.requests if request.error is None]
     seconds = max(result.seconds, 1e-12)
-    stats = result.stats
+    stats, num_outputs = result.stats, sum(request.num_output_tokens for request in result.requests)
     found: dict[str, float] = {
         "throughput": sum(request.num_output_tokens for request in well) / seconds,
         "total_throughput": sum(r.num_output_tokens + r.num_prompt_tokens for r in well) / seconds,
@@ -87,6 +89,8 @@ def figures_of(result: SimulationResult, slo: Slo = DEFAULT_SLO) -> Figures:
         "recompute_tax": result.num_recomputed_tokens / max(1, result.num_scheduled_tokens),
         "recomputed_tokens": float(result.num_recomputed_tokens),
         "prefix_hit_share": stats.num_prefix_hit_tokens_total / max(1, stats.num_prefix_query_tokens_total),
+        "draft_share": stats.num_drafted_tokens_total / max(1, num_outputs),
+        "accepted_share": stats.num_accepted_drafts_total / max(1, num_outputs),
         "fairness_gap": result.fairness_gap,
         "deadline_misses": float(sum(type(r.error).__name__ == "DeadlineExceeded" for r in result.requests)),
         "failed": float(len(result.requests) - len(well)),

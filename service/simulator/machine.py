@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.drafting.draft_counts import LEAST_ROW_COST
+from pageturner.service.core.options import NO_SPECULATION, CacheOptions, SchedulerOptions, SpeculationOptions
+from pageturner.service.errors import ConfigError
 from pageturner.service.simulator.errors import MachineError
 from pageturner.service.simulator.step_time import StepTimeModel
 from pageturner.service.simulator.tables import read_table
@@ -28,7 +30,7 @@ class SimulatedMachine:
     derivation: how the figures were found, in words. block_bytes: of one KV block over all
     layers. measured: what policies are told of it, where that has ceased to be true (a link grown busy);
     else step_time itself. request_seconds: from a client's send to the queue and from a token to its
-    reader, together.
+    reader, together. speculation: as configured; what comes true of the drafts is the workload's to say.
     """
 
     name: str
@@ -39,6 +41,7 @@ class SimulatedMachine:
     scheduler: SchedulerOptions = SchedulerOptions()
     request_seconds: float = 0.0
     measured: StepTimeModel | None = None
+    speculation: SpeculationOptions = NO_SPECULATION
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bound with which no scheduler could work."""
@@ -55,6 +58,14 @@ class SimulatedMachine:
             raise ValueError(f"block_bytes must be at least 1, not {self.block_bytes}")
         if not (math.isfinite(self.request_seconds) and self.request_seconds >= 0):
             raise ValueError(f"request_seconds must be at least 0, not {self.request_seconds}")
+
+    @property
+    def row_cost(self) -> float:
+        """What one more row, its logits included, adds to a step of one row, as a share of that."""
+        steps = self.step_time
+        row = steps.a_token + steps.a_sample
+        one = steps.a_step + steps.a_sequence + row
+        return min(1.0, max(LEAST_ROW_COST, row / one)) if one else LEAST_ROW_COST
 
     def to_json(self) -> str:
         """The text of a file that `load_machine` reads back as this."""
@@ -79,5 +90,5 @@ def load_machine(source: str) -> SimulatedMachine:
     except OSError as error:
         known = ", ".join(shipped_machines())
         raise MachineError(f"{source}: {error.strerror}; shipped are {known}") from error
-    except (ValueError, RecursionError) as error:
+    except (ConfigError, ValueError, RecursionError) as error:
         raise MachineError(f"{source} is no machine file: {error}") from error

@@ -26,6 +26,7 @@ SHOWN = (
         "e2e_p99",
     ),
     *("preemptions", "swap_preemptions", "recompute_preemptions", "tail_preemptions", "recompute_tax"),
+    *("draft_share", "accepted_share"),
     *("prefix_hit_share", "kv_occupancy", "kv_waste", "fairness_gap", "deadline_misses", "failed"),
 )
 """Metrics of the table; the JSON has all."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.outputs import (
     FinishedEvent,
     SampledSequence,
     SampledToken,
+    ScheduledSequence,
     SchedulerOutput,
     SchedulerStats,
     TextDelta,
@@ -25,6 +26,7 @@ from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.core.scheduling.intake import asked_work, check_deadline
 from pageturner.service.errors import PageturnerError
 from pageturner.service.flight.step_work import work_of
+from pageturner.service.simulator.acceptance import SimulatedDrafter
 from pageturner.service.simulator.errors import SimulationStuck
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.tenancy import TenantLedger
@@ -115,7 +117,18 @@ class _Simulation:
         self._options = machine.scheduler
         self._request_seconds = machine.request_seconds
         rates = (machine.measured or machine.step_time).rates(machine.block_bytes)
-        self._scheduler = Scheduler(machine.scheduler, machine.cache, policies, NullStopCondition(), rates)
+        speculation = machine.speculation
+        if speculation.row_cost is None:
+            speculation = replace(speculation, row_cost=machine.row_cost)
+        self._scheduler = Scheduler(
+            machine.scheduler,
+            machine.cache,
+            policies,
+            NullStopCondition(),
+            rates,
+            speculation=speculation,
+            drafter=SimulatedDrafter(workload.acceptance),
+        )
         self._now = 0.0
         self._records: dict[str, SimulatedRequest] = {}
         self._followers: dict[int, list[int]] = {}
@@ -218,24 +231,27 @@ class _Simulation:
     # --- steps -----------------------------------------------------------------------------
 
     def _step(self, output: SchedulerOutput) -> None:
-        self._account(output)
-        self._now += self._model.seconds(work_of(output))
         sampled = tuple(
-            SampledSequence(row.seq_id, row.epoch, (SampledToken(row.seed + part.end),))
+            SampledSequence(row.seq_id, row.epoch, _sampled_tokens(part, row.seed))
             for part in output.scheduled
             for row in part.samples
         )
+        self._account(output, sampled)
+        self._now += self._model.seconds(work_of(output))
         self._settle(self._scheduler.update(output, sampled, self._now))
         self._num_steps += 1
         if self._num_steps % self._sample_interval == 0:
             self._sample()
 
-    def _account(self, output: SchedulerOutput) -> None:
-        high_water, tenants = self._high_water, self._tenants
+    def _account(self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...]) -> None:
+        """KV of a draft counts where it comes true."""
+        high_water, tenants, results = self._high_water, self._tenants, iter(sampled)
         for part in output.scheduled:
-            end = part.start + len(part.token_ids)
+            num_outputs = sum(len(next(results).tokens) for _ in part.samples)
+            num_right = num_outputs - 1 if part.num_drafts else 0
+            end = part.end - part.num_drafts + num_right
             known = high_water.get(part.seq_id, 0)
-            self._num_scheduled += end - part.start
+            self._num_scheduled += len(part.token_ids)
             if part.start < known:
                 self._num_recomputed += min(end, known) - part.start
             if end > known:
@@ -245,7 +261,7 @@ class _Simulation:
                 tenants.served(
                     record.tenant,
                     num_prompt=max(0, min(end, record.num_prompt_tokens) - max(known, part.start)),
-                    num_output=len(part.samples),
+                    num_output=num_outputs,
                 )
         if tenants:
             scheduled = {part.request_id: self._records[part.request_id].tenant for part in output.scheduled}
@@ -288,3 +304,14 @@ class _Simulation:
         if len(self._samples) >= MAX_SAMPLES:
             self._samples = self._samples[::2]
             self._sample_interval *= 2
+
+
+def _sampled_tokens(part: ScheduledSequence, seed: int) -> tuple[SampledToken, ...]:
+    """The drafts that come true, and the token behind them; one token where there are none."""
+    first = part.end - part.num_drafts
+    tokens = [seed + first]
+    for draft in part.token_ids[len(part.token_ids) - part.num_drafts :]:
+        if draft != tokens[-1]:
+            break
+        tokens.append(tokens[-1] + 1)
+    return tuple(map(SampledToken, tokens))

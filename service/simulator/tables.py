@@ -44,5 +44,5 @@ def _read(annotation: Any, value: object, path: str) -> Any:
         return read_table(cast(type[Any], table), value, f"{path}.")
     try:
         return _CONVERTER.structure(value, annotation)
-    except (TypeError, ValueError, cattrs.errors.StructureHandlerNotFoundError) as error:
+    except (TypeError, ValueError, cattrs.errors.CattrsError, cattrs.StructureHandlerNotFoundError) as error:
         raise ValueError(f"{path}: {error}") from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.simulator.acceptance import Acceptance
 from pageturner.service.simulator.errors import WorkloadError
 
 SEGMENT_BITS = 20
@@ -84,11 +85,13 @@ class WorkloadRequest:
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
     """Requests by arrival. concurrency: of a closed loop, where a request is sent when another ended
-    and `at_seconds` counts only for the first; None for an open one."""
+    and `at_seconds` counts only for the first; None for an open one. acceptance: of drafts, on a machine that
+    speculates."""
 
     name: str
     requests: tuple[WorkloadRequest, ...]
     concurrency: int | None = None
+    acceptance: Acceptance = Acceptance()
 
     def __post_init__(self) -> None:
         if not self.requests:
