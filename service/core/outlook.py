@@ -30,12 +30,32 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """What guesses do to a sequence, in the mean of its steps: drafts that a step verifies for it, and tokens
+    that it yields beyond the one."""
+
+    drafts: float = 0.0
+    gain: float = 0.0
+
+    def __add__(self, other: Drafting) -> Drafting:
+        return Drafting(self.drafts + other.drafts, self.gain + other.gain)
+
+    def times(self, num_sequences: int) -> Drafting:
+        """Of so many such sequences together."""
+        return Drafting(num_sequences * self.drafts, num_sequences * self.gain)
+
+
+NO_DRAFTING = Drafting()
+
+
+@dataclass(frozen=True, slots=True)
 class Concurrency:
     """How long answers take beside others. Seconds; the default is a machine that takes no time.
 
     step: that a step takes with nothing in it. prompt_token, output_token: that each token of either kind
-    adds. num_rows: sequences that run. prompt_ratio: tokens of prompts that are computed for each token of an
-    answer, as those that end are followed by others like them.
+    adds, a draft like one of an answer. num_rows: sequences that run. prompt_ratio: tokens of prompts that
+    are computed for each token of an answer, as those that end are followed by others like those of late.
+    drafting: of all that run. usual: of a sequence of which nothing is known.
     """
 
     step: float = 0.0
@@ -43,16 +63,29 @@ class Concurrency:
     output_token: float = 0.0
     num_rows: int = 0
     prompt_ratio: float = 0.0
+    drafting: Drafting = NO_DRAFTING
+    usual: Drafting = NO_DRAFTING
 
-    def seconds(self, num_prompt_tokens: float, num_outputs: float, more_rows: int = 0) -> float:
-        """Until a request has computed these of its own, with more_rows sequences more than run now."""
-        row = self.output_token + self.prompt_ratio * self.prompt_token
-        step = self.step + (self.num_rows + more_rows) * row
-        return num_prompt_tokens * self.prompt_token + num_outputs * step
+    def seconds(
+        self, num_prompt_tokens: float, num_outputs: float, more_rows: int = 0, gain: float | None = None
+    ) -> float:
+        """Until a request has computed these of its own, with more_rows sequences more than run now.
 
-    def seconds_alone(self, num_prompt_tokens: float, num_outputs: float) -> float:
+        gain: tokens that each of its steps yields beyond the one; None for what is usual."""
+        drafting = self.drafting + self.usual.times(more_rows)
+        prompts = self.prompt_ratio * self.prompt_token
+        step = self.step + (self.num_rows + more_rows) * (self.output_token + prompts)
+        step += drafting.drafts * self.output_token + drafting.gain * prompts
+        return num_prompt_tokens * self.prompt_token + self.num_steps(num_outputs, gain) * step
+
+    def seconds_alone(self, num_prompt_tokens: float, num_outputs: float, gain: float | None = None) -> float:
         """The same with nothing beside it."""
-        return num_prompt_tokens * self.prompt_token + num_outputs * (self.step + self.output_token)
+        step = self.step + (1.0 + self.usual.drafts) * self.output_token
+        return num_prompt_tokens * self.prompt_token + self.num_steps(num_outputs, gain) * step
+
+    def num_steps(self, num_outputs: float, gain: float | None = None) -> float:
+        """That yield so many tokens of one answer."""
+        return num_outputs / (1.0 + (self.usual.gain if gain is None else gain))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.beam_search import BeamGroup, asked_of_sampler
 from pageturner.service.core.drafting.draft_counts import FIRST_ODDS, FIRST_WHOLE_ODDS
 from pageturner.service.core.drafting.ngram_index import NgramIndex
-from pageturner.service.core.outlook import Work
+from pageturner.service.core.outlook import Drafting, Work
 from pageturner.service.core.sample_row import SampleRow
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.core.token_log import TokenLog, TokenView
@@ -128,6 +128,7 @@ class Sequence:
     num_given_tokens: leading tokens that came with the request: its prompt, and outputs that it resumes.
     ngrams: of its tokens, once drafts are looked for. draft_odds, whole_draft_odds: that a draft of it
         comes true, behind a part of a match and behind a whole one.
+    mean_drafts, mean_gain: as `Drafting` has it, of its steps of late; None before the first.
     num_in_flight: tokens that an unfinished step samples (0 or 1); they follow `tokens`.
     num_drafts: guesses behind the last token that an unfinished step verifies. Their KV counts for nothing
         until then. has_whole_match: they are behind a whole match.
@@ -153,6 +154,8 @@ class Sequence:
     ngrams: NgramIndex | None = None
     draft_odds: float = FIRST_ODDS
     whole_draft_odds: float = FIRST_WHOLE_ODDS
+    mean_drafts: float | None = None
+    mean_gain: float | None = None
     block_hashes: list[bytes] = field(default_factory=list)
     epoch: int = 0
     is_finished: bool = False
@@ -179,6 +182,13 @@ class Sequence:
         if new.num_score_top is not None and not new.is_scoring and not self.index:
             self.next_scored = 0 if len(new.prompt_token_ids) > 1 else NOTHING_SCORED
         self.num_given_tokens = len(self.tokens)
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """What guesses do to it; None while nothing is known."""
+        if self.mean_drafts is None or self.mean_gain is None:
+            return None
+        return Drafting(self.mean_drafts, self.mean_gain)
 
     @property
     def num_output_tokens(self) -> int:

@@ -10,18 +10,25 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pageturner.service.core.request import Request
-from pageturner.service.core.scheduling.forecast import concurrency, likely_outputs, num_uncomputed
+from pageturner.service.core.scheduling.forecast import (
+    concurrency,
+    gain_of,
+    likely_outputs,
+    num_uncomputed,
+)
 from pageturner.service.core.scheduling.pace import TYPICAL
 from pageturner.service.core.scheduling.state import SchedulerState
 
 
 class _Bound(NamedTuple):
-    """What a request with a deadline has yet to do, and in how many seconds."""
+    """What a request with a deadline has yet to do, in how many seconds, and what its steps yield beyond one
+    token."""
 
     left: float
     num_uncomputed: int
     num_outputs: int
     priority: int
+    gain: float
 
 
 class DeadlineGate:
@@ -46,7 +53,7 @@ class DeadlineGate:
             rows += other.num_slots
             uncomputed += num_uncomputed(other)
         if own is not None:
-            alone = self._concurrency.seconds_alone(own.num_uncomputed, own.num_outputs)
+            alone = self._concurrency.seconds_alone(own.num_uncomputed, own.num_outputs, own.gain)
             if alone <= own.left < self._seconds(own, rows, uncomputed):
                 return True
         return any(
@@ -59,13 +66,15 @@ class DeadlineGate:
         if deadline is None:
             return None
         left = likely_outputs(self._state.pace, request, TYPICAL)
-        return _Bound(deadline - self._state.now, num_uncomputed(request), left, request.priority)
+        gain = gain_of(self._state.pace, request)
+        return _Bound(deadline - self._state.now, num_uncomputed(request), left, request.priority, gain)
 
     def _seconds(self, bound: _Bound, more_rows: int, more_uncomputed: int) -> float:
         """Of a request beside all that run. Prompts that are to be computed now delay it whole; of those that
         come later, it meets its share."""
         company = self._concurrency
-        in_turn = company.seconds(bound.num_uncomputed, bound.num_outputs, more_rows)
-        rows = company.num_rows + more_rows
+        in_turn = company.seconds(bound.num_uncomputed, bound.num_outputs, more_rows, bound.gain)
+        rows = company.num_rows + more_rows + company.drafting.drafts + more_rows * company.usual.drafts
         at_once = (self._num_uncomputed + more_uncomputed) * company.prompt_token
-        return max(in_turn, at_once + bound.num_outputs * (company.step + rows * company.output_token))
+        step = company.step + rows * company.output_token
+        return max(in_turn, at_once + company.num_steps(bound.num_outputs, bound.gain) * step)

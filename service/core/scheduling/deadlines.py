@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pageturner.service.core.request import Request, RequestStatus
 from pageturner.service.core.scheduling import views
-from pageturner.service.core.scheduling.forecast import concurrency, likely_outputs
+from pageturner.service.core.scheduling.forecast import concurrency, gain_of, likely_outputs
 from pageturner.service.core.scheduling.pace import SHORT, TYPICAL
 from pageturner.service.core.scheduling.state import SchedulerState
 from pageturner.service.errors import DeadlineExceeded, DeadlineUnreachable
@@ -88,10 +88,11 @@ class Deadlines:
             new, rows = request.new, request.num_slots
             if new.deadline is not None and request.admitted_at is None:
                 asked = self._num_uncached(request), likely_outputs(pace, request, SHORT)
-                alone = company.seconds_alone(*asked)
+                gain = gain_of(pace, request)
+                alone = company.seconds_alone(*asked, gain)
                 left = new.deadline - now - START_TRUST * ahead / pace.drain_rate
                 spare = new.deadline - new.arrival_time - alone
-                if company.seconds(*asked, rows) > left and left - alone < SPARE_SHARE * spare:
+                if company.seconds(*asked, rows, gain) > left and left - alone < SPARE_SHARE * spare:
                     yield request, DeadlineUnreachable(LATE_TEXT)
                     continue
             ahead += request.num_prompt_tokens + rows * likely_outputs(pace, request, TYPICAL)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pageturner.service.core.outlook import Concurrency
+from pageturner.service.core.outlook import NO_DRAFTING, Concurrency, Drafting
 from pageturner.service.core.request import Request
+from pageturner.service.core.request import Sequence as OneSequence
 from pageturner.service.core.scheduling import views
 from pageturner.service.core.scheduling.pace import SHORT, TYPICAL, Pace
 
@@ -13,23 +14,45 @@ from pageturner.service.core.scheduling.pace import SHORT, TYPICAL, Pace
 def concurrency(pace: Pace, running: Sequence[Request]) -> Concurrency:
     """How long answers take beside these."""
     num_prompt = num_outputs = num_rows = 0
+    drafting = NO_DRAFTING
     for request in running:
         num_rows += request.num_slots
         num_prompt += request.num_prompt_tokens - request.num_cached_prompt_tokens
         num_outputs += request.num_slots * pace.outputs_left(0, request.max_tokens, TYPICAL)
-    ratio = num_prompt / num_outputs if num_outputs else 0.0
-    return Concurrency(pace.step, pace.prompt_token, pace.output_token, num_rows, ratio)
+        if pace.has_drafts:
+            drafting += sum((drafting_of(pace, s) for s in request.unfinished), NO_DRAFTING)
+    ratio = pace.prompt_ratio
+    if ratio is None:
+        ratio = num_prompt / num_outputs if num_outputs else 0.0
+    prices = pace.step, pace.prompt_token, pace.output_token
+    return Concurrency(*prices, num_rows, ratio, drafting, pace.usual_drafting)
 
 
 def next_end(pace: Pace, company: Concurrency, running: Sequence[Request]) -> float:
     """Seconds until the first of these has likely ended; 0 where there are none."""
+    step = pace.step_seconds(company.num_rows + company.drafting.drafts)
     left = (
         company.prompt_token * num_uncomputed(request)
-        + likely_outputs(pace, request, SHORT) * pace.step_seconds(company.num_rows)
+        + company.num_steps(likely_outputs(pace, request, SHORT), gain_of(pace, request)) * step
         for request in running
         if not request.is_paused
     )
     return min(left, default=0.0)
+
+
+def drafting_of(pace: Pace, sequence: OneSequence) -> Drafting:
+    """What guesses do to it: as measured, or as usual where nothing is."""
+    request = sequence.request
+    if request.beams is not None or request.new.params.max_draft_tokens == 0:
+        return NO_DRAFTING
+    return pace.usual_drafting if sequence.drafting is None else sequence.drafting
+
+
+def gain_of(pace: Pace, request: Request) -> float:
+    """Tokens beyond the one that each step yields of its slowest answer."""
+    if not pace.has_drafts:
+        return 0.0
+    return min(drafting_of(pace, sequence).gain for sequence in request.unfinished)
 
 
 def likely_outputs(pace: Pace, request: Request, share: float) -> int:

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, fields
 
 from pageturner.policies.views import Rates
+from pageturner.service.core.outlook import Drafting, Work
 
 FOLD_SECONDS = 0.1
 """Of work, until what steps added is taken into the averages."""
@@ -25,6 +26,13 @@ NUM_LENGTHS = 128
 """Answers of which the lengths are kept."""
 FEWEST_LENGTHS = 8
 """Answers without which nothing is foretold of lengths."""
+
+PRIOR_DECODES = 16
+"""Steps of sequences without drafts, that those with drafts are measured beside."""
+
+TRUSTED_GAIN = 0.5
+"""The share of the mean gain by drafts that is reckoned with of an answer that has yet to begin: many are
+not guessed at all, and the more there are beside it the fewer drafts are worth a row."""
 
 ENDLESS = 1 << 40
 """The length of an answer that was cut."""
@@ -41,8 +49,10 @@ class PaceState:
     step, prompt_token, output_token: seconds that a step takes with nothing in it, and that each token of
     either kind adds. drain_seconds, num_drained: of steps behind which requests waited, and the tokens that
     the queue lost by them, prompts and answers. lengths: of answers that ended of late; ENDLESS where
-    max_tokens or a deadline cut them. new_...: since the last fold. step_began, last_end, last_seconds: of
-    the step under way, and of the last that ended.
+    max_tokens or a deadline cut them. starts: what requests that started of late asked for, less what of
+    their prompts was cached. num_decodes, num_drafts, num_gained: where there is speculation, of late: steps
+    that sequences decoded in, drafts verified in them, tokens that came beyond one a step. new_...: since the
+    last fold. step_began, last_end, last_seconds: of the step under way, and of the last that ended.
     """
 
     step: float
@@ -60,9 +70,16 @@ class PaceState:
     new_prompt_tokens: int = 0
     new_output_tokens: int = 0
     new_drained: int = 0
+    starts: tuple[Work, ...] = ()
+    num_decodes: float = 0.0
+    num_drafts: float = 0.0
+    num_gained: float = 0.0
+    new_decodes: int = 0
+    new_drafts: int = 0
+    new_gained: int = 0
 
 
-_FIGURES = tuple(field.name for field in fields(PaceState) if field.name != "lengths")
+_FIGURES = tuple(field.name for field in fields(PaceState) if field.name not in ("lengths", "starts"))
 
 
 class Pace:
@@ -77,8 +94,12 @@ class Pace:
         self.step_began = self.last_end = self.last_seconds = 0.0
         self.new_seconds = self.new_drain_seconds = 0.0
         self.new_steps = self.new_prompt_tokens = self.new_output_tokens = self.new_drained = 0
+        self.num_decodes = self.num_drafts = self.num_gained = 0.0
+        self.new_decodes = self.new_drafts = self.new_gained = 0
         self._lengths: deque[int] = deque(maxlen=NUM_LENGTHS)
         self._sorted: list[int] = []
+        self._starts: deque[Work] = deque(maxlen=NUM_LENGTHS)
+        self._started = Work()
 
     # --- what is known -----------------------------------------------------------------------
 
@@ -87,9 +108,30 @@ class Pace:
         """Tokens a second, of prompts and answers, by which a queue is shortened."""
         return max(1e-3, self.num_drained / self.drain_seconds)
 
-    def step_seconds(self, num_rows: int) -> float:
-        """Of a step in which so many sequences decode."""
+    def step_seconds(self, num_rows: float) -> float:
+        """Of a step of so many rows: sequences that decode, and their drafts."""
         return self.step + num_rows * self.output_token
+
+    @property
+    def prompt_ratio(self) -> float | None:
+        """Tokens of prompts that come with each token of an answer, as requests of late had it, whatever runs
+        now: one with a long prompt is not followed by others like it. None while too few are known."""
+        if min(len(self._starts), len(self._sorted)) < FEWEST_LENGTHS:
+            return None
+        asked = self._started
+        typical = self.outputs_left(0, ENDLESS, TYPICAL)
+        return asked.num_prompt_tokens / min(typical * asked.num_sequences, asked.num_max_output_tokens)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether there were steps with drafts of late."""
+        return self.num_drafts > 0
+
+    @property
+    def usual_drafting(self) -> Drafting:
+        """What is reckoned with of a sequence of which nothing is known, by all of late."""
+        num_decodes = PRIOR_DECODES + self.num_decodes
+        return Drafting(self.num_drafts / num_decodes, TRUSTED_GAIN * self.num_gained / num_decodes)
 
     def outputs_left(self, num_outputs: int, max_tokens: int, share: float) -> int:
         """Tokens that an answer of num_outputs will at least have yet, in `1 - share` of all cases.
@@ -106,7 +148,7 @@ class Pace:
     def snapshot(self) -> PaceState:
         """All of it."""
         figures = {name: getattr(self, name) for name in _FIGURES}
-        return PaceState(**figures, lengths=tuple(self._lengths))
+        return PaceState(**figures, lengths=tuple(self._lengths), starts=tuple(self._starts))
 
     def restore(self, state: PaceState) -> None:
         """Be as it was when `state` was taken."""
@@ -114,6 +156,8 @@ class Pace:
             setattr(self, name, getattr(state, name))
         self._lengths = deque(state.lengths, maxlen=NUM_LENGTHS)
         self._sorted = sorted(state.lengths)
+        self._starts = deque(state.starts, maxlen=NUM_LENGTHS)
+        self._started = sum(state.starts, Work())
 
     # --- what is learned ---------------------------------------------------------------------
 
@@ -125,14 +169,29 @@ class Pace:
         self._lengths.append(length)
         insort(self._sorted, length)
 
+    def started(self, asked: Work) -> None:
+        """A request starts, of whose prompt so many tokens are not cached."""
+        if len(self._starts) == NUM_LENGTHS:
+            self._started -= self._starts[0]
+        self._starts.append(asked)
+        self._started += asked
+
     def fold(self) -> None:
         """Take what steps added into the averages."""
         self._learn_costs()
+        self._fold_drafts()
         kept = math.exp(-self.new_drain_seconds / WINDOW_SECONDS)
         self.drain_seconds = kept * self.drain_seconds + self.new_drain_seconds
         self.num_drained = kept * self.num_drained + self.new_drained
         self.new_seconds = self.new_drain_seconds = 0.0
         self.new_steps = self.new_prompt_tokens = self.new_output_tokens = self.new_drained = 0
+
+    def _fold_drafts(self) -> None:
+        kept = math.exp(-self.new_seconds / WINDOW_SECONDS)
+        self.num_decodes = kept * self.num_decodes + self.new_decodes
+        self.num_drafts = kept * self.num_drafts + self.new_drafts
+        self.num_gained = kept * self.num_gained + self.new_gained
+        self.new_decodes = self.new_drafts = self.new_gained = 0
 
     def _learn_costs(self) -> None:
         """Normalised least mean squares (Widrow and Hoff), in relative terms: each price moves in the measure

@@ -33,6 +33,9 @@ from pageturner.service.core.outputs import ScheduledSequence, SchedulerOutput
 from pageturner.service.core.request import Sequence
 from pageturner.service.core.scheduling.state import SchedulerState
 
+PACE_RATE = 1 / 16
+"""Weight of one step of a sequence in what is reckoned with for the rest of its answer."""
+
 
 class Drafter(Protocol):
     """Guesses at what a sequence says next."""
@@ -69,6 +72,16 @@ class Speculation:
 
     def add_drafts(self, output: SchedulerOutput) -> SchedulerOutput:
         """A step just committed, with drafts behind those of its sequences that are worth their time."""
+        output = self._drafted(output)
+        pace = self._state.pace
+        for part in output.scheduled:
+            if len(part.samples) == 1:
+                pace.new_decodes += 1
+                if not part.num_drafts:
+                    learn_drafting(self._state, self._state.sequences[part.seq_id], 0, 0)
+        return output
+
+    def _drafted(self, output: SchedulerOutput) -> SchedulerOutput:
         state, num_rows = self._state, output.num_tokens
         state.found_drafts = {}
         num_samples = sum(len(part.samples) for part in output.scheduled)
@@ -160,6 +173,16 @@ def _recover(sequence: Sequence, least_odds: float) -> None:
         sequence.whole_draft_odds = recovered_odds(sequence.whole_draft_odds, FIRST_WHOLE_ODDS)
 
 
+def learn_drafting(state: SchedulerState, sequence: Sequence, num_drafts: int, num_gained: int) -> None:
+    """A step of it verified so many drafts, and yielded num_gained tokens beyond the one."""
+    drafts, gain = sequence.mean_drafts, sequence.mean_gain
+    if drafts is None or gain is None:
+        usual = state.pace.usual_drafting
+        drafts, gain = usual.drafts, usual.gain
+    sequence.mean_drafts = drafts + PACE_RATE * (num_drafts - drafts)
+    sequence.mean_gain = gain + PACE_RATE * (num_gained - gain)
+
+
 def settle_drafts(state: SchedulerState, sequence: Sequence, num_right: int, num_taken: int) -> None:
     """A step that verified drafts has ended, and its tokens are appended.
 
@@ -173,6 +196,9 @@ def settle_drafts(state: SchedulerState, sequence: Sequence, num_right: int, num
     else:
         sequence.draft_odds = learned_odds(sequence.draft_odds, num_drafts, num_right)
     num_accepted = min(num_right, num_taken)
+    learn_drafting(state, sequence, num_drafts, num_taken - 1)
+    state.pace.new_drafts += num_drafts
+    state.pace.new_gained += num_taken - 1
     request.num_drafted_tokens += num_drafts
     request.num_accepted_drafts += num_accepted
     state.counters["accepted_drafts"] += num_accepted

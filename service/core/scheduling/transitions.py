@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pageturner.policies.interfaces import Reclaim
 from pageturner.service.core.memory.block import Release
+from pageturner.service.core.outlook import Work
 from pageturner.service.core.outputs import BlockCopy
 from pageturner.service.core.request import Request, RequestStatus, Sequence
 from pageturner.service.core.scheduling import views
@@ -131,6 +132,7 @@ class Transitions:
             request.num_cached_prompt_tokens = min(num_hit_tokens, skippable)
             state.counters["prefix_query_tokens"] += request.num_prompt_tokens
             state.counters["prefix_hit_tokens"] += request.num_cached_prompt_tokens
+            state.pace.started(request.work - Work(request.num_cached_prompt_tokens))
         else:
             state.counters["resume_hit_tokens"] += num_hit_tokens
         request.num_cached_tokens = 0

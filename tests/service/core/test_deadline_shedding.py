@@ -8,14 +8,19 @@ from dataclasses import replace
 import pytest
 
 from pageturner.policies import registry
-from pageturner.service.core.options import CacheOptions, SchedulerOptions
+from pageturner.service.core.options import CacheOptions, SchedulerOptions, SpeculationOptions
+from pageturner.service.core.outlook import NO_DRAFTING
+from pageturner.service.core.scheduling import forecast
 from pageturner.service.core.scheduling.deadline_gate import DeadlineGate
 from pageturner.service.core.scheduling.deadlines import Deadlines
+from pageturner.service.core.scheduling.pace import Pace
 from pageturner.service.errors import DeadlineTooClose, DeadlineUnreachable
+from pageturner.service.simulator.acceptance import Acceptance
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.simulation import SimulatedRequest, simulate
 from pageturner.service.simulator.step_time import StepTimeModel
 from pageturner.service.simulator.synthetic import Synthetic
+from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
 
 MACHINE = SimulatedMachine(
     "test",
@@ -96,6 +101,65 @@ def test_requests_without_a_deadline_are_served_in_their_turn_beside_those_with_
     served = [one for index, one in enumerate(result.requests) if index % 10 == 0]
     assert all(one.error is None for one in served)
     assert max(one.token_times[0] - one.arrived_at for one in served) < 2 * DEADLINE
+
+
+# --- answers that are guessed ----------------------------------------------------------------
+
+GUESSED = replace(
+    MACHINE,
+    step_time=StepTimeModel(a_step=0.1, a_token=0.001, a_sample=0.0005),
+    speculation=SpeculationOptions("ngram"),
+)
+"""A token a step makes an answer of 64 tokens 6.4 seconds long, guesses as short as one."""
+
+
+def guessed(rate: float) -> float:
+    """Goodput of answers that repeat their prompts."""
+    load = replace(LOAD, output=64, rate=rate, requests=int(20 * rate), deadline=DEADLINE)
+    workload = replace(load.make("test", 1), acceptance=Acceptance(repeating=1.0))
+    return goodput(list(simulate(workload, GUESSED, registry.default_policies()).requests))
+
+
+def test_deadlines_are_reckoned_with_the_tokens_that_guesses_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a token a step each would be late in any case, so that none is kept from making others late."""
+    reckoned = guessed(12.0)
+    monkeypatch.setattr(forecast, "drafting_of", lambda pace, sequence: NO_DRAFTING)
+    monkeypatch.setattr(Pace, "usual_drafting", property(lambda self: NO_DRAFTING))
+    assert reckoned > 2 * guessed(12.0)
+
+
+# --- requests of another kind beside ---------------------------------------------------------
+
+
+def served_beside_hogs() -> int:
+    """Of small requests at the capacity, those that end in time after four of 1,500 tokens have come."""
+    starts = Synthetic(rate=1.1 * CAPACITY, requests=int(24 * CAPACITY)).make("test", 0).requests
+    shapes = [(one.at_seconds, 64, 32, DEADLINE) for one in starts]
+    shapes += [(8.0 + 0.01 * number, 1500, 200, None) for number in range(4)]
+    requests = tuple(
+        WorkloadRequest(
+            at, (Segment(2 * n + 1, prompt),), Segment(2 * n + 2, output), deadline_seconds=deadline
+        )
+        for n, (at, prompt, output, deadline) in enumerate(sorted(shapes, key=lambda shape: shape[0]))
+    )
+    machine = replace(
+        MACHINE,
+        cache=replace(MACHINE.cache, num_blocks=4000),
+        scheduler=replace(MACHINE.scheduler, max_model_len=4096),
+    )
+    found = simulate(SimulatedWorkload("test", requests), machine, registry.default_policies()).requests
+    return sum(one.error is None and one.arrived_at > 8.0 for one in found if one.num_prompt_tokens == 64)
+
+
+def test_what_comes_is_reckoned_with_beside_its_like_and_not_beside_the_hogs_of_the_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = served_beside_hogs()
+    monkeypatch.setattr(Pace, "prompt_ratio", None)  # that of those that run is taken
+    assert served > 1.05 * served_beside_hogs()
+
+
+# --- planted bugs ----------------------------------------------------------------------------
 
 
 def test_a_gate_that_never_holds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pageturner.policies.views import Rates
+from pageturner.service.core.outlook import Work
 from pageturner.service.core.scheduling.pace import (
     FEWEST_LENGTHS,
     NUM_LENGTHS,
     PRIOR_SECONDS,
     SHORT,
+    TRUSTED_GAIN,
     TYPICAL,
     Pace,
 )
@@ -112,12 +114,19 @@ def test_whatever_steps_were_the_pace_is_positive_and_comes_back_from_its_snapsh
     for seconds, num_steps, prompt, output, drained in steps:
         run_steps(pace, seconds, steps=num_steps, prompt=prompt, output=output, drained=drained)
         pace.answered(output, is_cut=bool(drained % 2))
+        pace.started(Work(prompt, 1 + num_steps, 1 + output))
+        pace.new_decodes, pace.new_drafts, pace.new_gained = num_steps, drained, min(drained, output)
     assert pace.drain_rate > 0
     assert min(pace.step, pace.prompt_token, pace.output_token) > 0
     copy = Pace(Rates(), full_rows=3)
     copy.restore(pace.snapshot())
     assert copy.snapshot() == pace.snapshot()
     assert copy.outputs_left(3, 99, TYPICAL) == pace.outputs_left(3, 99, TYPICAL)
+    assert copy.prompt_ratio == pace.prompt_ratio
+    assert copy.usual_drafting == pace.usual_drafting
+    pace.started(Work(7, 1, 1))
+    copy.started(Work(7, 1, 1))
+    assert copy.prompt_ratio == pace.prompt_ratio
 
 
 def test_the_prior_weighs_as_much_as_it_says() -> None:
@@ -125,3 +134,30 @@ def test_the_prior_weighs_as_much_as_it_says() -> None:
     prior = pace.drain_rate
     run_steps(pace, PRIOR_SECONDS, drained=1000)
     assert prior < pace.drain_rate < 1000 or 1000 < pace.drain_rate < prior
+
+
+def test_prompts_to_come_are_those_of_late_whatever_runs() -> None:
+    pace = Pace(RATES, full_rows=16)
+    for _ in range(FEWEST_LENGTHS):
+        assert pace.prompt_ratio is None
+        pace.started(Work(64, 1, 100))
+        pace.answered(32, is_cut=False)
+    assert pace.prompt_ratio == 64 / 32
+    for _ in range(NUM_LENGTHS):
+        pace.started(Work(16, 2, 16))
+    assert pace.prompt_ratio == 16 / 16, "max_tokens is the most, and the oldest are forgotten"
+
+
+def test_guesses_are_reckoned_with_by_half_and_forgotten() -> None:
+    pace = Pace(RATES, full_rows=16)
+    assert not pace.has_drafts
+    for _ in range(100):
+        pace.new_decodes, pace.new_drafts, pace.new_gained, pace.new_seconds = 100, 400, 300, 0.1
+        pace.fold()
+    usual = pace.usual_drafting
+    assert 3.9 < usual.drafts <= 4.0
+    assert 0.5 * TRUSTED_GAIN * 3.0 < usual.gain <= TRUSTED_GAIN * 3.0
+    for _ in range(100):
+        pace.new_decodes, pace.new_seconds = 100, 0.1
+        pace.fold()
+    assert pace.usual_drafting.gain < 0.2 * usual.gain
