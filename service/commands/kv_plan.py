@@ -5,8 +5,9 @@ One token leaves a key and a value in every layer for every KV head:
     bytes a token = 2 x num_layers x num_kv_heads x (head_dim x dtype_bytes + scale_bytes)
 
 where codes of a byte, int8 and fp8, have a scale of two bytes for each token and head, and other dtypes none.
-Reserving contiguous memory means max_model_len tokens for each request, since it may
-get so long; paging means its tokens rounded up to whole blocks.
+Reserving contiguous memory means max_model_len tokens for each request, since it may get so long; paging
+means its tokens rounded up to whole blocks. Where every layer has a sliding window, blocks behind it are
+given back: a request holds the window's and those of one step at most, however long it gets.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 from rich.table import Table
 
+from pageturner.service.core.memory.window import SlidingWindow
 from pageturner.service.errors import ConfigError
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -71,7 +73,9 @@ class KvPlan:
     """`batch` requests of `request_tokens` tokens each, prompt and output together.
 
     max_model_len: what contiguous reservation must set aside for each; request_tokens if not given.
-    budget_bytes: memory for KV, if how many requests fit is asked for. Raises ConfigError on nonsense.
+    budget_bytes: memory for KV, if how many requests fit is asked for. window: keys that a position sees at
+    most in every layer, None where one sees everything. step_tokens: that a step computes of one request at
+    most (scheduler.max_num_batched_tokens); only a window asks. Raises ConfigError on nonsense.
     """
 
     shape: ModelShape
@@ -80,9 +84,13 @@ class KvPlan:
     block_size: int = 16
     max_model_len: int | None = None
     budget_bytes: int | None = None
+    window: int | None = None
+    step_tokens: int = 512
 
     def __post_init__(self) -> None:
-        _check_positive(self, "request_tokens", "batch", "block_size")
+        _check_positive(self, "request_tokens", "batch", "block_size", "step_tokens")
+        if self.window is not None:
+            _check_positive(self, "window")
         if self.max_model_len is not None and self.max_model_len < self.request_tokens:
             raise ConfigError(
                 "max_model_len",
@@ -118,8 +126,17 @@ class KvPlan:
 
     @property
     def blocks_per_request(self) -> int:
-        """Blocks that paging takes for a request: its last one may be part empty."""
-        return -(-self.request_tokens // self.block_size)
+        """Blocks that paging takes for a request when it has most: its last one may be part empty, and those
+        before a window are given back."""
+        total = -(-self.request_tokens // self.block_size)
+        if self.window is None:
+            return total
+        return min(total, SlidingWindow(self.window, self.block_size).most_blocks(self.step_tokens))
+
+    @property
+    def seen_tokens(self) -> int:
+        """Tokens of a request whose KV may be read again when it is longest."""
+        return self.request_tokens if self.window is None else min(self.request_tokens, self.window)
 
     @property
     def contiguous_bytes_per_request(self) -> int:
@@ -133,14 +150,14 @@ class KvPlan:
 
     @property
     def contiguous_waste(self) -> float:
-        """Share of what is reserved for a request that holds no token, in [0, 1)."""
-        return (self.reserved_tokens - self.request_tokens) / self.reserved_tokens
+        """Share of what is reserved for a request that holds no token it can see, in [0, 1)."""
+        return (self.reserved_tokens - self.seen_tokens) / self.reserved_tokens
 
     @property
     def paged_waste(self) -> float:
-        """Share of a request's blocks that holds no token, in [0, 1)."""
+        """Share of a request's blocks that holds no token it can see, in [0, 1)."""
         num_slots = self.blocks_per_request * self.block_size
-        return (num_slots - self.request_tokens) / num_slots
+        return (num_slots - self.seen_tokens) / num_slots
 
     @property
     def num_blocks(self) -> int | None:
@@ -202,6 +219,8 @@ def to_json(plan: KvPlan) -> dict[str, Any]:
         "block_size": plan.block_size,
         "max_model_len": plan.reserved_tokens,
         "budget_bytes": plan.budget_bytes,
+        "window": plan.window,
+        "max_num_batched_tokens": plan.step_tokens,
         "bytes_per_token": plan.bytes_per_token,
         "bytes_per_block": plan.bytes_per_block,
         "bytes_per_request": plan.bytes_per_request,
@@ -225,6 +244,8 @@ def render(plan: KvPlan) -> Table:
     if shape.scale_bytes:
         capacity = shape.capacity_over_bfloat16
         title += f" and {shape.scale_bytes} a scale: {capacity:.2f} x the tokens of bfloat16"
+    if plan.window is not None:
+        title += f"\na window of {plan.window:,} keys, steps of {plan.step_tokens:,} tokens"
     table = Table("KV cache", title=title)
     table.add_column(f"contiguous,\n{plan.reserved_tokens:,} tokens each", justify="right")
     table.add_column(f"paged,\nblocks of {plan.block_size}", justify="right")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from pageturner.service.commands import kv_plan
@@ -41,18 +42,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="what contiguous memory is reserved for (default: the same)",
     )
+    load.add_argument(
+        "--window",
+        type=int,
+        metavar="N",
+        help="keys that every layer sees at most, 0 for all (default: the model's)",
+    )
+    load.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens of a step, which a request holds beyond its window (default 512)",
+    )
     load.add_argument("--budget", metavar="SIZE", help="memory for KV, such as 24GiB: how many requests fit?")
     parser.add_argument("--json", action="store_true", help="every number, exact")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    shape, window = _model(arguments)
     planned = kv_plan.KvPlan(
-        shape=_shape(arguments),
+        shape=shape,
         request_tokens=arguments.request_tokens,
         batch=arguments.batch,
         block_size=arguments.block_size,
         max_model_len=arguments.max_model_len,
         budget_bytes=_budget(arguments.budget),
+        window=window if arguments.window is None else arguments.window or None,
+        step_tokens=arguments.max_num_batched_tokens,
     )
     if arguments.json:
         write(json.dumps(kv_plan.to_json(planned), indent=2))
@@ -61,20 +78,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _shape(arguments: argparse.Namespace) -> kv_plan.ModelShape:
+def _model(arguments: argparse.Namespace) -> tuple[kv_plan.ModelShape, int | None]:
+    """Its shape, and the window of all its layers; None where one sees everything, or nothing is known."""
     if arguments.model and arguments.named:
         raise ConfigError("--model", f"the model is named twice: {arguments.model} and {arguments.named}")
     if model := arguments.model or arguments.named:
-        return kv_plan.plan_from_config(_model_config(model), arguments.dtype)
+        config = _model_config(model)
+        return kv_plan.plan_from_config(config, arguments.dtype), _window(config)
     for name in ("num_layers", "num_kv_heads", "head_dim"):
         if getattr(arguments, name) is None:
             raise ConfigError(f"--{name.replace('_', '-')}", "is needed where no model is named")
-    return kv_plan.shape_in(
+    shape = kv_plan.shape_in(
         arguments.dtype or "float16",
         num_layers=arguments.num_layers,
         num_kv_heads=arguments.num_kv_heads,
         head_dim=arguments.head_dim,
     )
+    return shape, None
+
+
+def _window(config: Mapping[str, object]) -> int | None:
+    """As the decoder will have it. Of other families only a probe can tell, which `serve` makes."""
+    if "sliding_window" not in config and config.get("model_type") != "mistral":
+        return None  # without a look at the decoder, which brings torch
+    from pageturner.service.model.decoder_config import family_window
+
+    return family_window(config)
 
 
 def _model_config(model: str) -> dict[str, object]:

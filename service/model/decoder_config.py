@@ -13,6 +13,7 @@ from typing import Any
 
 from pageturner.service.errors import ModelError
 from pageturner.service.model.rope import Rope, parse_rope
+from pageturner.service.model.windows import widest
 
 
 class NotLean(ModelError):
@@ -178,6 +179,13 @@ def parse_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
         sliding_windows=family.windows(config, num_layers),
         rotated=_rotated(config, family, num_layers),
     )
+
+
+def family_window(config: Mapping[str, Any]) -> int | None:
+    """Keys that a position sees at most in whichever layer sees most; None where one sees everything, and for
+    architectures that are not of the family. Raises NotLean for windows that the decoder would get wrong."""
+    family = _FAMILIES.get(str(config.get("model_type")))
+    return None if family is None else widest(family.windows(config, _size(config, "num_hidden_layers")))
 
 
 def _rotated(config: Mapping[str, Any], family: _Family, num_layers: int) -> tuple[bool, ...]:

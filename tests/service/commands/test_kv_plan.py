@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pageturner.kernels.layout import KvLayout
+from pageturner.service.cli import main
 from pageturner.service.commands.kv_plan import (
     KvPlan,
     ModelShape,
@@ -20,11 +24,20 @@ from pageturner.service.commands.kv_plan import (
     shape_in,
     to_json,
 )
+from pageturner.service.core.scheduling.intake import Room
 from pageturner.service.errors import ConfigError
 
 LLAMA_7B = ModelShape(num_layers=32, num_kv_heads=32, head_dim=128, dtype_bytes=2)
 LLAMA_70B = ModelShape(num_layers=80, num_kv_heads=8, head_dim=128, dtype_bytes=2)
 LLAMA_70B_WITHOUT_GQA = ModelShape(num_layers=80, num_kv_heads=64, head_dim=128, dtype_bytes=2)
+
+SMOLLM2 = {
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 576,
+    "torch_dtype": "bfloat16",
+}
 
 
 def test_a_7b_model_with_a_batch_of_16_at_32k_takes_256_gib() -> None:
@@ -79,9 +92,72 @@ def test_paging_wastes_less_than_a_block_and_fits_the_budget(
     assert plan.contiguous_requests * plan.contiguous_bytes_per_request <= budget
 
 
+# --- sliding windows --------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 3000),
+    st.integers(1, 32),
+    st.integers(1, 500),
+    st.integers(1, 600),
+)
+def test_a_window_bounds_a_request_as_admission_does(
+    tokens: int, block_size: int, window: int, step_tokens: int
+) -> None:
+    """By its bound for a prompt of so many tokens, of which the one token that follows has no KV yet."""
+    plan = KvPlan(LLAMA_7B, tokens, block_size=block_size, window=window, step_tokens=step_tokens)
+    room = Room.of(1 << 40, block_size, window)
+    assert plan.blocks_per_request == room.likely_peak_blocks(tokens, 1, 1, step_tokens)
+    longer = replace(plan, request_tokens=tokens + 10_000)
+    assert longer.blocks_per_request >= plan.blocks_per_request
+    assert longer.blocks_per_request <= -(-window // block_size) + 1 - (-step_tokens // block_size)
+    assert 0 <= plan.paged_waste < 1
+
+
+def test_a_window_lets_more_requests_into_a_budget() -> None:
+    """4,096 keys in blocks of 16: 256 blocks, one begun since, 32 of a step of 512 tokens."""
+    plan = KvPlan(LLAMA_7B, 32_768, budget_bytes=16 << 30, window=4096)
+    assert plan.blocks_per_request == 256 + 1 + 32
+    assert plan.paged_requests == 2048 // 289
+    assert replace(plan, window=None).paged_requests == 1
+    assert plan.bytes_per_request == 32_768 * plan.bytes_per_token, "what its tokens take, held or not"
+
+
+MISTRAL = {**SMOLLM2, "model_type": "mistral", "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "window"),
+    [
+        (MISTRAL, [], 4096),
+        ({**MISTRAL, "sliding_window": None}, [], None),
+        (MISTRAL, ["--window=0"], None),
+        (MISTRAL, ["--window=64"], 64),
+        ({**SMOLLM2, "model_type": "gemma2", "sliding_window": 4096}, [], None),
+        ({**MISTRAL, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, [], 4096),
+        ({**MISTRAL, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, [], None),
+    ],
+)
+def test_the_window_is_the_models_where_every_layer_has_it(
+    config: dict[str, Any],
+    flags: list[str],
+    window: int | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert main(["plan", str(path), "--request-tokens=32768", "--json", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["window"] == window
+    assert main(["plan", str(path), "--request-tokens=32768", *flags]) == 0
+    assert ("a window of" in capsys.readouterr().out) == (window is not None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
+        ({"request_tokens": 8, "window": -1}, "window"),
+        ({"request_tokens": 8, "step_tokens": 0}, "step_tokens"),
         ({"request_tokens": 0}, "request_tokens"),
         ({"request_tokens": 8, "batch": 0}, "batch"),
         ({"request_tokens": 8, "block_size": -16}, "block_size"),
@@ -98,15 +174,6 @@ def test_nonsense_is_refused_by_name(arguments: dict[str, int], key: str) -> Non
 def test_a_shape_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="num_kv_heads: must be positive, not 0"):
         ModelShape(32, 0, 128, 2)
-
-
-SMOLLM2 = {
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "hidden_size": 576,
-    "torch_dtype": "bfloat16",
-}
 
 
 @pytest.mark.parametrize(
