@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -12,8 +13,13 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pageturner.service.engine.template_budget import (
+    Budget,
+    BudgetedEnvironment,
+    TemplateTooLong,
+    with_budget,
+)
 from pageturner.service.errors import InvalidArgument, ModelError
 
 
@@ -50,8 +56,8 @@ class ChatTemplate:
 
     source: the template. variables: the special tokens it may name: texts under `bos_token`, `eos_token`
     and so on, a tuple of them under `additional_special_tokens`.
-    today: what `strftime_now` formats; an argument because a prompt must be reproducible.
-    Raises ModelError if the template does not compile.
+    today: what `strftime_now` formats; an argument because a prompt must be reproducible. clock: seconds, of
+    no date, by which a render is given up. Raises ModelError if the template does not compile.
     """
 
     def __init__(
@@ -60,19 +66,21 @@ class ChatTemplate:
         variables: Mapping[str, str | tuple[str, ...]] | None = None,
         *,
         today: Callable[[], datetime] = datetime.now,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = BudgetedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: today().strftime(form)
         environment.globals["dict"] = _Dict()
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.compile_budgeted(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
         self._variables = dict(variables or {})
+        self._clock = clock
 
     def render(
         self,
@@ -85,7 +93,8 @@ class ChatTemplate:
         """The prompt for turns as `transformers` has them. variables: the request's own, over the model's.
 
         opens_answer: whether it ends with the template's cue for the assistant's turn. Raises
-        InvalidArgument with the template's own words where it refuses them, or where it writes too much.
+        InvalidArgument with the template's own words where it refuses them, or where it writes too much, or
+        would take too long.
         """
         values = {
             "messages": messages,
@@ -99,7 +108,7 @@ class ChatTemplate:
         pieces: list[str] = []
         room = MAX_RENDERED_CHARACTERS
         try:
-            for piece in self._template.generate(values):
+            for piece in self._template.generate(with_budget(values, Budget(self._clock))):
                 pieces.append(piece)
                 room -= len(piece)
                 if room < 0:
@@ -108,6 +117,9 @@ class ChatTemplate:
             return "".join(pieces)
         except InvalidArgument:
             raise
+        except TemplateTooLong as error:
+            reason = f"the model's chat template does too much: {error}"
+            raise InvalidArgument("prompt.chat", reason) from error
         # A template is foreign code: whatever it raises (a TypeError, say) is about these messages.
         except Exception as error:
             raise InvalidArgument("prompt.chat", f"the model's chat template refuses it: {error}") from error
