@@ -56,8 +56,12 @@ def json_value(path: str, value: object) -> str:
         return json.dumps(value)
     except TypeError as error:
         raise TypeError(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(path, f"is nested without end or too deeply: {error}") from error
+    except RecursionError as error:
+        raise InvalidArgument(path, "is nested too deeply") from error
+    except ValueError as error:
+        reason = str(error).partition("; use sys.")[0]  # of an integer with more digits than Python writes
+        is_circle = reason.startswith("Circular")
+        raise InvalidArgument(path, "contains itself" if is_circle else f"is no JSON: {reason}") from error
 
 
 def _elements(empty: Any, name: str, value: Any, path: str) -> Any:

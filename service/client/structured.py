@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from pageturner.service.client.messages import build
+from pageturner.service.client.messages import build, json_value
 from pageturner.service.core.structured_output import OutputForm, StructuredOutput
-from pageturner.service.errors import InvalidArgument
 from pageturner.v1 import generation_pb2
 
 StructuredOutputLike = StructuredOutput | Mapping[str, object]
@@ -49,10 +47,4 @@ def _name_and_value(given: object) -> tuple[str, Any]:
 
 def _schema_text(schema: object) -> str:
     make = getattr(schema, "model_json_schema", None)
-    try:
-        return json.dumps(make() if callable(make) else schema)
-    except TypeError as error:
-        raise TypeError(f"structured_output: {error}") from error
-    except (ValueError, RecursionError) as error:
-        reason = f"is nested without end or too deeply: {error}"
-        raise InvalidArgument(f"{_PATH}json_schema", reason) from error
+    return json_value(f"{_PATH}json_schema", make() if callable(make) else schema)

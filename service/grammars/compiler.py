@@ -126,10 +126,15 @@ class GrammarCompiler:
         position = grammar.start()
         try:
             allowed = position.allowed()
+            if not allowed.may_end and not allowed.words.any():
+                return "no text fits it"
+            # Where many things may follow, as in an object of many optional properties, that is mostly so
+            # behind the first token: better found now than in the middle of an answer.
+            if allowed.words.any():
+                position.take([_lowest(allowed.words)])
+                position.allowed()
         except GrammarTooComplex as error:
             return str(error)
-        if not allowed.may_end and not allowed.words.any():
-            return "no text fits it"
         return grammar
 
     @property
@@ -207,9 +212,17 @@ class Position:
         if not self.matcher.is_error():
             return ""
         told = f"{self.matcher.stop_reason()} {self.matcher.get_error()}"  # which may quote the text
+        if wide := _WIDE.search(told):
+            return f"the grammar has {wide[1]} ways to go on at one place; at most {MAX_WAYS} are kept apart"
         found = [trouble for name, trouble in _TROUBLES.items() if name in told]
         return found[0] if found else "no token of the model's goes on with the text"
 
+
+MAX_WAYS = 1_000
+"""Items of one row of the parser (Earley's): rules that may go on there, about four for an optional property
+of a JSON object and one for an alternative."""
+
+_WIDE = re.compile(r"Current row has (\d+) items")
 
 _TROUBLES = {
     "ParserTooComplex": "the grammar is so ambiguous that the next token takes too much work",
@@ -223,6 +236,13 @@ def split_mask(words: Words, vocab_size: int) -> Allowed:
     may_end = bool(words[word] >> bit & 1)
     words[word] &= (1 << bit) - 1
     return Allowed(words, may_end)
+
+
+def _lowest(words: Words) -> int:
+    """The first token of a mask that has one: of byte-level vocabularies a single byte."""
+    place = int(np.flatnonzero(words)[0])
+    word = int(words[place]) & 0xFFFFFFFF
+    return 32 * place + (word & -word).bit_length() - 1
 
 
 def _tokens(vocabulary: Sequence[bytes], vocab_size: int) -> llguidance.LLTokenizer:
@@ -258,7 +278,7 @@ def _limits() -> llguidance.LLParserLimits:
         step_lexer_fuel=100_000,
         step_max_items=20_000,
         max_lexer_states=20_000,
-        max_items_in_row=1_000,
+        max_items_in_row=MAX_WAYS,
         max_grammar_size=200_000,
     )
 

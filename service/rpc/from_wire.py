@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -384,6 +385,11 @@ def _json_values(path: str, texts: Mapping[str, str]) -> dict[str, object]:
 def _json_value(path: str, text: str) -> object:
     try:
         value: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InvalidArgument(path, "is nested too deeply") from error
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):
+            reason = f"has a number of more than {sys.get_int_max_str_digits()} digits"
+            raise InvalidArgument(path, reason) from error
         raise InvalidArgument(path, f"is not JSON: {error}") from error
     return value

@@ -129,6 +129,33 @@ def test_every_way_to_write_a_text_in_tokens_is_allowed() -> None:
         assert [TEXTS[token_id] for token_id in ids_in(found.words)] == [b"{", b'{"']
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        schema({"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(500)}}),
+        StructuredOutput(
+            OutputForm.GRAMMAR,
+            f"start: {' | '.join(f'r{i}' for i in range(1200))}\n"
+            + "\n".join(f'r{i}: "a{i}"' for i in range(1200)),
+        ),
+    ],
+    ids=["optional properties", "alternatives"],
+)
+def test_what_is_too_wide_is_refused_at_once_and_by_its_width(form: StructuredOutput) -> None:
+    with pytest.raises(InvalidArgument, match=r"has \d{4} ways to go on at one place; at most 1000"):
+        GRAMMARS.compile(form)
+
+
+def test_what_is_too_wide_further_on_is_told_by_its_width_there() -> None:
+    wide = {"properties": {f"k{i}": {"type": "integer"} for i in range(500)}}
+    place = GRAMMARS.compile(schema({"required": ["q"], "properties": {"q": wide}})).start()
+    for byte in b'{"q":':
+        assert BYTES.index(bytes([byte])) in ids_in(place.allowed().words)
+        place.take([BYTES.index(bytes([byte]))])
+    with pytest.raises(GrammarTooComplex, match=r"has \d{4} ways to go on"):
+        place.take([BYTES.index(b"{")])
+
+
 HOSTILE = [
     schema({"type": "string", "maxLength": 50_000}),
     schema({"type": "string", "pattern": "^(([a-z]{1,30}){1,30}){1,30}$"}),

@@ -42,7 +42,8 @@ def test_the_engine_is_given_the_prompt_that_the_client_stated(prompt: Prompt) -
     ("variables", "field", "reason"),
     [
         ({"a": "no json"}, "prompt.chat.template_variables[a]", "is not JSON"),
-        ({"a": "[" * 30_000}, "prompt.chat.template_variables[a]", "is not JSON"),
+        ({"a": "[" * 30_000}, "prompt.chat.template_variables[a]", "is nested too deeply"),
+        ({"a": "9" * 5000}, "prompt.chat.template_variables[a]", "a number of more than 4300 digits"),
         ({str(i): "1" for i in range(65)}, "prompt.chat.template_variables", "65 entries; at most 64"),
         ({"a": "1" * 65_536}, "prompt.chat.template_variables", "at most 65536"),
     ],

@@ -67,9 +67,14 @@ def test_what_is_no_form_is_a_type_error(given: Any) -> None:
 def test_a_schema_without_end_is_refused_by_its_path() -> None:
     endless: dict[str, Any] = {}
     endless["items"] = endless
-    with pytest.raises(InvalidArgument, match="without end") as caught:
+    with pytest.raises(InvalidArgument, match="contains itself") as caught:
         to_structured_output({"json_schema": endless})
     assert caught.value.field == "sampling.structured_output.json_schema"
+
+
+def test_a_number_that_is_too_long_is_told_as_such() -> None:
+    with pytest.raises(InvalidArgument, match=r"is no JSON: Exceeds the limit \(4300 digits\)[^;]*$"):
+        to_structured_output({"json_schema": {"maximum": 10**5000}})
 
 
 @pytest.mark.parametrize(
