@@ -75,7 +75,7 @@ def load(
 
 
 def tokens_of(seed: int, count: int = NUM_TOKENS) -> list[int]:
-    return [random.Random(seed).randrange(VOCAB_SIZE) for _ in range(count)]
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=count)
 
 
 @torch.inference_mode()
