@@ -89,9 +89,6 @@ def _build(
     if options.kv_dtype not in ("auto", artifacts.dtype) and not is_coded_name(options.kv_dtype):
         reason = f"transformers' forward keeps KV in {artifacts.dtype}, that of its activations, or in codes"
         raise ConfigError("model.kv_dtype", f"{reason}, not in {options.kv_dtype}")
-    if options.rope_scaling:
-        reason = "is the lean decoder's; this model runs through transformers, by its own config.json"
-        raise ConfigError("model.rope_scaling", reason)
     # Importing transformers takes two seconds, which a lean start does not spend.
     from pageturner.service.model.transformers_model import load_transformers_model
 
@@ -104,6 +101,7 @@ def _build(
         device=device,
         kv_dtype=None if options.kv_dtype == "auto" else POOL_DTYPES[options.kv_dtype],
         collectives=collectives,
+        rope_scaling=options.rope_scaling,
     )
     return BuiltModel(model, model.ops, deterministic)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from pageturner.service.errors import ModelError
 from pageturner.service.model.checksums import checksum, fingerprint
 
-FORMAT_VERSION = 4  # raised whenever the same GGUF file would be written out differently
+FORMAT_VERSION = 5  # raised whenever the same GGUF file would be written out differently
 MANIFEST = "manifest.json"
 """The checksum of every file that the conversion wrote, by name."""
 

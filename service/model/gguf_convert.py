@@ -25,6 +25,7 @@ from pageturner.service.model.packing import check_packable, write_packed
 from pageturner.service.model.rope import parse_rope
 
 SHARD_BYTES = 2 << 30
+_CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def _write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     (folder / "tokenizer.json").write_text(build_tokenizer(fields).to_str(pretty=True), encoding="utf-8")
     tokens = fields["tokenizer.ggml.tokens"]
     special = {f"{kind}_token": tokens[token_id] for kind, token_id in special_ids(fields).items()}
-    template = fields.get("tokenizer.chat_template")
+    templates = _chat_templates(fields)
     _write_json(
         folder / "tokenizer_config.json",
         {
@@ -179,11 +180,23 @@ def _write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
             "add_bos_token": adds_bos(fields),
             "clean_up_tokenization_spaces": False,
             **special,
-            **({"chat_template": template} if template else {}),
+            **({"chat_template": templates} if templates else {}),
         },
     )
     ends = end_ids(fields)
     _write_json(folder / "generation_config.json", {"eos_token_id": ends} if ends else {})
+
+
+def _chat_templates(fields: Mapping[str, Any]) -> str | list[dict[str, str]]:
+    """As tokenizer_config.json has them: one text, or a list where there are named ones; empty for none. In a
+    GGUF file these stand under keys that end in their names, as llama.cpp writes and reads them."""
+    default = fields.get(_CHAT_TEMPLATE)
+    prefix = f"{_CHAT_TEMPLATE}."
+    named = {key.removeprefix(prefix): text for key, text in fields.items() if key.startswith(prefix)}
+    found = ({"default": default} if default else {}) | named
+    if not named:
+        return default or ""
+    return [{"name": name, "template": text} for name, text in found.items() if isinstance(text, str)]
 
 
 def _write_weights(weights: GgufWeights, folder: Path, dtype: torch.dtype) -> None:

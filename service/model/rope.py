@@ -69,7 +69,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_position: int, defa
     parameters["original_max_position_embeddings"] = (
         _either(config, parameters, "original_max_position_embeddings") or max_position
     )
-    kind = _kind(parameters)
+    kind = rope_kind(parameters)
     powers = _powers(theta, head_dim)
     scale = 1.0
     match kind:
@@ -107,7 +107,7 @@ def scaled_config(
     """
     changed = dict(config)
     if scaling:
-        kind = _kind(scaling)
+        kind = rope_kind(scaling)
         if kind not in KINDS:
             raise ConfigError("model.rope_scaling", f"rope_type {kind!r} is none of {', '.join(KINDS)}")
         theta = _either(_parameters(config), config, "rope_theta")
@@ -116,7 +116,7 @@ def scaled_config(
         if kind == "llama3" and trained and own:  # whose configurations state the stretched length
             changed["max_position_embeddings"] = max(own, int(_number(scaling, "factor") * trained))
     parameters = _parameters(changed)
-    if positions is not None and _kind(parameters) in ("dynamic", "longrope"):
+    if positions is not None and rope_kind(parameters) in ("dynamic", "longrope"):
         changed["rope_scaling"] = parameters | {SERVED: positions}
     return changed
 
@@ -129,7 +129,7 @@ def longest_sequence(config: Mapping[str, Any], max_position: int) -> int:
     counted: beyond the trained length its frequencies depend on each sequence's own.
     """
     parameters = _parameters(config)
-    if _kind(parameters) not in ("linear", "yarn") or parameters.get("factor") is None:
+    if rope_kind(parameters) not in ("linear", "yarn") or parameters.get("factor") is None:
         return max_position
     trained = _either(config, parameters, "original_max_position_embeddings") or max_position
     return max(max_position, int(_number(parameters, "factor") * trained))
@@ -140,7 +140,8 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
 
 
-def _kind(parameters: Mapping[str, Any]) -> Any:
+def rope_kind(parameters: Mapping[str, Any]) -> Any:
+    """The `rope_type`, or as it was called before, of parameters as config.json has them."""
     return parameters.get("rope_type") or parameters.get("type") or "default"
 
 

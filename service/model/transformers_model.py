@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import KvLayout
-from pageturner.service.errors import ModelError
+from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.batch import ForwardBatch
@@ -34,6 +34,7 @@ from pageturner.service.model.rope import longest_sequence
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
 from pageturner.service.model.tensor_parallel.transformers_plan import shard_by_plan
 from pageturner.service.model.transformers_attention import PagedStep, attention_by
+from pageturner.service.model.transformers_rope import NO_SCALING, check_stretched, stretch
 
 _NAMED_WEIGHTS = 5
 
@@ -141,21 +142,27 @@ def load_transformers_model(
     device: torch.device | None = None,
     kv_dtype: torch.dtype | None = None,
     collectives: Collectives = ALONE,
+    rope_scaling: Mapping[str, Any] = NO_SCALING,
 ) -> TransformersModel:
     """Read a model by `transformers`, and make sure that it runs right over the paged cache.
 
     choose_ops: operations for a shape of heads. kv_dtype: of its cache; by default that of its activations,
     in which it is tried whatever it is to have then. collectives: with the ranks that hold other parts of it;
-    each reads it whole, into main memory, and keeps its own. No code that comes with the model is executed.
-    Raises ModelError, with its type and the reason, if it cannot be read or does not run right, ConfigError
-    for ranks that it can't be cut for.
+    each reads it whole, into main memory, and keeps its own. rope_scaling: in place of the model's own, where
+    not empty. No code that comes with the model is executed. Raises ModelError, with its type and the reason,
+    if it cannot be read or does not run right, ConfigError for ranks that it can't be cut for, and for a
+    scaling that it does not take.
     """
     # A server's log is no place for a progress bar. (transformers leaves the function untyped.)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
+        config = AutoConfig.from_pretrained(artifacts.folder, local_files_only=True, trust_remote_code=False)
+        if rope_scaling:
+            stretch(config, rope_scaling)
         # A pair because of output_loading_info, which transformers' annotations leave out.
         read: Any = AutoModelForCausalLM.from_pretrained(
             artifacts.folder,
+            config=config,
             output_loading_info=True,
             dtype=getattr(torch, artifacts.dtype),
             attn_implementation="eager",
@@ -163,11 +170,15 @@ def load_transformers_model(
             trust_remote_code=False,
             use_safetensors=True,
         )
+    except ConfigError:
+        raise
     except Exception as error:  # a config.json may hold anything, and transformers compute with it
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"transformers cannot read {artifacts.name}: {reason}") from error
     model: PreTrainedModel = read[0]
     _check_weights(artifacts.name, read[1])
+    if rope_scaling:
+        check_stretched(model, rope_scaling)
     if collectives.size == 1:
         nn.Module.to(model, device)
     checked = checked_model(

@@ -62,6 +62,31 @@ def test_the_tokenizer_and_its_special_tokens(tmp_path: Path) -> None:
     assert artifacts.architecture == "LlamaForCausalLM"
 
 
+def test_named_chat_templates_come_over(tmp_path: Path) -> None:
+    named: dict[str, Any] = {
+        "tokenizer.chat_template.tool_use": "{{ tools }}",
+        "tokenizer.chat_template.rag": "{{ documents }}",
+        "tokenizer.chat_templates": ["tool_use", "rag"],
+    }
+    artifacts = read_folder(
+        "a.gguf", "a", converted(tmp_path, "llama", "llama", **named), ModelOptions(source="a.gguf")
+    )
+    assert artifacts.chat_template == "{{ messages[0]['content'] }}"
+    assert artifacts.named_templates == {"tool_use": "{{ tools }}", "rag": "{{ documents }}"}
+
+
+def test_named_chat_templates_need_no_default(tmp_path: Path) -> None:
+    named: dict[str, Any] = {
+        "tokenizer.chat_template": None,
+        "tokenizer.chat_template.rag": "{{ documents }}",
+    }
+    artifacts = read_folder(
+        "a.gguf", "a", converted(tmp_path, "llama", "llama", **named), ModelOptions(source="a.gguf")
+    )
+    assert artifacts.chat_template is None
+    assert artifacts.named_templates == {"rag": "{{ documents }}"}
+
+
 def fields(**changes: Any) -> dict[str, Any]:
     tokens = ["<|end|>", "<tool>", "1", "2", "h", "e", "l", "Ġ", "he", "12"]
     return {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from support.random_models import FAMILIES, VOCAB_SIZE, save, tiny_model
 from transformers import LlamaForSequenceClassification
 
 from pageturner.kernels.torch_ops import TorchOps
-from pageturner.service.errors import ModelError
+from pageturner.service.errors import ConfigError, ModelError
+from pageturner.service.model import transformers_model
 from pageturner.service.model.loader import read_folder
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.transformers_model import (
@@ -29,7 +31,9 @@ from pageturner.service.model.transformers_model import (
 
 # See test_transformers_probe.
 REFUSED = ("phi3_longrope", "bloom", "falcon", "mpt", "gpt_neo")
-SERVED = tuple(family for family in FAMILIES if family not in REFUSED)
+# Beyond its trained length the frequencies depend on the longest sequence of a batch.
+SHORT = ("llama_dynamic_rope",)
+SERVED = tuple(family for family in FAMILIES if family not in REFUSED + SHORT)
 # One of each kind: learned positions, partial RoPE, fused projections, soft caps, windows, experts,
 # sinks, chunks, and values narrower than keys.
 KINDS = (
@@ -48,7 +52,7 @@ LENGTH = 45
 
 
 def tokens_of(seed: int, count: int = LENGTH) -> list[int]:
-    return [random.Random(seed).randrange(VOCAB_SIZE) for _ in range(count)]
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=count)
 
 
 @cache
@@ -98,6 +102,18 @@ def test_ragged_batches_match_the_plain_model(family: str) -> None:
         for seed, row in zip(step, logits, strict=True):
             assert_near(row, plain_logits(family, seed, lengths[seed])[sequences[seed].num_computed - 1])
     assert all(sequence.num_computed == len(sequence.tokens) for sequence in sequences.values())
+
+
+@pytest.mark.parametrize("family", SHORT)
+def test_what_is_served_up_to_its_trained_length_matches_the_plain_model(family: str) -> None:
+    session = session_of(family)
+    most = paged_model(family).max_position
+    assert most < LENGTH
+    long, short = (session.add(tokens_of(seed, count)) for seed, count in ((1, most), (2, 9)))
+    session.step([(long, most - 4), (short, 3)])
+    found = session.step([(long, 4), (short, 6)])
+    for row, expected in zip(found, (plain_logits(family, 1, most), plain_logits(family, 2, 9)), strict=True):
+        assert_near(row, expected[-1])
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -259,3 +275,55 @@ def test_a_model_that_transformers_does_not_know_is_refused(tmp_path: Path) -> N
     artifacts = read_folder("test", "oddity", folder, ModelOptions(source="test"))
     with pytest.raises(ModelError, match=r"cannot read oddity: .*gpt2000"):
         load_transformers_model(artifacts, lambda _: TorchOps())
+
+
+# --- a scaling of the options ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_neox", "gemma2"])
+@pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 3.0}, {"type": "yarn", "factor": 4.0}])
+def test_a_scaling_of_the_options_is_that_of_a_config(
+    family: str, scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    """Beyond the length that the model was trained for; a gpt_neox rotates a part of each head only."""
+    _, plain = tiny_model(family, 7, max_position_embeddings=32)
+    artifacts = read_folder("test", "short", save(plain, tmp_path), ModelOptions(source="test"))
+    model = load_transformers_model(artifacts, lambda _: TorchOps(), rope_scaling=scaling)
+    assert model.max_position == int(32 * scaling["factor"])
+    parameters = plain.config.rope_parameters | {"rope_type": scaling.get("type")} | scaling
+    parameters |= {"original_max_position_embeddings": 32}
+    _, stretched = tiny_model(family, 7, max_position_embeddings=32, rope_parameters=parameters)
+    with torch.inference_mode():
+        expected = stretched(input_ids=torch.tensor([tokens_of(1, 90)]), use_cache=False).logits[0]
+        unlike = plain(input_ids=torch.tensor([tokens_of(1, 90)]), use_cache=False).logits[0]
+    assert not torch.allclose(expected[-1], unlike[-1], atol=0.01), "the scaling changes nothing here"
+    session = PagedSession(model, model.ops)
+    assert_near(session.finish(session.add(tokens_of(1, 90)), 30), expected[[29, 59, 89]])
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling", "reason"),
+    [
+        ("mixtral", {"rope_type": "dynamic", "factor": 2.0}, "'dynamic' is not what transformers computes"),
+        ("gpt2", {"rope_type": "linear", "factor": 2.0}, "the RoPE of gpt2 .* is none that one scaling"),
+        ("gemma3", {"rope_type": "linear", "factor": 2.0}, "is none that one scaling stretches"),
+    ],
+)
+def test_a_scaling_that_would_be_wrong_or_ignored_is_refused(
+    family: str, scaling: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    artifacts = read_folder(
+        "test", family, save(tiny_model(family, 0)[1], tmp_path), ModelOptions(source="t")
+    )
+    with pytest.raises(ConfigError, match=rf"^model\.rope_scaling: .*{reason}"):
+        load_transformers_model(artifacts, lambda _: TorchOps(), rope_scaling=scaling)
+
+
+def test_a_scaling_that_no_module_reads_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(tiny_model("mixtral", 0)[1], tmp_path)
+    artifacts = read_folder("test", "deaf", folder, ModelOptions(source="test"))
+    monkeypatch.setattr(transformers_model, "stretch", lambda config, scaling: None)
+    with pytest.raises(ConfigError, match="mixtral does not take it"):
+        load_transformers_model(
+            artifacts, lambda _: TorchOps(), rope_scaling={"rope_type": "yarn", "factor": 2.0}
+        )
