@@ -177,7 +177,9 @@ class _Counting(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - named by the node
         node = cast(nodes.For, self.generic_visit(node))
         num_characters = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        node.iter = _filtered(node.iter, _TURNS, nodes.Const(num_characters, lineno=node.lineno))
+        node.iter = _filtered(
+            cast(nodes.Expr, node.iter), _TURNS, nodes.Const(num_characters, lineno=node.lineno)
+        )
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802 - likewise

@@ -47,7 +47,7 @@ def _own_longest(text: PreTrainedConfig) -> int | None:
 
 
 def check_stretched(model: PreTrainedModel, scaling: Mapping[str, Any]) -> None:
-    """A model may have the key and not read it: some module has to have been made by it. Raises ConfigError."""
+    """A model may have the key and not read it: raise ConfigError unless some module was made by it."""
     kind = rope_kind(scaling)
     if not any(getattr(module, "rope_type", None) == kind for module in model.modules()):
         reason = f"{model.config.model_type} does not take it in transformers"

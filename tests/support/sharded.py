@@ -86,7 +86,7 @@ def tiny_sharded(family: str, folder: Path, scheme: Quantization = "none", **cha
 
 def tokens_of(seed: int, count: int = 50) -> list[int]:
     """Below the vocabulary of tiny models."""
-    return [random.Random(seed).randrange(128) for _ in range(count)]
+    return random.Random(seed).choices(range(128), k=count)
 
 
 def in_chunks(session: PagedSession) -> torch.Tensor:

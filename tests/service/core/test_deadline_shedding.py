@@ -134,7 +134,9 @@ def test_deadlines_are_reckoned_with_the_tokens_that_guesses_bring(monkeypatch: 
 def served_beside_hogs() -> int:
     """Of small requests at the capacity, those that end in time after four of 1,500 tokens have come."""
     starts = Synthetic(rate=1.1 * CAPACITY, requests=int(24 * CAPACITY)).make("test", 0).requests
-    shapes = [(one.at_seconds, 64, 32, DEADLINE) for one in starts]
+    shapes: list[tuple[float, int, int, float | None]] = [
+        (one.at_seconds, 64, 32, DEADLINE) for one in starts
+    ]
     shapes += [(8.0 + 0.01 * number, 1500, 200, None) for number in range(4)]
     requests = tuple(
         WorkloadRequest(
