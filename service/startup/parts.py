@@ -123,9 +123,7 @@ def load_part(
     cache, kv_cache = make_cache(
         sizes, layout, ops, backend, largest_steps, memory, loaded.origins, peers.agree
     )
-    if model.window is not None and model.window < limits.max_model_len and not cache.num_host_cache_blocks:
-        cache = replace(cache, window=model.window)
-        logger.info("sliding_window", keys=model.window, max_model_len=limits.max_model_len)
+    cache = windowed(cache, model.window, limits.max_model_len, logger)
     num_swap_blocks = cache.num_host_blocks - cache.num_host_cache_blocks
     if num_swap_blocks < sizes.swap_space // layout.block_bytes:
         swap_space = format_size(num_swap_blocks * layout.block_bytes)
@@ -191,3 +189,18 @@ def _place_weights(
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{artifacts.name} does not fit on {backend.device}: {error}") from error
+
+
+def windowed(
+    cache: CacheOptions, window: int | None, max_model_len: int, logger: FilteringBoundLogger
+) -> CacheOptions:
+    """Blocks behind the window of every layer are given back, where some are and no tier stands behind the
+    device's prefix cache: chains that lack their beginning there could not be continued in it."""
+    if window is None or window >= max_model_len:
+        return cache
+    if cache.num_host_cache_blocks:
+        reason = "cache.host_cache_memory: what falls to the host is found by its whole chain"
+        logger.warning("sliding_window_kept", keys=window, max_model_len=max_model_len, reason=reason)
+        return cache
+    logger.info("sliding_window", keys=window, max_model_len=max_model_len)
+    return replace(cache, window=window)
