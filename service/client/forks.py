@@ -3,11 +3,18 @@
 A child has none of its parent's threads. gRPC comes through that where no call was under way; its asyncio has
 a polling thread while a channel is open, and hangs or crashes without it. So a child is refused, rather than
 lost, where its copy of the books says that the fork came at such a moment.
+
+Closing a channel does not end the polling thread, the channel's end as an object does. One that is closed,
+and held by a circle of references (an exception and its frames, say), would have the child wait for ever for
+a thread that its books know nothing of. So before a fork garbage is collected while there is such a thread,
+and a child of a process where it stays is refused too.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import ClassVar
 from weakref import WeakSet
@@ -32,6 +39,8 @@ class GrpcUse:
 
     everyone: ClassVar[WeakSet[GrpcUse]] = WeakSet()
     """Of this process, and of its parent before the fork: gRPC is one in a process, whoever uses it."""
+    polled: ClassVar[int | None] = None
+    """The process, by its id, that polled when it forked: this one, or one that it comes from."""
 
     def __post_init__(self) -> None:
         self.everyone.add(self)
@@ -57,7 +66,8 @@ def refuse_calls_in_a_child() -> None:
 def refuse_asyncio_in_a_child() -> None:
     """The same, and where the parent had asyncio connections open."""
     refuse_calls_in_a_child()
-    if any(use.num_channels for use in _inherited()):
+    is_polled = GrpcUse.polled not in (None, os.getpid())
+    if is_polled or any(use.num_channels for use in _inherited()):
         raise ForkedProcess(
             "this process was forked while its parent had asyncio connections open, and gRPC's asyncio can't "
             "be used in it: use SyncClient here, close every Client before forking, or start it by 'spawn'"
@@ -66,3 +76,22 @@ def refuse_asyncio_in_a_child() -> None:
 
 def _inherited() -> list[GrpcUse]:
     return [use for use in tuple(GrpcUse.everyone) if use.is_inherited()]
+
+
+def _note_polling() -> None:
+    """Before this process forks."""
+    if _is_polling():
+        gc.collect()  # the end of the last channel waits for the thread's
+    if _is_polling():
+        GrpcUse.polled = os.getpid()
+    elif GrpcUse.polled == os.getpid():
+        GrpcUse.polled = None
+
+
+def _is_polling() -> bool:
+    """Whether the thread of gRPC's asyncio is there; it is named after its function."""
+    return any("_poll_wrapper" in thread.name for thread in threading.enumerate())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_note_polling)
