@@ -103,6 +103,8 @@ def is_temporary(error: PageturnerError) -> bool:
 _LOST_CONNECTIONS = (
     (grpc.StatusCode.UNKNOWN, "Stream removed"),
     (grpc.StatusCode.INTERNAL, "RST_STREAM"),
+    # Ray Serve's proxy, of an ingress whose process was lost (service/scale).
+    (grpc.StatusCode.INTERNAL, "The actor died unexpectedly before finishing this task"),
     # A server that begins to drain has taken the call and gives it to no handler any more.
     (grpc.StatusCode.CANCELLED, grpc.StatusCode.CANCELLED.name),
 )

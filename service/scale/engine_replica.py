@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
@@ -66,7 +67,11 @@ class EngineReplica:
             )
         await self._engine.start()
         self._services = LocalServices(
-            self._engine, loaded.config.server, self._logger, lambda: uuid.uuid4().hex
+            self._engine,
+            loaded.config.server,
+            self._logger,
+            lambda: uuid.uuid4().hex,
+            partial(asyncio.sleep, settings.scale.message_seconds),
         )
         self._agreement = replace(agreement, revision=0, policies=b"")
         if agreement.revision:

@@ -51,7 +51,10 @@ class _Method:
 
 
 class LocalServices:
-    """Of one started engine. Every request is expected to have its id already."""
+    """Of one started engine. Every request is expected to have its id already.
+
+    pause: awaited behind each message with tokens of a stream; those that come meanwhile are the next one.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,9 @@ class LocalServices:
         options: ServerOptions,
         logger: structlog.typing.FilteringBoundLogger,
         new_request_id: Callable[[], str],
+        pause: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        self._pause = pause
         lifecycle = Lifecycle()
         lifecycle.attach(engine)
         self._logger = logger
@@ -87,7 +92,12 @@ class LocalServices:
             messages: AsyncIterator[Message] = self._methods[method].behaviour(message, context)
             async with aclosing(cast(AsyncGenerator[Message, None], messages)) as open_messages:
                 async for each in open_messages:
+                    has_tokens = isinstance(each, generation_pb2.GenerateStreamResponse) and each.HasField(
+                        "delta"
+                    )
                     yield each.SerializeToString()
+                    if has_tokens and self._pause is not None:
+                        await self._pause()
         except Exception as error:
             yield self._failed(method, error)
 

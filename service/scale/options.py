@@ -43,6 +43,9 @@ class ScaleOptions:
     """The policy that chooses a request's replica: a name, "module:Class", or a table with options."""
     report_seconds: float = 1.0
     """How often replicas tell their load and what their prefix caches hold."""
+    message_seconds: float = 0.02
+    """Tokens of a stream that come within so long of the message before are one message: each passes through
+    four processes. The first token waits for nothing."""
     drain_seconds: float = 60.0
     """How long a replica that is taken away or replaced may finish what it has; what is left goes on at
     others."""
@@ -67,7 +70,7 @@ class ScaleOptions:
         for name in ("metrics_seconds", "report_seconds", "drain_seconds", "resume_seconds"):
             if not 0 < getattr(self, name) < 86400:  # also refuses NaN
                 raise ConfigError(f"scale.{name}", f"{getattr(self, name)} is not in (0, 86400)")
-        for name in ("upscale_delay_seconds", "downscale_delay_seconds"):
+        for name in ("upscale_delay_seconds", "downscale_delay_seconds", "message_seconds"):
             if not 0 <= getattr(self, name) < 86400:
                 raise ConfigError(f"scale.{name}", f"{getattr(self, name)} is not in [0, 86400)")
 
@@ -113,6 +116,9 @@ _OF_ONE_SERVER: Mapping[str, str] = {
     "metrics.port": "replicas of one machine would want one port; Ray has metrics of its own",
     "traces.endpoint": "spans of replicas are not exported",
     "cache.disk_cache_folder": "replicas of one machine would want one folder",
+    "cache.prefix_key_file": "replicas share a key that their coordinator draws",
+    "handover.role": "servers that hand KV over know one another by address; replicas have none",
+    "model.tensor_parallel_port": "replicas of one machine would want one port",
 }
 """Keys that mean one process with a port of its own."""
 

@@ -56,11 +56,9 @@ class RayApplication:
         mark = f"ray::ServeReplica:{NAME}:{deployment}"
         return [each.pid for each in _descendants(self.process.pid) if _command(each).startswith(mark)]
 
-    def kill_replica(self) -> int:
-        """End one engine as a fault does, without a word."""
-        victim = min(self.replicas())
-        os.kill(victim, signal.SIGKILL)
-        return victim
+    def kill_replica(self, deployment: str = "Engine") -> None:
+        """End a process as a fault does, without a word."""
+        os.kill(min(self.replicas(deployment)), signal.SIGKILL)
 
 
 @contextmanager

@@ -94,7 +94,12 @@ def test_what_will_not_pass_is_not_tried_again(error: PageturnerError) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["UNKNOWN: Stream removed", "INTERNAL: Received RST_STREAM with code 2", "CANCELLED: CANCELLED"],
+    [
+        "UNKNOWN: Stream removed",
+        "INTERNAL: Received RST_STREAM with code 2",
+        "INTERNAL: The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica",
+        "CANCELLED: CANCELLED",
+    ],
 )
 def test_a_lost_connection_is_known_by_whichever_name_it_has(text: str) -> None:
     code, _, details = text.partition(": ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,6 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
 from support.fake_engine import PAUSE, FakeEngine, accepted, echo
+from support.real_service import real_service
 from support.scripted import recording_logger
 
 from pageturner.service.engine.api import GenerationRequest
@@ -202,6 +204,34 @@ async def test_full_replicas_refuse_with_a_time_to_wait_and_one_with_room_is_fou
         each.Unpack(retry) for each in Status.FromString(context.trailers["grpc-status-details-bin"]).details
     )
     assert retry.retry_delay.seconds == 2
+
+
+async def test_tokens_that_come_within_a_pause_are_one_message() -> None:
+    pauses: list[asyncio.Event] = []
+
+    async def pause() -> None:
+        pauses.append(asyncio.Event())
+        await pauses[-1].wait()
+
+    async with real_service() as service:
+        logger, _ = recording_logger()
+        services = LocalServices(service.engine, ServerOptions(), logger, lambda: "drawn", pause)
+        request = request_of(66, 67, sampling={"max_tokens": 9, "ignore_eos": True, "seed": 1})
+        parts = services.follow("GenerateStream", request.SerializeToString(), Call())
+        accepted_part, first = await anext(parts), await anext(parts)
+        assert not pauses, "neither the acceptance nor the first token waits"
+        rest = asyncio.ensure_future(anext(parts))
+        await service.until(lambda: not service.num_live)
+        pauses[0].set()
+        messages = [
+            generation_pb2.GenerateStreamResponse.FromString(part)
+            for part in (accepted_part, first, await rest)
+            if isinstance(part, bytes)
+        ]
+        assert [each.WhichOneof("event") for each in messages] == ["accepted", "delta", "delta"]
+        assert len(messages[1].delta.token_ids) + len(messages[2].delta.token_ids) == 9
+        assert messages[2].delta.token_ids
+        await parts.aclose()
 
 
 async def test_a_whole_answer_is_gathered_from_the_stream() -> None:

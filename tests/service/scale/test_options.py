@@ -77,6 +77,8 @@ def test_every_machine_reads_what_was_stated_and_no_environment(
         ({"config": "/nowhere.toml"}, "/nowhere.toml"),
         ({"server": {"port": 50051}}, "server.port"),
         ({"metrics": {"port": 9464}}, "metrics.port"),
+        ({"cache": {"prefix_key_file": "key"}}, "cache.prefix_key_file"),
+        ({"model": {"tensor_parallel_port": 7000}}, "model.tensor_parallel_port"),
         ({"tls.certificate": "c.pem", "tls.key": "k.pem"}, "tls.certificate"),
     ],
 )
