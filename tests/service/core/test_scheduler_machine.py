@@ -32,87 +32,32 @@ MOST_ROUNDS = 10
 """Of random moves, until enough steps were ordinary ones: mostly one round, now and then a second."""
 
 
-def test_tokens_and_books_are_those_of_unlimited_memory() -> None:
+MACHINES: dict[type[SchedulerMachine], tuple[int, int]] = {
+    SchedulerMachine: (120, 3000),
+    SwappingMachine: (80, 2000),
+    ResumingMachine: (40, 1500),
+    ScoringMachine: (60, 2000),
+    AdaptedMachine: (40, 1500),
+    WindowMachine: (25, 2000),
+}
+"""Examples of each, in the default suite and at length."""
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_tokens_scores_and_books_are_those_of_unlimited_memory(machine: type[SchedulerMachine]) -> None:
+    num_examples, _ = MACHINES[machine]
     run_state_machine_as_test(
-        SchedulerMachine, settings=settings(COMMON, max_examples=120, stateful_step_count=20)
-    )
-
-
-def test_tokens_and_books_while_policies_are_swapped() -> None:
-    run_state_machine_as_test(
-        SwappingMachine, settings=settings(COMMON, max_examples=80, stateful_step_count=20)
-    )
-
-
-def test_tokens_and_books_while_answers_are_resumed() -> None:
-    run_state_machine_as_test(
-        ResumingMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
-    )
-
-
-def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored() -> None:
-    run_state_machine_as_test(
-        ScoringMachine, settings=settings(COMMON, max_examples=60, stateful_step_count=20)
-    )
-
-
-def test_tokens_and_books_of_requests_with_adapters() -> None:
-    run_state_machine_as_test(
-        AdaptedMachine, settings=settings(COMMON, max_examples=40, stateful_step_count=20)
-    )
-
-
-def test_tokens_and_books_under_sliding_windows() -> None:
-    run_state_machine_as_test(
-        WindowMachine, settings=settings(COMMON, max_examples=25, stateful_step_count=20)
+        machine, settings=settings(COMMON, max_examples=num_examples, stateful_step_count=20)
     )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_scores_tokens_and_books_while_prompts_and_continuations_are_scored_at_length() -> None:
+@pytest.mark.parametrize("machine", MACHINES)
+def test_tokens_scores_and_books_at_length(machine: type[SchedulerMachine]) -> None:
+    _, num_examples = MACHINES[machine]
     run_state_machine_as_test(
-        ScoringMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_tokens_and_books_of_requests_with_adapters_at_length() -> None:
-    run_state_machine_as_test(
-        AdaptedMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=50)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_tokens_and_books_under_sliding_windows_at_length() -> None:
-    run_state_machine_as_test(
-        WindowMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_tokens_and_books_while_answers_are_resumed_at_length() -> None:
-    run_state_machine_as_test(
-        ResumingMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=50)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_tokens_and_books_at_length() -> None:
-    run_state_machine_as_test(
-        SchedulerMachine, settings=settings(COMMON, max_examples=3000, stateful_step_count=50)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_tokens_and_books_while_policies_are_swapped_at_length() -> None:
-    run_state_machine_as_test(
-        SwappingMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
+        machine, settings=settings(COMMON, max_examples=num_examples, stateful_step_count=50)
     )
 
 
