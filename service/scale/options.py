@@ -43,7 +43,7 @@ class ScaleOptions:
     """The policy that chooses a request's replica: a name, "module:Class", or a table with options."""
     report_seconds: float = 1.0
     """How often replicas tell their load and what their prefix caches hold."""
-    message_seconds: float = 0.02
+    message_seconds: float = 0.05
     """Tokens of a stream that come within so long of the message before are one message: each passes through
     four processes. The first token waits for nothing."""
     drain_seconds: float = 60.0
