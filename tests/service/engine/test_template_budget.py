@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pageturner.service.engine import chat_template, template_budget
 from pageturner.service.engine.chat_template import ChatTemplate
@@ -75,6 +76,24 @@ HARMLESS = {
     "{% for i in [1, [2]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}": "12",
 }
 
+AS_EVER = (
+    "{% block a %}{{ messages|length }}{% for m in messages %}{{ m.content|upper }}{% endfor %}{% endblock %}"
+    "{{ self.a() }}",
+    "{% filter upper %}a{{ messages[0].content }}{% endfilter %}{% set x | trim %}  a {% endset %}[{{ x }}]",
+    "{% set j = joiner(', ') %}{% for m in messages %}{{ j() }}{{ loop.cycle('o', 'e') }}"
+    "{{ loop.changed(m.role) }}{{ loop.previtem is defined }}{% endfor %}",
+    "{{ messages | map(attribute='content') | select('equalto', 'a') | list }}",
+    "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | tojson }}",
+    "{{ messages | groupby('role') | length }}{{ [3, 1, 2] | sort | join('-') }}{{ {'b': 1} | dictsort }}",
+    "{{ 'a,b'.split(',') | last }}{{ 'x' | e }}{{ 'abc'[::-1] }}{{ messages[1:] | length }}",
+    "{% macro m(a, b=2) %}{{ a }}{{ b }}{{ kwargs }}{{ varargs }}{% endmacro %}{{ m(1, c=3) }}",
+    "{{ '%s-%s' | format('a', 'b') }}{{ 'abc' | replace('b', '') }}{{ '{}-{x}'.format(1, x=2) }}",
+    "{{ [1, 2, 3] | batch(2) | list }}{{ [1, 2, 3] | slice(2) | list }}{{ [1, 2] | sum }}{{ 3.14 | round }}",
+    "{{ '' | default('x', true) }}{{ none | string }}{{ 5 | int + 2 | float }}{{ {'a': 1}.items() | list }}",
+    "{% for a, b in [(1, 2)] %}{{ a ~ b }}{% endfor %}{{ ['a'] + ['b'] }}{{ 7 % 3 }}{{ 'x%sy' % 'z' }}",
+    "{{ messages | tojson(indent=2) }}{{ 'é' | tojson(ensure_ascii=true) }}",
+)
+
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
 
 
@@ -99,6 +118,14 @@ def test_what_one_operation_would_make_too_long_is_not_made(name: str) -> None:
 @pytest.mark.parametrize("source", HARMLESS)
 def test_what_is_counted_writes_what_it_would(source: str) -> None:
     assert ChatTemplate(source).render(MESSAGES) == HARMLESS[source]
+
+
+@pytest.mark.parametrize("source", AS_EVER)
+def test_what_is_counted_writes_what_plain_jinja_does(source: str) -> None:
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["tojson"] = chat_template._to_json
+    expected = plain.from_string(source).render(messages=MESSAGES)
+    assert ChatTemplate(source).render(MESSAGES) == expected
 
 
 def test_a_template_that_writes_without_being_told_how_much_is_not_there() -> None:
