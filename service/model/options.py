@@ -61,7 +61,8 @@ class ModelOptions:
     but of dynamic NTK and longrope, whose table is then that of sequences so long."""
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)
     """A stretched RoPE in place of the model's own, as config.json has it: {rope_type = "yarn", factor = 4}.
-    Kinds: linear, dynamic, yarn, longrope, llama3."""
+    Kinds: linear, dynamic, yarn, longrope, llama3; of a model that runs through transformers linear, yarn and
+    llama3, which are the same for every sequence of a step."""
     tensor_parallel_size: int = 1
     """Processes of this machine that share the model, each with its part of every weight and its KV heads:
     on GPUs, of which each takes one, or on the CPU, whose cores they share. Sizes of [cache] are those of
