@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from pageturner.service.errors import ConfigError
 if TYPE_CHECKING:
     from pageturner.service.simulator.acceptance import Acceptance
     from pageturner.service.simulator.experiment import WorkloadOfSeed
+    from pageturner.service.simulator.fleet import FleetSetup
     from pageturner.service.simulator.workload import SimulatedWorkload
 
 HELP = "compare scheduling policies on a workload, on a virtual clock"
@@ -25,6 +26,10 @@ EXAMPLE = (
     "pageturner simulate --workload bursty --policies '' --policies 'late: victim=last-arrived' "
     "--sweep cache.num_blocks=400,800 --seeds 5 --plot out"
 )
+
+
+MAX_SCHEDULERS = 8
+"""Servers up to which each is the scheduler itself unless told otherwise."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +51,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a policy set, the rest being defaults; once for each to compare",
     )
     add("--sweep", action="append", default=[], metavar="KEY=VALUE,...", help="each set once with each value")
+    add("--replicas", type=int, metavar="N", help="N servers, and a router that sends to them")
+    add(
+        "--routing",
+        metavar="POLICY,...",
+        help="with --replicas: each set once with each of these routing policies",
+    )
+    add(
+        "--servers",
+        choices=("scheduler", "coarse"),
+        help="with --replicas: the scheduler itself, the default up to 8 of them, or its default policies in "
+        "the large, many steps at once, for thousands of servers",
+    )
+    add(
+        "--routers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --replicas: N that each know what they sent, and what servers report (%(default)s)",
+    )
+    add(
+        "--report-interval",
+        type=float,
+        metavar="S",
+        help="with --replicas: seconds between two reports of a server (none with one router, else 1)",
+    )
     add("--machine", default="h100-8b", metavar="FILE", help="what it runs on (%(default)s)")
     add(
         "--drafts",
@@ -87,10 +117,13 @@ def run(arguments: argparse.Namespace) -> int:
         machine = replace(machine, speculation=replace(machine.speculation, method="ngram"))
     find_modules_in(Path.cwd())
     setups = tuple(parse_policies(text) for text in arguments.policies or [""])
+    if arguments.routing:
+        setups = sweep(setups, f"routing={arguments.routing}")
     for text in arguments.sweep:
         setups = sweep(setups, text)
     check_names(setups)
-    contenders = [setup.on(machine) for setup in setups]
+    fleet = _fleet(arguments)
+    contenders = [setup.on(machine, fleet) for setup in setups]
     source = _source(arguments, acceptance)
     for text in source.notes:
         note(text)
@@ -116,6 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         "concurrency": arguments.concurrency,
         "drafts": arguments.drafts,
         "machine": machine.name,
+        **({} if fleet is None else asdict(fleet)),
         "seeds": len(workloads),
         "slo_ttft_seconds": arguments.slo_ttft,
         "slo_tpot_seconds": arguments.slo_tpot,
@@ -135,7 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Raises ConfigError."""
-    for name in ("seeds", "limit", "concurrency"):
+    for name in ("seeds", "limit", "concurrency", "replicas", "routers"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name}", f"{value} is below 1")
@@ -143,6 +177,29 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if not 0 < value < math.inf:
             raise ConfigError(f"--{name.replace('_', '-')}", f"{value:g} is not a number above 0")
+
+
+def _fleet(arguments: argparse.Namespace) -> FleetSetup | None:
+    """None for one server. Raises ConfigError for flags of several without --replicas."""
+    from pageturner.service.simulator.fleet import FleetSetup
+
+    if arguments.replicas is None:
+        given = ("routing", "servers", "report_interval")
+        named = [name for name in given if getattr(arguments, name) is not None]
+        if arguments.routers > 1:
+            named.append("routers")
+        if named:
+            raise ConfigError(f"--{named[0].replace('_', '-')}", "needs --replicas N, the number of servers")
+        return None
+    default = 0.0 if arguments.routers == 1 else 1.0
+    interval = default if arguments.report_interval is None else arguments.report_interval
+    is_coarse = arguments.replicas > MAX_SCHEDULERS
+    if arguments.servers is not None:
+        is_coarse = arguments.servers == "coarse"
+    try:
+        return FleetSetup(arguments.replicas, is_coarse, arguments.routers, interval)
+    except ValueError as error:
+        raise ConfigError("--report-interval", str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ fair: queue=virtual-token-counter              under a name of one's own, which 
 --sweep cache.num_blocks=512,1024              a bound of the machine
 --sweep speculation.method=none,ngram          without drafts and with them
 --sweep queue.aging_seconds=1,10               an option of the policy that the set has
+
+Where there are several servers, `routing` is an axis like the others, and `fleet.report_seconds` a bound.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ from typing import Any
 
 from pageturner.policies import registry
 from pageturner.policies.errors import PolicyError
-from pageturner.policies.interfaces import AXES
+from pageturner.policies.interfaces import ALL_AXES, AXES, FLEET_AXES
 from pageturner.policies.presets import find_preset
 from pageturner.policies.spec import PolicySpec, parse_spec, parse_value, split_outside
 from pageturner.service.errors import ConfigError
 from pageturner.service.simulator.experiment import Contender
+from pageturner.service.simulator.fleet import FleetSetup
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.tables import read_table
 
-_SECTIONS = ("cache", "scheduler", "step_time", "speculation")
+_SECTIONS = ("cache", "scheduler", "step_time", "speculation", "fleet")
 
 _NAMED = re.compile(r"(?P<name>[^=;:{]*[^=;:{\s]\s*):(?P<set>.*)", re.DOTALL)
 """A name ends at a colon that comes before any `=`; the colon of an option comes after one."""
@@ -42,24 +45,49 @@ class Setup:
     policies: Mapping[str, PolicySpec] = field(default_factory=dict)
     bounds: Mapping[str, Any] = field(default_factory=dict)
 
-    def on(self, machine: SimulatedMachine) -> Contender:
-        """Raises ConfigError for a policy or a bound that does not exist."""
+    def on(self, machine: SimulatedMachine, fleet: FleetSetup | None = None) -> Contender:
+        """fleet: where there are several of the machine. Raises ConfigError for a policy or a bound that does
+        not exist, or that there is no use for."""
+        own = {axis: spec for axis, spec in self.policies.items() if axis not in FLEET_AXES}
+        routing_spec = self.policies.get("routing", PolicySpec(registry.DEFAULTS["routing"]))
         try:
-            policies = registry.create_set(self.policies)
+            policies = registry.create_set(own)
+            routing = registry.create("routing", routing_spec.name, routing_spec.options)
         except PolicyError as error:
             raise ConfigError("--policies", str(error)) from error
         for key, value in self.bounds.items():
             section, _, name = key.partition(".")
-            try:
-                options = read_table(
-                    type(getattr(machine, section)),
-                    {**asdict(getattr(machine, section)), name: value},
-                    f"{section}.",
-                )
-                machine = replace(machine, **{section: options})
-            except ValueError as error:
-                raise ConfigError("--sweep", str(error)) from error
-        return Contender(self.name, policies, machine)
+            if section == "fleet":
+                fleet = _changed(_several(fleet, key), name, value, "fleet.")
+            else:
+                changed = _changed(getattr(machine, section), name, value, f"{section}.")
+                try:
+                    machine = replace(machine, **{section: changed})
+                except ValueError as error:
+                    raise ConfigError("--sweep", str(error)) from error
+        if fleet is None:
+            if own.keys() != self.policies.keys():
+                _several(None, "routing")
+            return Contender(self.name, policies, machine)
+        if fleet.is_coarse and policies != registry.default_policies():
+            raise ConfigError(
+                "--policies", f"{self.name!r}: coarse servers run the defaults only; add --servers scheduler"
+            )
+        return Contender(self.name, policies, machine, fleet, routing)
+
+
+def _several(fleet: FleetSetup | None, key: str) -> FleetSetup:
+    if fleet is None:
+        raise ConfigError(key, "is of several servers: say how many with --replicas N")
+    return fleet
+
+
+def _changed(options: Any, name: str, value: object, path: str) -> Any:
+    """Options with another value of one of them. Raises ConfigError."""
+    try:
+        return read_table(type(options), {**asdict(options), name: value}, path)
+    except ValueError as error:
+        raise ConfigError("--sweep", str(error)) from error
 
 
 def parse_policies(text: str) -> Setup:
@@ -73,9 +101,9 @@ def parse_policies(text: str) -> Setup:
         if axis.strip() == "preset":
             preset_specs, preset_bounds = _preset(value.strip())
             specs, bounds = {**preset_specs, **specs}, {**preset_bounds, **bounds}
-        elif axis.strip() not in AXES:
+        elif axis.strip() not in ALL_AXES:
             raise ConfigError(
-                "--policies", f"no policy axis {axis.strip()!r}; there are preset, {', '.join(AXES)}"
+                "--policies", f"no policy axis {axis.strip()!r}; there are preset, {', '.join(ALL_AXES)}"
             )
         else:
             specs[axis.strip()] = _spec("--policies", value)
@@ -114,9 +142,9 @@ def check_names(setups: Sequence[Setup]) -> None:
 def _with(setup: Setup, key: str, value: str) -> Setup:
     name = f"{key}={value}" if setup.name == "defaults" else f"{setup.name};{key}={value}"
     section, _, option = key.partition(".")
-    if key in AXES:
+    if key in ALL_AXES:
         return Setup(name, {**setup.policies, key: _spec("--sweep", value)}, setup.bounds)
-    if section in AXES and option:
+    if section in ALL_AXES and option:
         spec = setup.policies.get(section, PolicySpec(registry.DEFAULTS[section]))
         spec = PolicySpec(spec.name, {**spec.options, option: parse_value(value)})
         return Setup(name, {**setup.policies, section: spec}, setup.bounds)

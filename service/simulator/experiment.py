@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pageturner.policies.interfaces import PolicySet
+from pageturner.policies.interfaces import PolicySet, RoutingPolicy
 from pageturner.service.simulator.figures import (
     DEFAULT_SLO,
     METRICS,
@@ -15,8 +15,11 @@ from pageturner.service.simulator.figures import (
     figures_of,
     interval,
 )
+from pageturner.service.simulator.fleet import FleetSetup, simulate_fleet
+from pageturner.service.simulator.fleet_figures import figures_of_fleet, ttfts_of
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.simulation import PoolSample, simulate
+from pageturner.service.simulator.replica import PoolSample
+from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.workload import SimulatedWorkload
 
 WorkloadOfSeed = Callable[[int], SimulatedWorkload]
@@ -24,17 +27,22 @@ WorkloadOfSeed = Callable[[int], SimulatedWorkload]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy set on a machine, under the name that tables show."""
+    """A policy set on a machine, under the name that tables show.
+
+    fleet, routing: where it is several of these machines, how they are sent to; both or neither.
+    """
 
     name: str
     policies: PolicySet
     machine: SimulatedMachine
+    fleet: FleetSetup | None = None
+    routing: RoutingPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ContenderRuns:
-    """All runs of one contender. figures: a run each. samples: of the pools, in the first seed's run.
-    ttfts: of every request of all seeds, sorted."""
+    """All runs of one contender. figures: a run each. samples: of the pools, in the first seed's run; none
+    of a fleet. ttfts: of every request of all seeds, sorted."""
 
     name: str
     figures: tuple[Figures, ...]
@@ -78,13 +86,31 @@ def run_experiment(
         figures, ttfts = [], []
         samples: tuple[PoolSample, ...] = ()
         for seed, workload in workloads.items():
-            result = simulate(workload, contender.machine, contender.policies)
-            figures.append(figures_of(result, slo))
-            samples = samples or result.samples
-            ttfts += [r.token_times[0] - r.arrived_at for r in result.requests if r.token_times]
-            on_run(f"{contender.name}, seed {seed}: {result.seconds:.1f} s of virtual time")
+            run = _run(contender, workload, seed, slo)
+            figures.append(run.figures)
+            samples = samples or run.samples
+            ttfts += run.ttfts
+            on_run(f"{contender.name}, seed {seed}: {run.figures['seconds']:.1f} s of virtual time")
         outcomes.append(ContenderRuns(contender.name, tuple(figures), samples, tuple(sorted(ttfts))))
     return tuple(outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    figures: Figures
+    samples: tuple[PoolSample, ...]
+    ttfts: Sequence[float]
+
+
+def _run(contender: Contender, workload: SimulatedWorkload, seed: int, slo: Slo) -> _Run:
+    if contender.fleet is not None and contender.routing is not None:
+        fleet = simulate_fleet(
+            workload, contender.machine, contender.policies, contender.fleet, contender.routing, seed
+        )
+        return _Run(figures_of_fleet(fleet, slo), (), ttfts_of(fleet))
+    result = simulate(workload, contender.machine, contender.policies)
+    ttfts = [record.token_times[0] - record.arrived_at for record in result.requests if record.token_times]
+    return _Run(figures_of(result, slo), result.samples, ttfts)
 
 
 def differences(outcome: ContenderRuns, base: ContenderRuns) -> Mapping[str, Interval]:

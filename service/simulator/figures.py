@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pageturner.service.simulator.simulation import SimulatedRequest, SimulationResult
+from pageturner.service.simulator.replica import SimulatedRequest
+from pageturner.service.simulator.simulation import SimulationResult
 
 Figures = Mapping[str, float]
 """By the name of a METRIC. One that has no value in a run (a latency of no request) is left out."""
@@ -23,7 +24,7 @@ class Metric:
 
 
 _LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2e", "end to end"))
-_SHARES = (0.5, 0.9, 0.99)
+SHARES = (0.5, 0.9, 0.99)
 
 METRICS: tuple[Metric, ...] = (
     Metric("throughput", "output", "tokens/s", True),
@@ -32,7 +33,7 @@ METRICS: tuple[Metric, ...] = (
     *(
         Metric(f"{name}_p{share * 100:.0f}", f"{title} p{share * 100:.0f}", "s")
         for name, title in _LATENCIES
-        for share in _SHARES
+        for share in SHARES
     ),
     *(Metric(f"{name}_mean", f"{title} mean", "s") for name, title in _LATENCIES),
     Metric("ttft_max", "TTFT max", "s"),
@@ -50,6 +51,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("accepted_share", "drafts that came true", "of output tokens", True),
     Metric("kv_occupancy", "KV occupancy", "share", None),
     Metric("kv_waste", "KV waste", "share"),
+    Metric("imbalance", "busiest server", "x mean"),
     Metric("fairness_gap", "fairness gap", "tokens"),
     Metric("deadline_misses", "deadlines missed", ""),
     Metric("failed", "failed or refused", ""),
@@ -108,7 +110,7 @@ def figures_of(result: SimulationResult, slo: Slo = DEFAULT_SLO) -> Figures:
         if values:
             ordered = sorted(values)
             found[f"{name}_mean"] = math.fsum(ordered) / len(ordered)
-            for share in _SHARES:
+            for share in SHARES:
                 found[f"{name}_p{share * 100:.0f}"] = percentile(ordered, share)
     if samples["itl"]:
         found["itl_max"] = max(samples["itl"])

@@ -45,7 +45,7 @@ def write_plots(outcomes: Sequence[ContenderRuns], document: Mapping[str, Any], 
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
-    for name, title, draw in _PICTURES:
+    for name, title, draw in _known(outcomes):
         drawn[title] = _png(draw, title, outcomes)
         (folder / f"{name}.png").write_bytes(drawn[title])
     page = folder / "page.html"
@@ -84,9 +84,9 @@ def check_matplotlib() -> None:
         raise WorkloadError(f"plots need matplotlib: pip install 'pageturner[lab]' ({error})") from error
 
 
-def pictures() -> tuple[tuple[str, Draw], ...]:
+def pictures(outcomes: Sequence[ContenderRuns]) -> tuple[tuple[str, Draw], ...]:
     """The title of each picture of an experiment, and what draws it."""
-    return tuple((title, draw) for _, title, draw in _PICTURES)
+    return tuple((title, draw) for _, title, draw in _known(outcomes))
 
 
 def draw_figure(draw: Draw, title: str, outcomes: Sequence[ContenderRuns], height: float = 4) -> Figure:
@@ -193,6 +193,8 @@ _PICTURES: tuple[tuple[str, str, Draw], ...] = (
     ("tpot", "Time per output token, p99", _bars("tpot_p99")),
     ("goodput", "Goodput under the SLOs", _bars("goodput")),
     ("throughput", "Output tokens per second", _bars("throughput")),
+    ("hits", "Prompt tokens found in the prefix cache", _bars("prefix_hit_share")),
+    ("imbalance", "Work of the busiest server", _bars("imbalance")),
     ("preemptions", "Preemptions by kind", _preemptions),
     ("recompute_tax", "Recompute tax", _bars("recompute_tax")),
     ("occupancy", "KV blocks in use", _over_time("used_share", "share of the pool")),
@@ -200,6 +202,20 @@ _PICTURES: tuple[tuple[str, str, Draw], ...] = (
     ("waiting", "Requests waiting", _over_time("num_waiting", "requests")),
     ("fairness", "Fairness gap between tenants", _bars("fairness_gap")),
 )
+
+
+def _known(outcomes: Sequence[ContenderRuns]) -> tuple[tuple[str, str, Draw], ...]:
+    """The pictures for which there are figures: fleets have no samples of pools, one server no balance."""
+    has_samples = any(outcome.samples for outcome in outcomes)
+    metrics = set().union(*(outcome.intervals for outcome in outcomes))
+
+    def is_known(name: str) -> bool:
+        if name in ("occupancy", "waste", "waiting"):
+            return has_samples
+        needed = {"preemptions": "swap_preemptions", "fairness": "fairness_gap"}.get(name, name)
+        return needed in metrics or needed not in METRIC
+
+    return tuple(picture for picture in _PICTURES if is_known(picture[0]))
 
 
 def _page(

@@ -27,7 +27,8 @@ SHOWN = (
     ),
     *("preemptions", "swap_preemptions", "recompute_preemptions", "tail_preemptions", "recompute_tax"),
     *("draft_share", "accepted_share"),
-    *("prefix_hit_share", "kv_occupancy", "kv_waste", "fairness_gap", "deadline_misses", "failed"),
+    *("prefix_hit_share", "kv_occupancy", "kv_waste", "imbalance", "fairness_gap"),
+    *("deadline_misses", "failed"),
 )
 """Metrics of the table; the JSON has all."""
 
@@ -61,7 +62,7 @@ def render(outcomes: Sequence[ContenderRuns]) -> RenderableType:
 
 def _no_difference(outcomes: Sequence[ContenderRuns]) -> str:
     said = "No run of any other set differs in any of these figures."
-    if any(run["preemptions"] for outcome in outcomes for run in outcome.figures):
+    if any(run["preemptions"] or "imbalance" in run for outcome in outcomes for run in outcome.figures):
         return said
     return (
         f"{said} No request was preempted, so no victim and no reclaim policy was asked; "

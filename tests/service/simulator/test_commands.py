@@ -81,7 +81,7 @@ def test_a_picture_shows_each_whole_name_and_its_legend_covers_no_curve() -> Non
         [setup.on(load_machine("h100-8b")) for setup in setups],
         {seed: recipe.make("w", seed) for seed in (0, 1)},
     )
-    for title, draw in pictures():
+    for title, draw in pictures(outcomes):
         figure = draw_figure(draw, title, outcomes)
         figure.draw_without_rendering()
         (axes,) = figure.axes
@@ -96,6 +96,56 @@ def test_a_picture_shows_each_whole_name_and_its_legend_covers_no_curve() -> Non
             names += ["".join(text.get_text().split("\n")) for text in legend.get_texts()]
         assert axes.get_legend() is None
         assert {setup.name for setup in setups} <= set(names)
+
+
+FLEET = ["simulate", "--workload=chat:requests=12,rate=30,turns=2,output=20", "--seeds=2", "--replicas=3"]
+
+
+def test_several_servers_are_compared_by_their_routing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "plots"
+    words = ["--routing=prefix-aware,session", "--servers=coarse", f"--plot={folder}", "--json"]
+    assert main([*FLEET, *words]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["setting"]["num_replicas"] == 3
+    names = [contender["name"] for contender in document["contenders"]]
+    assert names == ["routing=prefix-aware", "routing=session"]
+    assert all(run["imbalance"] >= 1 for each in document["contenders"] for run in each["runs"])
+    pictures = {path.stem for path in folder.glob("*.png")}
+    assert {"ttft", "hits", "imbalance"} <= pictures
+    assert not {"occupancy", "preemptions"} & pictures, "of which a fleet has no figures"
+
+
+def test_routing_is_an_axis_that_sets_and_sweeps_may_change(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--policies=a: routing=session;victim=last-arrived", "--sweep=routing.order=1,2", "--json"]
+    assert main([*FLEET, *words, "--sweep=fleet.num_routers=2", "--report-interval=0.5"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    names = [contender["name"] for contender in document["contenders"]]
+    assert names == [f"a;routing.order={order};fleet.num_routers=2" for order in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--routing=session"], "--routing: needs --replicas N"),
+        (["--routers=2"], "--routers: needs --replicas N"),
+        (["--servers=coarse"], "--servers: needs --replicas N"),
+        (["--policies=routing=session"], "routing: is of several servers: say how many with --replicas N"),
+        (["--sweep=fleet.num_routers=2"], "is of several servers"),
+        (["--replicas=0"], "--replicas: 0 is below 1"),
+        (["--replicas=2", "--report-interval=-1"], "report_seconds must be finite and at least 0"),
+        (["--replicas=2", "--routing=sesion"], "did you mean 'session'"),
+        (["--replicas=2", "--sweep=fleet.num_routers=0"], "num_routers must be at least 1"),
+        (["--replicas=9", "--policies=victim=last-arrived"], "coarse servers run the defaults only"),
+    ],
+)
+def test_what_is_wrong_with_several_servers_is_named(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, *words]) == 2
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.fault("L")

@@ -9,7 +9,8 @@ import pytest
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.errors import DeadlineExceeded
 from pageturner.service.simulator.figures import METRIC, Slo, figures_of, interval
-from pageturner.service.simulator.simulation import PoolSample, SimulatedRequest, SimulationResult
+from pageturner.service.simulator.replica import PoolSample, SimulatedRequest
+from pageturner.service.simulator.simulation import SimulationResult
 
 
 def record(arrived_at: float, *token_times: float, num_prompt_tokens: int = 10) -> SimulatedRequest:

@@ -1,0 +1,329 @@
+"""A simulated server: the scheduler that serves, and a model that only says how long a step would take.
+
+It does what the engine does, step by step, and leaves the clock to its caller: `begin` a step, let time pass
+`until` its end, `finish` it. Alone it is a run of `simulation`, with others it is a `fleet`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pageturner.policies.interfaces import PolicySet
+from pageturner.service.core.outputs import (
+    FinishedEvent,
+    SampledSequence,
+    SampledToken,
+    ScheduledSequence,
+    SchedulerOutput,
+    SchedulerStats,
+    TextDelta,
+    TokenEvent,
+)
+from pageturner.service.core.request import NewRequest
+from pageturner.service.core.scheduler import Scheduler
+from pageturner.service.core.scheduling.intake import asked_work, check_deadline
+from pageturner.service.errors import PageturnerError
+from pageturner.service.flight.step_work import work_of
+from pageturner.service.simulator.acceptance import SimulatedDrafter
+from pageturner.service.simulator.errors import SimulationStuck
+from pageturner.service.simulator.machine import SimulatedMachine
+from pageturner.service.simulator.tenancy import TenantLedger
+from pageturner.service.simulator.workload import SimulatedWorkload
+
+EMPTY_SCHEDULE_SECONDS = 0.002
+"""Virtual seconds after which the engine, too, asks again when there was work and no plan."""
+
+MAX_EMPTY_SCHEDULES = 1 << 16
+MAX_SAMPLES = 256
+FIRST_SAMPLE_INTERVAL = 8
+"""Steps between two samples of the pools, which cost time a block. When a run has MAX_SAMPLES, every other
+one goes and they get twice as rare."""
+
+_NO_TEXT = TextDelta("")
+
+
+class NullStopCondition:
+    """For requests without text."""
+
+    def start(self, seq_id: int, request: NewRequest) -> None:
+        return None
+
+    def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
+        return _NO_TEXT
+
+    def finish(self, seq_id: int) -> str:
+        return ""
+
+
+@dataclass(slots=True)
+class SimulatedRequest:
+    """What became of one request. Times are virtual seconds; None where it did not happen.
+
+    token_times: of every token of its first choice.
+    """
+
+    arrived_at: float
+    tenant: str
+    num_prompt_tokens: int
+    priority: int = 0
+    ended_at: float | None = None
+    token_times: array[float] = field(default_factory=lambda: array("d"))
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    error: PageturnerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """The pools at one moment."""
+
+    at: float
+    num_waiting: int
+    num_running: int
+    used_share: float
+    wasted_share: float
+    host_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a fleet is told of a request that ended. num_cached_tokens: of its prompt."""
+
+    num_output_tokens: int
+    num_cached_tokens: int
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Requests by their index in the workload: whose first token came, and who ended, in that order."""
+
+    started: Sequence[int] = ()
+    ended: Sequence[int] = ()
+
+
+_NOTHING = Progress()
+
+
+class SchedulerReplica:
+    """One server. workload: of which `submit` names requests. tenants: told of what each gets.
+
+    records: what became of those submitted, by index. samples: of its pools. until: when what it does ends;
+    None while it does nothing.
+    """
+
+    def __init__(
+        self,
+        workload: SimulatedWorkload,
+        machine: SimulatedMachine,
+        policies: PolicySet,
+        tenants: TenantLedger | None = None,
+    ) -> None:
+        self.records: dict[int, SimulatedRequest] = {}
+        self.samples: list[PoolSample] = []
+        self.until: float | None = None
+        self.num_scheduled_tokens = 0
+        self.num_recomputed_tokens = 0
+        self._requests = workload.requests
+        self._model = machine.step_time
+        self._cache = machine.cache
+        self._options = machine.scheduler
+        self._late = machine.request_seconds
+        rates = (machine.measured or machine.step_time).rates(machine.block_bytes)
+        speculation = machine.speculation
+        if speculation.row_cost is None:
+            speculation = replace(speculation, row_cost=machine.row_cost)
+        self._scheduler = Scheduler(
+            machine.scheduler,
+            machine.cache,
+            policies,
+            NullStopCondition(),
+            rates,
+            speculation=speculation,
+            drafter=SimulatedDrafter(workload.acceptance),
+        )
+        self._has_deadlines = any(request.deadline_seconds for request in workload.requests)
+        self._tenants = tenants
+        self._high_water: dict[int, int] = {}
+        self._inbox: list[tuple[int, float]] = []
+        self._output: SchedulerOutput | None = None
+        self._sampled: tuple[SampledSequence, ...] = ()
+        self._num_empty = 0
+        self._sample_interval = FIRST_SAMPLE_INTERVAL
+        self._num_steps = 0
+
+    def stats(self) -> SchedulerStats:
+        """The scheduler's own."""
+        return self._scheduler.stats()
+
+    @property
+    def num_requests(self) -> int:
+        """All that are there."""
+        stats = self._scheduler.stats()
+        return stats.num_waiting + stats.num_running + stats.num_swapped + len(self._inbox)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of those that wait."""
+        return self._scheduler.stats().num_queued_prompt_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        """Of every kind."""
+        stats = self._scheduler.stats()
+        recomputed = stats.num_recompute_preemptions_total + stats.num_tail_preemptions_total
+        return stats.num_swap_preemptions_total + recomputed
+
+    def outcome(self, index: int) -> Outcome:
+        """What became of a request that ended."""
+        record = self.records[index]
+        return Outcome(record.num_output_tokens, record.num_cached_tokens, record.error is not None)
+
+    def submit(self, index: int, at: float, now: float) -> None:
+        """It is sent here, and taken before the next step, which tells if it was refused. As of `accept`."""
+        self._inbox.append((index, at))
+
+    def accept(self, index: int, at: float, now: float) -> bool:
+        """It enters the queue, between two steps; False if it is refused, and so ended.
+
+        at: when it arrived, late by the machine's `request_seconds`, which its latencies count.
+        """
+        planned = self._requests[index]
+        new = planned.to_request(str(index), at)
+        num_prompt = len(new.prompt_token_ids)
+        record = SimulatedRequest(at - self._late, planned.tenant, num_prompt, planned.priority)
+        self.records[index] = record
+        try:
+            if new.deadline is not None:
+                work = asked_work(num_prompt, new.params, self._options)
+                check_deadline(self._options, self._scheduler.state.outlook(), work, new.deadline - now)
+            self._scheduler.add_request(new)
+        except PageturnerError as error:
+            record.error, record.ended_at = error, now
+            return False
+        if self._tenants:
+            self._tenants.arrived(planned.tenant)
+        return True
+
+    def begin(self, now: float) -> Progress:
+        """Take what was sent, expire what is late and begin the next step, if there is anything to do. Raises
+        SimulationStuck if the scheduler does not advance what it holds."""
+        scheduler = self._scheduler
+        refused = [index for index, at in self._inbox if not self.accept(index, at, now)]
+        self._inbox.clear()
+        expired = self._settle(scheduler.expire(now), now).ended if self._has_deadlines else ()
+        output = scheduler.schedule(now)
+        self._output, self.until = None, None
+        if output:
+            self._num_empty = 0
+            self._sampled = tuple(
+                SampledSequence(row.seq_id, row.epoch, _sampled_tokens(part, row.seed))
+                for part in output.scheduled
+                for row in part.samples
+            )
+            self._account(output, self._sampled)
+            self._output, self.until = output, now + self._model.seconds(work_of(output))
+        elif scheduler.has_work():
+            self._num_empty += 1
+            if self._num_empty > MAX_EMPTY_SCHEDULES:
+                raise SimulationStuck(f"at {now:.3f} s the scheduler plans nothing for its requests")
+            self.until = now + EMPTY_SCHEDULE_SECONDS
+        return Progress((), (*refused, *expired)) if refused or expired else _NOTHING
+
+    def finish(self) -> Progress:
+        """What it did until `until` is done."""
+        assert self.until is not None, "a step is finished that was not begun"
+        now, output = self.until, self._output
+        self.until = None
+        if output is None:
+            return _NOTHING
+        progress = self._settle(self._scheduler.update(output, self._sampled, now), now)
+        self._num_steps += 1
+        if self._num_steps % self._sample_interval == 0:
+            self.sample(now)
+        return progress
+
+    def sample(self, now: float) -> None:
+        """Note how full the pools are."""
+        stats = self._scheduler.stats()
+        num_slots = max(1, stats.num_blocks_used * self._cache.block_size)
+        self.samples.append(
+            PoolSample(
+                at=now,
+                num_waiting=stats.num_waiting,
+                num_running=stats.num_running,
+                used_share=stats.num_blocks_used / stats.num_blocks,
+                wasted_share=stats.num_wasted_slots / num_slots,
+                host_share=stats.num_host_blocks_used / max(1, stats.num_host_blocks),
+            )
+        )
+        if len(self.samples) >= MAX_SAMPLES:
+            self.samples = self.samples[::2]
+            self._sample_interval *= 2
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _account(self, output: SchedulerOutput, sampled: tuple[SampledSequence, ...]) -> None:
+        """KV of a draft counts where it comes true."""
+        high_water, tenants, results = self._high_water, self._tenants, iter(sampled)
+        for part in output.scheduled:
+            num_outputs = sum(len(next(results).tokens) for _ in part.samples)
+            num_right = num_outputs - 1 if part.num_drafts else 0
+            end = part.end - part.num_drafts + num_right
+            known = high_water.get(part.seq_id, 0)
+            self.num_scheduled_tokens += len(part.token_ids)
+            if part.start < known:
+                self.num_recomputed_tokens += min(end, known) - part.start
+            if end > known:
+                high_water[part.seq_id] = end
+            if tenants:
+                record = self.records[int(part.request_id)]
+                tenants.served(
+                    record.tenant,
+                    num_prompt=max(0, min(end, record.num_prompt_tokens) - max(known, part.start)),
+                    num_output=num_outputs,
+                )
+        if tenants:
+            scheduled = {part.request_id: self.records[int(part.request_id)] for part in output.scheduled}
+            tenants.end_step(record.tenant for record in scheduled.values())
+
+    def _settle(self, events: tuple[object, ...], now: float) -> Progress:
+        started: list[int] = []
+        ended: list[int] = []
+        for event in events:
+            if isinstance(event, TokenEvent):
+                if event.index == 0:
+                    index = int(event.request_id)
+                    times = self.records[index].token_times
+                    if not times:
+                        started.append(index)
+                    for _ in event.tokens:
+                        times.append(now)
+            elif isinstance(event, FinishedEvent):
+                index = int(event.request_id)
+                record = self.records[index]
+                record.ended_at, record.error = now, event.error
+                record.num_output_tokens = event.usage.num_output_tokens
+                record.num_cached_tokens = event.usage.num_cached_prompt_tokens
+                timings = event.timings
+                record.num_preemptions = (
+                    timings.num_swaps + timings.num_recomputes + timings.num_tail_reclaims
+                )
+                if self._tenants:
+                    self._tenants.ended(record.tenant)
+                ended.append(index)
+        return Progress(started, ended)
+
+
+def _sampled_tokens(part: ScheduledSequence, seed: int) -> tuple[SampledToken, ...]:
+    """The drafts that come true, and the token behind them; one token where there are none."""
+    first = part.end - part.num_drafts
+    tokens = [seed + first]
+    for draft in part.token_ids[len(part.token_ids) - part.num_drafts :]:
+        if draft != tokens[-1]:
+            break
+        tokens.append(tokens[-1] + 1)
+    return tuple(map(SampledToken, tokens))
