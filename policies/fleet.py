@@ -29,7 +29,8 @@ class RoutedRequest:
     """A request that is to be sent to some replica."""
 
     number: int
-    """How many requests this router has sent on before it."""
+    """How many requests this router has sent on before it, counted from a number that is drawn once, so that
+    many routers do not march in step."""
     num_prompt_tokens: int
     digests: tuple[Digest, ...] = ()
     """The chain of its prompt: one for every `tokens_per_digest` tokens, each naming all before it too."""

@@ -19,11 +19,12 @@ from pageturner.policies.options import check_option
 class PrefixAware:
     """The replica that holds most of the prompt, unless it is too busy for what that saves.
 
-    Too busy: its load is above `max_imbalance` times the least of the fleet, and by more than `saved_weight`
-    for each token that need not be computed. Then, or if less than `min_match` of the prompt is held, the
-    least loaded. So no choice is worse than the least loaded by more than that bound, and a prefix that
-    everyone asks for spreads to as many replicas as it keeps busy. Of many that hold the same, `choices` are
-    drawn, and the least loaded of them is meant.
+    Too busy: its load is above `max_imbalance` times that of the least loaded (of all, or of as many as
+    `fallback_choices` draws), and by more than `saved_weight` for each token that need not be computed. Then,
+    or if less than `min_match` of the prompt is held, the least loaded takes it. So no choice is worse than
+    that one by more than the bound, and a prefix that everyone asks for spreads to as many replicas as it
+    keeps busy. Of many that hold the same, that one is meant if it is among them, else the least loaded of
+    `choices` that are drawn.
 
     Source: the cache-aware policy of SGLang's gateway (match unless load differs by a factor and a sum; its
     defaults are 1.5 and 64 requests, and 0.3 of the prompt), with the sum in tokens saved as in Preble
@@ -43,20 +44,26 @@ class PrefixAware:
     """The share of the prompt that is worth heeding."""
     choices: int = 2
     """Holders that are looked at, drawn where there are more."""
+    fallback_choices: int = 0
+    """Replicas that are drawn where no holder is taken; 0: all are looked at. 2 where many routers, or old
+    loads, would all send to the same one."""
 
     def __post_init__(self) -> None:
         check_option(self, "max_imbalance", at_least=1)
         check_option(self, "saved_weight", at_least=0)
         check_option(self, "min_match", at_least=0, at_most=1)
         check_option(self, "choices", at_least=1)
+        check_option(self, "fallback_choices", at_least=0)
 
     def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
-        least = fleet.least_loaded()
+        least = _least_loaded(fleet, self.fallback_choices, draw)
         match = fleet.longest_match(request.digests)
         saved = request.cached_tokens(match.num_digests)
         if not saved or saved < self.min_match * request.num_prompt_tokens:
             return (least.replica_id,)
         holders = match.replica_ids
+        if fleet.num_held(least.replica_id, request.digests) == match.num_digests:
+            return (least.replica_id,)
         drawn = [fleet.find(holders[index]) for index in _drawn(len(holders), self.choices, draw)]
         best = min(drawn, key=_load)
         if best.load > self.max_imbalance * least.load + self.saved_weight * saved:
@@ -114,8 +121,7 @@ class PowerOfTwo:
         check_option(self, "choices", at_least=1)
 
     def route(self, request: RoutedRequest, fleet: FleetView, draw: Draw) -> Sequence[str]:
-        drawn = [fleet[index] for index in _drawn(len(fleet), self.choices, draw)]
-        return (min(drawn, key=_load).replica_id,)
+        return (_least_loaded(fleet, self.choices, draw).replica_id,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +161,13 @@ class SessionAffinity:
         bound = self.max_imbalance * fleet.mean_load() + self.slack_tokens
         chosen = next((replica for replica in own if replica.load <= bound), None) or min(own, key=_load)
         return chosen.replica_id, *(replica.replica_id for replica in own if replica is not chosen)
+
+
+def _least_loaded(fleet: FleetView, num_drawn: int, draw: Draw) -> ReplicaView:
+    """Of so many that are drawn; of all for 0."""
+    if not num_drawn:
+        return fleet.least_loaded()
+    return min((fleet[index] for index in _drawn(len(fleet), num_drawn, draw)), key=_load)
 
 
 def _load(replica: ReplicaView) -> float:

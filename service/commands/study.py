@@ -1,45 +1,68 @@
-"""`pageturner study`: every built-in policy against its axis's default, where it should win."""
+"""`pageturner study`: every built-in policy against its axis's default, where it should win; and how servers
+are best sent to."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pageturner.service.commands.output import note, show, write
 from pageturner.service.commands.progress import progress
 from pageturner.service.commands.result_files import check_folder
 from pageturner.service.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pageturner.service.simulator.machine import SimulatedMachine
+
 HELP = "run the study of all built-in policies in the simulator"
-EXAMPLE = "pageturner study --out results"
+EXAMPLE = "pageturner study --only routing --out results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--machine", default="h100-8b", metavar="FILE", help="what it runs on (%(default)s)")
     add("--seeds", type=int, default=10, metavar="N", help="runs of each, with seeds 0 .. N-1 (%(default)s)")
-    add("--only", metavar="AXIS", help="only the policies of one axis")
-    add("--out", type=Path, metavar="DIR", help="study.json, study.md, gains.png and page.html")
+    add("--only", metavar="AXIS", help="only the policies of one axis; routing: of many servers")
+    add("--replicas", type=int, metavar="N", help="of routing: on N servers in the place of 16")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="study.json, study.md, gains.png and page.html; of routing routing.json, .md and .png",
+    )
     add("--json", action="store_true", help="the findings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pageturner.policies.interfaces import AXES
+    from pageturner.policies.interfaces import ALL_AXES, FLEET_AXES
     from pageturner.service.simulator.machine import load_machine
-    from pageturner.service.simulator.study import render, run_study, write_study
-    from pageturner.service.simulator.study_cases import CASES
 
     if arguments.seeds < 2:
         raise ConfigError("--seeds", f"an interval needs two at least, not {arguments.seeds}")
-    if arguments.only is not None and arguments.only not in AXES:
-        raise ConfigError("--only", f"no policy axis {arguments.only!r}; there are {', '.join(AXES)}")
+    if arguments.only is not None and arguments.only not in ALL_AXES:
+        raise ConfigError("--only", f"no policy axis {arguments.only!r}; there are {', '.join(ALL_AXES)}")
+    if arguments.replicas is not None and arguments.only not in FLEET_AXES:
+        raise ConfigError("--replicas", "is for --only routing")
+    if arguments.replicas is not None and arguments.replicas < 2:
+        raise ConfigError("--replicas", f"routing needs two servers at least, not {arguments.replicas}")
     if arguments.out:
         from pageturner.service.simulator.plots import check_matplotlib
 
         check_matplotlib()
         check_folder("--out", arguments.out)
     machine = load_machine(arguments.machine)
+    if arguments.only in FLEET_AXES:
+        return _run_routing(arguments, machine)
+    return _run_axes(arguments, machine)
+
+
+def _run_axes(arguments: argparse.Namespace, machine: SimulatedMachine) -> int:
+    """The policies of a server's scheduler."""
+    from pageturner.service.simulator.study import render, run_study, write_study
+    from pageturner.service.simulator.study_cases import CASES
+
     cases = [case for case in CASES if arguments.only in (None, case.axis)]
     with progress(len(cases)) as advance:
         findings = run_study(machine, range(arguments.seeds), lambda text: advance(text, 1), cases)
@@ -50,4 +73,28 @@ def run(arguments: argparse.Namespace) -> int:
         write(json.dumps([finding.to_json() for finding in findings], indent=2))
         return 0
     show(render(findings))
+    return 0
+
+
+def _run_routing(arguments: argparse.Namespace, machine: SimulatedMachine) -> int:
+    """The policies of who sends to many servers."""
+    from pageturner.service.simulator.routing_cases import CASES, NUM_SERVERS
+    from pageturner.service.simulator.routing_study import (
+        render_routing,
+        run_routing_study,
+        write_routing_study,
+    )
+
+    num_servers = arguments.replicas or NUM_SERVERS
+    with progress(len(CASES)) as advance:
+        findings = run_routing_study(
+            machine, range(arguments.seeds), lambda text: advance(text, 1), num_servers=num_servers
+        )
+    if arguments.out:
+        setting = {"machine": machine.name, "seeds": arguments.seeds, "replicas": num_servers}
+        note(f"wrote {write_routing_study(findings, setting, arguments.out)}")
+    if arguments.json:
+        write(json.dumps([found.to_json() for found in findings], indent=2))
+        return 0
+    show(render_routing(findings))
     return 0

@@ -60,6 +60,7 @@ class Router:
         self._replicas: dict[str, ReplicaLoad] = {}
         self._draining: set[str] = set()
         self._number = 0
+        self._start = draw(1 << 16)
         self._limits, self._watch = limits or FaultLimits(), watch or CallWatch()
         self._active = self._activate(policy)
 
@@ -159,7 +160,13 @@ class Router:
             raise NoReplica(f"all {count} known servers drain" if count else "no server is known")
         fleet = self._without(avoid, digests) if avoid else self._fleet
         request = RoutedRequest(
-            self._number, num_prompt_tokens, digests, tokens_per_digest, session, priority, tenant
+            self._start + self._number,
+            num_prompt_tokens,
+            digests,
+            tokens_per_digest,
+            session,
+            priority,
+            tenant,
         )
         order = self._active.ask(answers.replica_order(fleet), request, fleet, self._draw)
         chosen = order[0]

@@ -83,7 +83,8 @@ def run_experiment(
     on_run: told of each run that ended, in words."""
     outcomes = []
     for contender in contenders:
-        figures, ttfts = [], []
+        figures: list[Figures] = []
+        ttfts: list[float] = []
         samples: tuple[PoolSample, ...] = ()
         for seed, workload in workloads.items():
             run = _run(contender, workload, seed, slo)

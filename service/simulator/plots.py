@@ -76,6 +76,22 @@ def draw_gains(gains: Sequence[tuple[str, str, Interval, bool]]) -> bytes:
     return _png(draw, "Each built-in where it wins", (), height=1 + len(gains) / 4)
 
 
+def draw_ratios(rows: Sequence[tuple[str, Mapping[str, float]]], label: str) -> bytes:
+    """A PNG of (setting, figure by policy), each a row of dots: how many times the best one's figure."""
+
+    def draw(axes: Axes, _: Sequence[ContenderRuns]) -> None:
+        for index, name in enumerate(rows[0][1]):
+            ratios = [found[name] / min(found.values()) for _, found in rows]
+            axes.plot(ratios, range(len(rows)), "o", label=name, color=f"C{index}", alpha=0.8)
+        axes.set_yticks(range(len(rows)), [setting for setting, _ in rows])
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.set_xlabel(label)
+
+    return _png(draw, "Routing policies by setting", (), height=1.5 + len(rows) / 3)
+
+
 def check_matplotlib() -> None:
     """Raises WorkloadError without it: the extra `lab` brings it."""
     try:

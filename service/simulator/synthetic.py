@@ -6,6 +6,8 @@ import dataclasses
 import math
 import random
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
@@ -132,7 +134,12 @@ class Synthetic:
 def _zipf(rng: random.Random, count: int, exponent: float) -> int:
     if count == 1:
         return 0
-    return rng.choices(range(count), [(rank + 1) ** -exponent for rank in range(count)])[0]
+    return rng.choices(range(count), cum_weights=_zipf_sums(count, exponent))[0]
+
+
+@lru_cache(maxsize=16)
+def _zipf_sums(count: int, exponent: float) -> tuple[float, ...]:
+    return tuple(accumulate((rank + 1) ** -exponent for rank in range(count)))
 
 
 RECIPES: dict[str, Synthetic] = {

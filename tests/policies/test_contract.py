@@ -78,7 +78,10 @@ OTHER_OPTIONS: list[tuple[str, Any]] = [
     ("eviction", PriorityWithTtl(ttl_seconds=0, max_level=1)),
     ("eviction", CostAware(seconds_per_block=1e3, context_weight=1.0)),
     ("routing", PrefixAware(max_imbalance=1, saved_weight=0, min_match=0, choices=1)),
-    ("routing", PrefixAware(max_imbalance=1e9, saved_weight=1e9, min_match=1, choices=99)),
+    (
+        "routing",
+        PrefixAware(max_imbalance=1e9, saved_weight=1e9, min_match=1, choices=99, fallback_choices=2),
+    ),
     ("routing", PowerOfTwo(choices=1)),
     ("routing", PowerOfTwo(choices=99)),
     ("routing", SessionAffinity(max_imbalance=1, slack_tokens=0, order=1)),

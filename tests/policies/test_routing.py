@@ -71,6 +71,21 @@ def test_prefix_aware_heeds_no_match_that_is_small_beside_the_prompt() -> None:
     assert PrefixAware(min_match=0.1).route(request(num_prompt_tokens=161), fleet, never)[0] == "a"
 
 
+def test_prefix_aware_draws_where_nothing_is_held_if_it_is_told_to() -> None:
+    fleet = fleet_of({f"r{number}": float(number) for number in range(20)})
+    rng = Random(1)
+    alone = {PrefixAware().route(request(), fleet, never)[0] for _ in range(100)}
+    many = {PrefixAware(fallback_choices=2).route(request(), fleet, rng.randrange)[0] for _ in range(100)}
+    assert alone == {"r0"}
+    assert len(many) > 10
+    assert "r19" not in many
+
+
+def test_prefix_aware_takes_the_least_loaded_if_it_holds_as_much_as_any() -> None:
+    fleet = fleet_of({f"r{number}": float(number) for number in range(20)}, {f"r{n}": 8 for n in range(20)})
+    assert PrefixAware().route(request(), fleet, never) == ("r0",)
+
+
 def test_prefix_aware_draws_among_many_holders() -> None:
     fleet = fleet_of(
         {f"r{number}": float(number) for number in range(20)}, {f"r{n}": 8 for n in range(1, 20)}

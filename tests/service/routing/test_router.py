@@ -14,7 +14,7 @@ from support.router_machine import RouterMachine
 
 from pageturner.policies import registry
 from pageturner.policies.fleet import Draw, FleetView, RoutedRequest
-from pageturner.policies.routing import LeastTokens, PowerOfTwo, PrefixAware, SessionAffinity
+from pageturner.policies.routing import LeastTokens, PowerOfTwo, PrefixAware, RoundRobin, SessionAffinity
 from pageturner.service.errors import NoReplica
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.policy_host.reports import FaultNote
@@ -80,6 +80,17 @@ def test_a_herd_does_not_form_on_an_old_report() -> None:
         router.route(num_prompt_tokens=100)
     loads = [router.view(name).num_queued_tokens for name in router.replica_ids]
     assert max(loads) - min(loads) <= 100
+
+
+def test_routers_that_take_turns_do_not_march_in_step() -> None:
+    firsts = set()
+    for seed in range(40):
+        router = Router(RoundRobin(), Random(seed).randrange)
+        router.join(*(Replica(f"r{number}") for number in range(10)))
+        order = [router.route(num_prompt_tokens=1).replica_id for _ in range(10)]
+        assert len(set(order)) == 10
+        firsts.add(order[0])
+    assert len(firsts) > 5
 
 
 # --- replicas -------------------------------------------------------------------------------------------
