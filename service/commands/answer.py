@@ -121,7 +121,7 @@ async def ask(
     return Answer(
         request_id,
         seed,
-        tuple(choices),
+        tuple(choice for choice in choices if choice.finish_reason),  # a form may have fewer texts than n
         finished.usage,
         finished.timings,
         ttft_seconds=max(first - started, 0.0),

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = signals.run(_generate(target, _prompt(text, arguments), options, arguments))
     if arguments.json:
         write_json(to_json(answer))
-    elif len(answer.choices) > 1:
+    elif options.get("n", 1) > 1:
         for index, choice in enumerate(answer.choices):
             score = "" if choice.score is None else f", score {choice.score:.4f}"
             write(f"--- {index} ({choice.finish_reason}{score})\n{choice.text}")

@@ -231,7 +231,7 @@ async def test_a_search_that_comes_to_other_tokens_ends_and_says_so() -> None:
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         again.resume.choices[1].token_ids[0] -= 1
         again.resume.choices[1].token_ids.append(3)
-        with pytest.raises(grpc.aio.AioRpcError, match="other tokens than choice 1"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"resume\.choices\[1\]\.token_ids: 10 tokens"):
             await sent(service, again)
         await service.until_idle()
 
@@ -246,6 +246,26 @@ async def test_the_characters_that_were_received_of_a_search_are_to_be_stated() 
         with pytest.raises(grpc.aio.AioRpcError, match="text_characters: is to be stated") as caught:
             await sent(service, again)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("num_more", [1, 10**9])
+async def test_more_characters_than_the_tokens_of_a_search_show_are_refused_by_name(num_more: int) -> None:
+    """Such a number would have all text that follows left out, and the stream end as if it were whole."""
+    async with real_service() as service:
+        request = request_of()
+        messages = await sent(service, request)
+        answer = PartialAnswer(request, allow_inexact=True)
+        for message in messages[: len(messages) // 2]:
+            answer.take(message)
+        again = answer.next_request()
+        again.resume.choices[1].text_characters += num_more
+        wanted = r"resume\.choices\[1\]\.text_characters: \d+ characters; these tokens show"
+        with pytest.raises(grpc.aio.AioRpcError, match=wanted) as caught:
+            await sent(service, again)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        again.resume.choices[1].text_characters -= num_more
+        assert joined(messages[: len(messages) // 2] + await sent(service, again)) == joined(messages)
+        await service.until_idle()
 
 
 async def test_all_beams_are_on_their_tenants_account() -> None:
