@@ -112,6 +112,10 @@ class HandoverRefused(PageturnerError):
         self.differing = differing
 
 
+class MixedServers(PageturnerError):
+    """A server among several would give other tokens than the others do; says what differs. Of a client."""
+
+
 class Loading(PageturnerError):
     """The server is up, its model is not: it takes no work yet; try again, or wait for its health."""
 

@@ -20,9 +20,10 @@ from pageturner.service.client import calls
 from pageturner.service.client.answer_streams import AsyncAnswerStream
 from pageturner.service.client.async_connection import AsyncConnection
 from pageturner.service.client.async_servers import AsyncServers
+from pageturner.service.client.balancing import Balancing, Mixed
 from pageturner.service.client.calls import AnswerCall
 from pageturner.service.client.credentials import CredentialOptions, Credentials, given_credentials
-from pageturner.service.client.retry import STANDARD, Retried, Retry, Routing
+from pageturner.service.client.retry import STANDARD, Retried, Retry, balanced
 from pageturner.service.client.targets import DEFAULT_TARGET, parse_targets
 from pageturner.service.client.values import (
     BlockPoolMap,
@@ -57,6 +58,9 @@ class Client:
 
     target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves; or several
     servers that stand in for one another: calls go to the first that works and stay with it.
+    balancing: spreads them over all that work instead: `round-robin`, `least-load`, `power-of-two`, or
+    `session`, by the option of that name. mixed: what becomes of servers that compute other tokens than the
+    others: `warn`, `refuse` or `allow`.
     retry: what is done where a server is away, is full, or is lost in the middle of an answer. on_retry: told
     each time. credentials: a token and the files of an encrypted connection; there is a keyword for each too.
     random: draws from [0, 1), so that the waits of many clients differ.
@@ -71,6 +75,8 @@ class Client:
         target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         credentials: Credentials | None = None,
+        balancing: Balancing | None = None,
+        mixed: Mixed = "warn",
         retry: Retry = STANDARD,
         on_retry: Callable[[Retried], object] | None = None,
         clock: Clock | None = None,
@@ -79,9 +85,13 @@ class Client:
         **options: Unpack[CredentialOptions],
     ) -> None:
         targets, proof = parse_targets(target), given_credentials(credentials, options)
+        routing = balanced(targets, balancing, mixed, retry, clock or MonotonicClock(), random, on_retry)
         self._servers = AsyncServers(
-            tuple(AsyncConnection(each, proof) for each in targets),
-            Routing(targets, retry, clock or MonotonicClock(), random, on_retry),
+            tuple(
+                AsyncConnection(each, proof, routing.takes_load(number))
+                for number, each in enumerate(routing.targets)
+            ),
+            routing,
             sleep,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from pageturner.service.client.calls import Call, StreamCall
 from pageturner.service.client.credentials import Credentials
-from pageturner.service.client.failures import typed_errors
+from pageturner.service.client.failures import tell_load, typed_errors
 from pageturner.service.client.forks import GrpcUse, refuse_asyncio_in_a_child
 from pageturner.service.client.targets import Target
 from pageturner.service.rpc.status import UnknownStatus
@@ -27,7 +27,13 @@ class AsyncConnection:
     A child of a process that had any open when it forked can make none, and every call is a ForkedProcess.
     """
 
-    def __init__(self, target: Target, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        target: Target,
+        credentials: Credentials,
+        on_load: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self._on_load = on_load
         self.target = target
         self._credentials = credentials
         self._channels: dict[asyncio.AbstractEventLoop, grpc.aio.Channel] = {}
@@ -52,9 +58,10 @@ class AsyncConnection:
             response_deserializer=call.response.FromString,
         )
         with typed_errors(self.target, call.path), _told_from_cancelling():
-            response = await method(
-                call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata()
-            )
+            rpc = method(call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata())
+            response = await rpc
+            if self._on_load is not None:
+                tell_load(await rpc.trailing_metadata(), self._on_load)
         return call.read(response)
 
     async def follow(self, call: StreamCall[_R, _T]) -> AsyncGenerator[_T, None]:
@@ -75,6 +82,8 @@ class AsyncConnection:
                 async for message in rpc:
                     if (value := call.read(message)) is not None:
                         yield value
+                if self._on_load is not None:
+                    tell_load(await rpc.trailing_metadata(), self._on_load)
         finally:
             rpc.cancel()
 

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from pageturner.policies.spec import PolicySpec
+from pageturner.service.client.balancing import Wanted
 from pageturner.service.client.live import (
     REQUEST_ORDERS,
     REQUEST_STATES,
@@ -80,6 +81,7 @@ class Call(Generic[_R, _T]):
     """One RPC with one answer, to be sent over a channel of either kind.
 
     read: the answer as a value. repeats: it may be sent once more, to any server, where one did not answer.
+    session: the conversation that it belongs to.
     """
 
     path: str
@@ -88,6 +90,12 @@ class Call(Generic[_R, _T]):
     read: Callable[[_R], _T]
     timeout_seconds: float | None = None
     repeats: bool = False
+    session: str = ""
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """What its place among servers hangs on; None for one that goes to the current server."""
+        return Wanted(num_tokens_about(self.request), self.session) if self.repeats else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +119,35 @@ class AnswerCall(StreamCall[generation_pb2.GenerateStreamResponse, StreamEvent])
     """GenerateStream, of which a part may be asked for."""
 
     request: generation_pb2.GenerateStreamRequest
+    session: str = ""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What its place among servers hangs on."""
+        return Wanted(num_tokens_about(self.request), self.session)
+
+
+CHARACTERS_A_TOKEN = 4
+"""Of English, as a rule of thumb: a balancer needs no more."""
+
+
+def num_tokens_about(request: Message) -> int:
+    """Of the prompt of a request, roughly; 0 for a request that has none."""
+    prompt = getattr(request, "prompt", None)
+    if not isinstance(prompt, generation_pb2.Prompt):
+        return 0
+    if prompt.HasField("token_ids"):
+        return len(prompt.token_ids.ids)
+    return prompt.ByteSize() // CHARACTERS_A_TOKEN
 
 
 def generate(prompt: PromptLike, options: Options) -> Call[generation_pb2.GenerateResponse, Completion]:
     request, timeout = to_request(generation_pb2.GenerateRequest, to_prompt(prompt), options)
     path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "Generate")
-    return Call(path, request, generation_pb2.GenerateResponse, from_response, timeout, repeats=True)
+    session = options.get("session", "")
+    return Call(
+        path, request, generation_pb2.GenerateResponse, from_response, timeout, repeats=True, session=session
+    )
 
 
 def stream(prompt: PromptLike, options: Options) -> AnswerCall:
@@ -138,7 +169,14 @@ def chat(
 def _stream(prompt: generation_pb2.Prompt, options: Options) -> AnswerCall:
     request, timeout = to_request(generation_pb2.GenerateStreamRequest, prompt, options)
     path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "GenerateStream")
-    return AnswerCall(path, request, generation_pb2.GenerateStreamResponse, from_message, timeout)
+    return AnswerCall(
+        path,
+        request,
+        generation_pb2.GenerateStreamResponse,
+        from_message,
+        timeout,
+        session=options.get("session", ""),
+    )
 
 
 def score(
@@ -146,7 +184,10 @@ def score(
 ) -> Call[generation_pb2.ScoreResponse, ScoreAnswer]:
     request, timeout = to_score_request(to_prompt(prompt), continuations, options)
     path = _path(generation_pb2.DESCRIPTOR, "GenerationService", "Score")
-    return Call(path, request, generation_pb2.ScoreResponse, from_scores, timeout, repeats=True)
+    session = options.get("session", "")
+    return Call(
+        path, request, generation_pb2.ScoreResponse, from_scores, timeout, repeats=True, session=session
+    )
 
 
 def abort(request_ids: Iterable[str]) -> Call[generation_pb2.AbortResponse, Mapping[str, AbortOutcome]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -17,6 +17,7 @@ from pageturner.service.errors import (
     PageturnerError,
     QueueFull,
 )
+from pageturner.service.rpc.load_report import OWN_TRAILER
 from pageturner.service.rpc.status import UnknownStatus, from_status
 from pageturner.v1 import admin_pb2
 
@@ -47,6 +48,13 @@ def typed_errors(target: Target, path: str) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise _meant(error, target, path) from error
+
+
+def tell_load(trailers: Iterable[tuple[str, str | bytes]] | None, on_load: Callable[[bytes], object]) -> None:
+    """Hand on the load that a server told with the end of a call, if it did."""
+    for key, value in trailers or ():
+        if key == OWN_TRAILER and isinstance(value, bytes):
+            on_load(value)
 
 
 def _meant(error: grpc.RpcError, target: Target, path: str) -> PageturnerError:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from pageturner.service.client.balancing import Balancer, Balancing, Mixed, Placement, Wanted
 from pageturner.service.client.failures import is_temporary, retry_after
 from pageturner.service.client.partial_answer import PartialAnswer
 from pageturner.service.client.targets import Target
 from pageturner.service.core.clock import Clock
-from pageturner.service.errors import DuplicateRequest, InvalidArgument, NotResumable, PageturnerError
+from pageturner.service.errors import (
+    DuplicateRequest,
+    InvalidArgument,
+    MixedServers,
+    NotResumable,
+    PageturnerError,
+    QueueFull,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class Retried:
 
 
 class Attempts:
-    """Those of one call, which begins with server `first` of num_servers.
+    """Those of one call, which begins with server `first` of num_servers, or where its placement says.
 
     random: draws from [0, 1). left_seconds: until the end of the call, None for no limit.
     """
@@ -76,7 +85,10 @@ class Attempts:
         num_servers: int,
         random: Callable[[], float],
         left_seconds: Callable[[], float | None] = lambda: None,
+        placement: Placement | None = None,
     ) -> None:
+        self._placement = placement
+        self._tried: set[int] = set()
         self._retry = retry
         self._random = random
         self._num_servers = num_servers
@@ -87,18 +99,33 @@ class Attempts:
         self._hint = math.inf
         self._has_failed = False
         self.left_seconds = left_seconds
-        self.server = first
+        self.server = first if placement is None else placement.choose((), first)
         """The one to ask now."""
 
     def succeed(self) -> None:
         """A part of the answer has come: what failed before counts no more."""
+        self._tried.clear()
         self._num_failed = self._num_in_round = self._num_rounds = 0
         self._hint = math.inf
+
+    def computed(self) -> None:
+        """The first token has come."""
+        if self._placement is not None:
+            self._placement.computed()
+
+    def close(self) -> None:
+        """The call is over, whichever way."""
+        if self._placement is not None:
+            self._placement.end()
 
     def after(self, error: PageturnerError) -> float | None:
         """How long to wait before `server`, now another, is asked; None where the error is the call's end."""
         is_first, self._has_failed = not self._has_failed, True
-        if isinstance(error, NotResumable):
+        if self._placement is not None:
+            self._placement.failed(
+                self.server, is_away=is_temporary(error) and not isinstance(error, QueueFull)
+            )
+        if isinstance(error, NotResumable | MixedServers):
             self._unfit.add(self.server)
         elif isinstance(error, DuplicateRequest):
             if is_first:
@@ -117,9 +144,14 @@ class Attempts:
     def _move_on(self) -> float:
         """To the next server that may do; the wait before it."""
         self._num_in_round += 1
-        self.server = (self.server + 1) % self._num_servers
-        while self.server in self._unfit:
-            self.server = (self.server + 1) % self._num_servers
+        self._tried.add(self.server)
+        following = (self.server + 1) % self._num_servers
+        while following in self._unfit:
+            following = (following + 1) % self._num_servers
+        if self._placement is not None:
+            chosen = self._placement.choose(self._tried | self._unfit, following)
+            following = following if chosen in self._unfit else chosen
+        self.server = following
         if self._num_in_round < self._num_servers - len(self._unfit):
             return 0.0
         retry = self._retry
@@ -127,13 +159,15 @@ class Attempts:
         wait = max(wait * (1 + self._random()) / 2, self._hint * (1 + self._random() / 4))
         self._num_rounds += 1
         self._num_in_round, self._hint = 0, math.inf
+        self._tried.clear()
         return wait
 
 
 class Routing:
     """To which of a client's servers its calls go. random: draws from [0, 1). on_retry: told of each retry.
+    balancer: chooses for each call; None to stay with a server that works.
 
-    current: the server that answered last. Calls begin there, so that a client stays with one that works.
+    current: the server that answered last. Without a balancer calls begin there.
     """
 
     def __init__(
@@ -143,7 +177,10 @@ class Routing:
         clock: Clock,
         random: Callable[[], float],
         on_retry: Callable[[Retried], object] | None = None,
+        balancer: Balancer | None = None,
     ) -> None:
+        self._balancer = balancer
+        self._addresses = tuple(target.address for target in targets)
         self.targets = targets
         self.retry = retry
         self.clock = clock
@@ -151,8 +188,8 @@ class Routing:
         self._random = random
         self._on_retry = on_retry
 
-    def attempts(self, timeout_seconds: float | None) -> Attempts:
-        """Those of a call that begins now."""
+    def attempts(self, timeout_seconds: float | None, wanted: Wanted | None = None) -> Attempts:
+        """Those of a call that begins now. wanted: what its place hangs on, of one that may go anywhere."""
         clock, end = self.clock, math.inf
         if timeout_seconds is not None:
             end = clock.now() + timeout_seconds
@@ -162,7 +199,31 @@ class Routing:
             len(self.targets),
             self._random,
             lambda: None if end == math.inf else max(0.0, end - clock.now()),
+            None
+            if self._balancer is None or wanted is None
+            else Placement(self._balancer, wanted, self._addresses),
         )
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether calls are spread over the servers."""
+        return self._balancer is not None
+
+    def answered(self, server: int) -> None:
+        """The server answers."""
+        self.current = server
+        if self._balancer is not None:
+            self._balancer.succeeded(self._addresses[server])
+
+    def note_load(self, server: int, report: bytes) -> None:
+        """The load that a server told with the end of a call."""
+        if self._balancer is not None:
+            self._balancer.report(self._addresses[server], report)
+
+    def note_begun(self, server: int, fingerprint: str) -> None:
+        """A server begins an answer of this fingerprint. Raises MixedServers where it is to be refused."""
+        if self._balancer is not None:
+            self._balancer.note_fingerprint(self._addresses[server], fingerprint)
 
     def again(self, attempts: Attempts, error: PageturnerError, answer: PartialAnswer | None = None) -> float:
         """How long to wait before the next attempt. Raises the error where there is none.
@@ -180,3 +241,35 @@ class Routing:
             target = self.targets[attempts.server].address
             self._on_retry(Retried(error, target, wait, request_id, is_resumed))
         return wait
+
+    def takes_load(self, server: int) -> Callable[[bytes], object] | None:
+        """What is to be told of the load that comes with the ends of its calls; None where nobody asks."""
+        return None if self._balancer is None else partial(self.note_load, server)
+
+
+OF_NAMES = {"round-robin": "round_robin", "least-load": "weighted_round_robin"}
+"""gRPC's own policies, for the addresses of one name: the second weighs them by the load that they report."""
+
+
+def balanced(
+    targets: tuple[Target, ...],
+    balancing: Balancing | None,
+    mixed: Mixed,
+    retry: Retry,
+    clock: Clock,
+    random: Callable[[], float],
+    on_retry: Callable[[Retried], object] | None,
+) -> Routing:
+    """The routing of a client. Raises InvalidArgument for a way to balance that these targets don't allow."""
+    if balancing is None:
+        return Routing(targets, retry, clock, random, on_retry)
+    balancer = Balancer(balancing, [target.address for target in targets], clock, random, mixed)
+    if any(target.is_name_of_many for target in targets):
+        if balancing not in OF_NAMES:
+            reason = f"{balancing} is for servers that are named one by one, such as pods of a StatefulSet"
+            raise InvalidArgument("balancing", reason)
+        targets = tuple(
+            target.balanced_over_names(OF_NAMES[balancing]) if target.is_name_of_many else target
+            for target in targets
+        )
+    return Routing(targets, retry, clock, random, on_retry, balancer)

@@ -18,9 +18,10 @@ from typing import Self, Unpack
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.client import calls
 from pageturner.service.client.answer_streams import AnswerStream
+from pageturner.service.client.balancing import Balancing, Mixed
 from pageturner.service.client.calls import AnswerCall
 from pageturner.service.client.credentials import CredentialOptions, Credentials, given_credentials
-from pageturner.service.client.retry import STANDARD, Retried, Retry, Routing
+from pageturner.service.client.retry import STANDARD, Retried, Retry, balanced
 from pageturner.service.client.sync_connection import SyncConnection
 from pageturner.service.client.sync_servers import SyncServers
 from pageturner.service.client.targets import DEFAULT_TARGET, parse_targets
@@ -58,6 +59,9 @@ class SyncClient:
 
     target: host:port, a host alone (port 50051), unix:PATH, or another name that gRPC resolves; or several
     servers that stand in for one another: calls go to the first that works and stay with it.
+    balancing: spreads them over all that work instead: `round-robin`, `least-load`, `power-of-two`, or
+    `session`, by the option of that name. mixed: what becomes of servers that compute other tokens than the
+    others: `warn`, `refuse` or `allow`.
     retry: what is done where a server is away, is full, or is lost in the middle of an answer. on_retry: told
     each time. credentials: a token and the files of an encrypted connection; there is a keyword for each too.
     random: draws from [0, 1), so that the waits of many clients differ.
@@ -72,6 +76,8 @@ class SyncClient:
         target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         credentials: Credentials | None = None,
+        balancing: Balancing | None = None,
+        mixed: Mixed = "warn",
         retry: Retry = STANDARD,
         on_retry: Callable[[Retried], object] | None = None,
         clock: Clock | None = None,
@@ -80,9 +86,13 @@ class SyncClient:
         **options: Unpack[CredentialOptions],
     ) -> None:
         targets, proof = parse_targets(target), given_credentials(credentials, options)
+        routing = balanced(targets, balancing, mixed, retry, clock or MonotonicClock(), random, on_retry)
         self._servers = SyncServers(
-            tuple(SyncConnection(each, proof) for each in targets),
-            Routing(targets, retry, clock or MonotonicClock(), random, on_retry),
+            tuple(
+                SyncConnection(each, proof, routing.takes_load(number))
+                for number, each in enumerate(routing.targets)
+            ),
+            routing,
             sleep,
         )
 

@@ -7,7 +7,7 @@ threads, wakes for Ctrl-C, and leaves gRPC's asyncio poller, which a process has
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from pageturner.service.client.calls import Call, StreamCall
 from pageturner.service.client.credentials import Credentials
-from pageturner.service.client.failures import typed_errors
+from pageturner.service.client.failures import tell_load, typed_errors
 from pageturner.service.client.forks import GrpcUse, refuse_calls_in_a_child
 from pageturner.service.client.targets import Target
 from pageturner.service.rpc.status import UnknownStatus
@@ -31,7 +31,13 @@ class SyncConnection:
     A forked child makes one of its own, and leaves that of its parent alone.
     """
 
-    def __init__(self, target: Target, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        target: Target,
+        credentials: Credentials,
+        on_load: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self._on_load = on_load
         self.target = target
         self._credentials = credentials
         self._lock = threading.Lock()
@@ -64,7 +70,10 @@ class SyncConnection:
             )
         try:
             with typed_errors(self.target, call.path):
-                return call.read(rpc.result())
+                response = rpc.result()
+                if self._on_load is not None:
+                    tell_load(rpc.trailing_metadata(), self._on_load)
+                return call.read(response)
         finally:
             rpc.cancel()  # does nothing to a call that is over
 
@@ -91,6 +100,8 @@ class SyncConnection:
                 for message in rpc:
                     if (value := call.read(message)) is not None:
                         yield value
+                if self._on_load is not None:
+                    tell_load(rpc.trailing_metadata(), self._on_load)
         finally:
             rpc.cancel()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -24,8 +25,10 @@ from pageturner.service.client.retry import Routing
 from pageturner.service.client.sync_connection import SyncConnection
 from pageturner.service.client.values import Completion, CompletionBuilder
 from pageturner.service.client.wire import to_timeout
+from pageturner.service.core.outputs import TokenEvent
 from pageturner.service.engine.api import StreamEvent
 from pageturner.service.errors import DeadlineExceeded, DuplicateRequest, PageturnerError
+from pageturner.v1 import generation_pb2
 
 _R = TypeVar("_R", bound=Message)
 _T = TypeVar("_T")
@@ -52,18 +55,18 @@ class SyncServers:
     def ask(self, call: Call[_R, _T]) -> _T:
         """The answer to a call: of the current server, or of another where the call may be repeated."""
         routing = self._routing
-        attempts = routing.attempts(call.timeout_seconds)
-        while True:
-            attempt = replace(call, timeout_seconds=attempts.left_seconds())
-            try:
-                answer = self._connections[attempts.server].ask(attempt)
-            except PageturnerError as error:
-                if not call.repeats:
-                    raise
-                self._sleep(routing.again(attempts, error))
-            else:
-                routing.current = attempts.server
-                return answer
+        with closing(routing.attempts(call.timeout_seconds, call.wanted)) as attempts:
+            while True:
+                attempt = replace(call, timeout_seconds=attempts.left_seconds())
+                try:
+                    answer = self._connections[attempts.server].ask(attempt)
+                except PageturnerError as error:
+                    if not call.repeats:
+                        raise
+                    self._sleep(routing.again(attempts, error))
+                else:
+                    routing.answered(attempts.server)
+                    return answer
 
     def ask_each(self, call: Call[_R, _T]) -> list[_T]:
         """The answers of all servers that give one. Raises the last error where none does."""
@@ -88,38 +91,49 @@ class SyncServers:
     def answer(self, call: AnswerCall, answer: PartialAnswer) -> Generator[StreamEvent, None, None]:
         """The events of one answer, of however many streams. answer: of the call's request, nothing taken."""
         routing, holders = self._routing, set[int]()
-        attempts = routing.attempts(call.timeout_seconds)
-        while True:
-            server, num_accepted = attempts.server, answer.num_accepted
-            part = replace(
-                call,
-                request=answer.next_request(),
-                read=answer.take,
-                timeout_seconds=attempts.left_seconds(),
-            )
-            with closing(self._connections[server].follow(part)) as events:
-                while True:
-                    try:
-                        event = next(events)
-                    except StopIteration:
-                        return
-                    except PageturnerError as error:
-                        failure = error
-                        break
-                    attempts.succeed()
-                    routing.current = server
-                    yield event
-            if answer.num_accepted > num_accepted:
-                holders.add(server)
-            wait = routing.again(attempts, failure, answer)
-            if isinstance(failure, DuplicateRequest) and server in holders:
-                self._end_there(server, answer.request_id)
-            self._sleep(wait)
+        with closing(routing.attempts(call.timeout_seconds, call.wanted)) as attempts:
+            while True:
+                server, num_accepted = attempts.server, answer.num_accepted
+                part = replace(
+                    call,
+                    request=answer.next_request(),
+                    read=partial(self._read, server, answer),
+                    timeout_seconds=attempts.left_seconds(),
+                )
+                with closing(self._connections[server].follow(part)) as events:
+                    while True:
+                        try:
+                            event = next(events)
+                        except StopIteration:
+                            return
+                        except PageturnerError as error:
+                            failure = error
+                            break
+                        attempts.succeed()
+                        routing.answered(server)
+                        if isinstance(event, TokenEvent):
+                            attempts.computed()
+                        yield event
+                if answer.num_accepted > num_accepted:
+                    holders.add(server)
+                wait = routing.again(attempts, failure, answer)
+                if isinstance(failure, DuplicateRequest) and server in holders:
+                    self._end_there(server, answer.request_id)
+                self._sleep(wait)
+
+    def _read(
+        self, server: int, answer: PartialAnswer, message: generation_pb2.GenerateStreamResponse
+    ) -> StreamEvent | None:
+        """Raises MixedServers before anything is taken of an answer that is not to be had from there."""
+        if message.HasField("accepted"):
+            self._routing.note_begun(server, message.accepted.fingerprint)
+        return answer.take(message)
 
     @property
     def can_stand_in(self) -> bool:
-        """Whether an answer that breaks off may go on elsewhere."""
-        return len(self._connections) > 1 and self._routing.retry.resumes
+        """Whether an answer that breaks off may go on elsewhere, or is to be looked at as it begins."""
+        routing = self._routing
+        return len(self._connections) > 1 and (routing.retry.resumes or routing.is_balanced)
 
     def complete(self, call: AnswerCall) -> Completion:
         """The whole of an answer, put together from as many streams as it takes."""

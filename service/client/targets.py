@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pageturner.service.errors import InvalidArgument
 
@@ -35,6 +36,9 @@ One that comes up is met within two seconds: gRPC would by itself wait up to two
 `min_reconnect_backoff` is, despite its name, how long one try may take where nothing answers at all.
 """
 
+NAME_OPTIONS: tuple[tuple[str, int], ...] = (("grpc.dns_min_time_between_resolutions_ms", 1_000),)
+"""Servers that came are met soon: gRPC would by itself ask for a name's addresses every half minute."""
+
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """In the order in which gRPC reads them; it goes by the first that is set."""
 
@@ -45,15 +49,31 @@ _MAX_SOCKET_PATH_BYTES = 107
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """address: as gRPC takes it. host: empty for a socket file. is_local: certainly on this machine."""
+    """address: as gRPC takes it. host: empty for a socket file. is_local: certainly on this machine. policy:
+    of gRPC's own, by which calls are spread over the addresses of a name; empty for the first that works."""
 
     address: str
     host: str
     is_local: bool
+    policy: str = ""
 
-    def channel_options(self) -> tuple[tuple[str, int], ...]:
+    @property
+    def is_name_of_many(self) -> bool:
+        """Whether it may stand for several servers, as a headless service does: dns:///NAME:PORT."""
+        return self.address.startswith("dns:")
+
+    def channel_options(self) -> tuple[tuple[str, int | str], ...]:
         """A server of this machine is reached directly, whatever proxy the environment names."""
-        return (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if self.is_local else CHANNEL_OPTIONS
+        options = (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if self.is_local else CHANNEL_OPTIONS
+        if not self.policy:
+            return options
+        service_config = json.dumps({"loadBalancingConfig": [{self.policy: {}}]})
+        return (*options, ("grpc.service_config", service_config), *NAME_OPTIONS)
+
+    def balanced_over_names(self, policy: str) -> Target:
+        """The same, whose channel spreads calls over all addresses of its name by a policy of gRPC's own,
+        which asks for them anew when one is lost."""
+        return replace(self, policy=policy)
 
     def proxy_variable(self, environ: Mapping[str, str] | None = None) -> str:
         """The variable by which gRPC goes through a proxy to get here; empty if it does not.

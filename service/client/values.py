@@ -73,7 +73,7 @@ class RequestOptions(TypedDict, total=False):
     """What a request may state beside what it asks for.
 
     timeout_seconds: the time limit, which reaches the scheduler; none if infinite. adapter: the name of a
-    loaded one.
+    loaded one. session: the conversation that it belongs to, for a client that balances; it is not sent.
     """
 
     request_id: str
@@ -83,6 +83,7 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     bypass_prefix_cache: bool
     adapter: str
+    session: str
     timeout_seconds: float | None
 
 

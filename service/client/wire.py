@@ -139,6 +139,7 @@ def _given(options: RequestOptions, known: frozenset[str]) -> tuple[dict[str, An
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"there is no option {name!r}{hint}")
+    given.pop("session", None)  # of the client's own
     return given, to_timeout(given.pop("timeout_seconds", None))
 
 

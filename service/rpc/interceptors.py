@@ -28,7 +28,7 @@ from pageturner.service.errors import (
 from pageturner.service.identity import Identity
 from pageturner.service.rpc.callers import ADMIN_SERVICES, OPEN_SERVICES, Gatekeeper, bind_caller
 from pageturner.service.rpc.line_budget import LineBudget
-from pageturner.service.rpc.load_report import TRAILER
+from pageturner.service.rpc.load_report import OWN_TRAILER, TRAILER
 from pageturner.service.rpc.open_calls import OpenCalls
 from pageturner.service.rpc.status import code_of, to_status
 from pageturner.service.rpc.tracing import (
@@ -247,7 +247,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """The load, behind each answer of those services whose calls are balanced."""
         if self._load_report is None or method.grpc_service not in _BALANCED_SERVICES:
             return ()
-        return ((TRAILER, self._load_report()),)
+        report = self._load_report()
+        return ((TRAILER, report), (OWN_TRAILER, report))
 
     def _begin_trace(self, method: Method, metadata: Metadata) -> CallTrace | None:
         """Have what the call causes, and its log lines, belong to its trace, if it has one."""

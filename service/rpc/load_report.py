@@ -20,6 +20,14 @@ from google.protobuf.message_factory import GetMessageClass
 from pageturner.service.engine.api import EngineClient
 
 TRAILER = "endpoint-load-metrics-bin"
+
+OWN_TRAILER = "pageturner-load-bin"
+"""The same for clients of ours: gRPC's take the other out of what they show, for their own balancers."""
+
+REQUESTS_WAITING, REQUESTS_RUNNING = "num_requests_waiting", "num_requests_running"
+QUEUED_TOKENS = "num_queued_prompt_tokens"
+"""Names of metrics that balancers of ours read."""
+
 _PACKAGE = "xds.data.orca.v3"
 _SCALARS = {"application_utilization": 9, "rps_fractional": 6, "eps": 7}
 _NAMED_METRICS = 8
@@ -63,8 +71,8 @@ def load_report(engine: EngineClient) -> bytes:
 
     application_utilization: the larger share, of sequences or of KV blocks, that is taken; above 1 where
     requests wait.
-    rps_fractional, eps: of the last seconds. named_metrics: under vLLM's names, and the estimated
-    wait for a turn.
+    rps_fractional, eps: of the last seconds. named_metrics: under vLLM's names, and beside those the prompt
+    tokens that wait and the estimated wait for a turn.
     """
     stats, recent, info = engine.load(), engine.recent_load(), engine.server_info()
     kv_usage = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
@@ -75,8 +83,9 @@ def load_report(engine: EngineClient) -> bytes:
         eps=recent.faults_per_second,
         named_metrics={
             "kv_cache_usage_perc": kv_usage,
-            "num_requests_waiting": float(stats.num_waiting),
-            "num_requests_running": float(stats.num_running),
+            REQUESTS_WAITING: float(stats.num_waiting),
+            REQUESTS_RUNNING: float(stats.num_running),
+            QUEUED_TOKENS: float(stats.num_queued_prompt_tokens),
             "queue_seconds": stats.queue_seconds,
         },
     )

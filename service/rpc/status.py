@@ -48,6 +48,7 @@ CODES: Mapping[type[PageturnerError], grpc.StatusCode] = MappingProxyType(
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.NotResumable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.HandoverRefused: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.MixedServers: grpc.StatusCode.FAILED_PRECONDITION,
         errors.Loading: grpc.StatusCode.UNAVAILABLE,
         errors.Draining: grpc.StatusCode.UNAVAILABLE,
         errors.RankLost: grpc.StatusCode.UNAVAILABLE,  # before the kind that it is one of

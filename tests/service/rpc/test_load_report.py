@@ -17,7 +17,7 @@ from pageturner.service.engine.metrics import Metrics
 from pageturner.service.errors import ModelNotFound
 from pageturner.service.rpc.callers import Gatekeeper
 from pageturner.service.rpc.interceptors import CallInterceptor
-from pageturner.service.rpc.load_report import TRAILER, OrcaLoadReport, load_report
+from pageturner.service.rpc.load_report import OWN_TRAILER, TRAILER, OrcaLoadReport, load_report
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -44,6 +44,7 @@ def test_a_report_tells_how_much_is_taken_and_what_came_of_late() -> None:
         "kv_cache_usage_perc": 0.25,
         "num_requests_waiting": 4.0,
         "num_requests_running": 3.0,
+        "num_queued_prompt_tokens": 0.0,
         "queue_seconds": 1.5,
     }
     assert OrcaLoadReport.FromString(load_report(_engine(48))).application_utilization == 0.75
@@ -109,9 +110,9 @@ GENERATION = "pageturner.v1.GenerationService"
 
 
 async def test_answers_and_errors_of_the_balanced_service_carry_it_and_no_others() -> None:
-    assert await _trailers(GENERATION) == {TRAILER}
+    assert await _trailers(GENERATION) == {TRAILER, OWN_TRAILER}
     error = ModelNotFound("x", "y")
-    assert await _trailers(GENERATION, error) == {TRAILER, "grpc-status-details-bin"}
+    assert await _trailers(GENERATION, error) == {TRAILER, OWN_TRAILER, "grpc-status-details-bin"}
     assert await _trailers("pageturner.v1.ModelService") == set()
     assert await _trailers(GENERATION, report=None) == set()
 
