@@ -124,6 +124,7 @@ def _text_converter() -> cattrs.Converter:
     converter.register_structure_hook(int, _number)
     converter.register_structure_hook(float, _number)
     before(converter, lambda annotation: get_origin(annotation) is abc.Mapping, _table)
+    before(converter, lambda annotation: get_origin(annotation) is tuple, _listed)
     before(converter, lambda annotation: types.NoneType in get_args(annotation), _none_or_text)
     return converter
 
@@ -178,6 +179,10 @@ def _table(text: object) -> object:
         raise ValueError(f"{text!r} is no TOML table: {error}") from None
 
 
+def _listed(text: object) -> object:
+    return [word.strip() for word in text.split(",") if word.strip()] if isinstance(text, str) else text
+
+
 def _none_or_text(text: object) -> object:
     return None if isinstance(text, str) and text.lower() in ("", "none") else text
 
@@ -197,7 +202,7 @@ def _toml(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_toml_key(name)} = {_toml(item)}" for name, item in value.items()) + " }"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)

@@ -13,6 +13,7 @@ from pageturner.service.commands import (
     bench_beams,
     bench_cache,
     bench_front,
+    bench_handoff,
     bench_kernels,
     bench_lora,
     bench_memory,
@@ -91,6 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "resume",
             help="one of two servers is killed in the middle of many streams: what is lost, and for how long",
             epilog=f"example: {bench_resume.EXAMPLE}",
+        )
+    )
+    bench_handoff.add_arguments(
+        benches.add_parser(
+            "handoff",
+            help="answers beside long prompts: on one server, and with prefill in another process",
+            epilog=f"example: {bench_handoff.EXAMPLE}",
         )
     )
     bench_tenants.add_arguments(

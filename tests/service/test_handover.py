@@ -17,7 +17,7 @@ from support.handing_over import TinyServer, dear_tokens, tiny_server
 from support.model_folders import save_chat_model
 from support.serving import serving
 
-from pageturner.service.client.targets import parse_target
+from pageturner.service.config import load_config
 from pageturner.service.engine.handover import HandedBlock, PrefillOrder
 from pageturner.service.errors import ConfigError, EngineDead, HandoverRefused
 from pageturner.service.rpc import transfer
@@ -230,5 +230,8 @@ async def test_what_can_not_be_is_refused_at_start(
     assert raised.value.key == key
 
 
-def test_targets_are_spelt_as_a_clients_are() -> None:
-    assert parse_target("prefill").address == "prefill:50051"
+def test_targets_are_listed_with_commas_where_they_are_text() -> None:
+    environ = {"PAGETURNER_HANDOVER_ROLE": "decode", "PAGETURNER_HANDOVER_PREFILL_TARGETS": "a:1, b:2"}
+    config = load_config(None, environ=environ).config
+    assert config.handover.prefill_targets == ("a:1", "b:2")
+    assert "a:1" in config.flat()["handover.prefill_targets"]
