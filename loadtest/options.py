@@ -39,8 +39,9 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         "--address",
         dest="address",
         default="127.0.0.1:50051",
-        metavar="HOST:PORT|unix:PATH",
-        help="where it is (%(default)s)",
+        metavar="HOST:PORT|unix:PATH,...",
+        help="where it is (%(default)s); of several servers, conversations go to each in turn, and the first "
+        "one is watched",
     )
     add("--admin-target", metavar="HOST:PORT|unix:PATH", help="where AdminService is, if apart from it")
     add(
@@ -111,12 +112,14 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
 
 def make_run(arguments: argparse.Namespace) -> Run:
     """What the flags ask for, before any server is asked. Raises OptionError and TraceError."""
+    address, *others = (check_address("target", each) for each in _listed(arguments.address))
     target = Target(
-        check_address("target", arguments.address),
+        address,
         arguments.model,
         _seconds("timeout", arguments.timeout),
         access=_access(arguments),
         admin_address=check_address("admin-target", arguments.admin_target) if arguments.admin_target else "",
+        others=tuple(others),
     )
     workload = _workload(arguments)
     is_closed = arguments.concurrency is not None
@@ -240,3 +243,10 @@ def _seconds(option: str, value: float) -> float:
     if not 0 < value <= MAX_TIMEOUT_SECONDS:
         raise OptionError(option, f"must be above 0 and at most {MAX_TIMEOUT_SECONDS:g} seconds, not {value}")
     return value
+
+
+def _listed(targets: str) -> list[str]:
+    """Addresses with commas between them; a scheme of gRPC's that takes several itself is left whole."""
+    if targets.startswith(("ipv4:", "ipv6:", "dns:", "xds:")):
+        return [targets]
+    return [target.strip() for target in targets.split(",")]

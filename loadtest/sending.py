@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from pageturner.loadtest.client import Exchange, RequestRecord, send
 from pageturner.loadtest.errors import OptionError
 from pageturner.loadtest.meter import ClientCost, CostMeter
-from pageturner.loadtest.server import Target, connect
+from pageturner.loadtest.server import Target, connect_all
 from pageturner.loadtest.workload import (
     LoadtestWorkload,
     PlannedConversation,
@@ -75,8 +76,9 @@ async def run_part(
     once all is ready; it returns the start."""
     planned = list(plan_conversations(run.workload, part, run.num_processes))
     meter = CostMeter()
-    async with connect(run.target) as channel:
-        sender = _Sender(GenerationServiceStub(channel), run.target, on_record)
+    async with connect_all(run.target) as channels:
+        stubs = cycle([GenerationServiceStub(channel) for channel in channels])
+        sender = _Sender(stubs, run.target, on_record)
         start = begin()
         try:
             async with meter.running(), asyncio.TaskGroup() as tasks:
@@ -95,7 +97,9 @@ async def run_part(
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    stub: GenerationServiceAsyncStub
+    """stubs: of the servers in turn, without end. The turns of a conversation go to one of them."""
+
+    stubs: Iterator[GenerationServiceAsyncStub]
     target: Target
     on_record: OnRecord
 
@@ -106,18 +110,18 @@ class _Sender:
 
     async def converse(self, conversation: PlannedConversation, due: float) -> float:
         """All turns, each due when its think time after the answer before it is over; when the last ended."""
-        request = conversation.first
-        exchange = await self._send(request, due)
+        stub, request = next(self.stubs), conversation.first
+        exchange = await self._send(stub, request, due)
         for follow_up in conversation.follow_ups:
             due = exchange.record.ended_at + follow_up.think_seconds
             await _until(due)
             request = follow_up.after(request, exchange.answer)
-            exchange = await self._send(request, due)
+            exchange = await self._send(stub, request, due)
         return exchange.record.ended_at
 
-    async def _send(self, request: PlannedRequest, due: float) -> Exchange:
+    async def _send(self, stub: GenerationServiceAsyncStub, request: PlannedRequest, due: float) -> Exchange:
         exchange = await send(
-            self.stub,
+            stub,
             request,
             model=self.target.model,
             scheduled_at=due,

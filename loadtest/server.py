@@ -7,8 +7,8 @@ import random
 import string
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -42,6 +42,8 @@ class Target:
     loading_seconds: float = 120.0
     access: Access = OPEN
     admin_address: str = ""
+    others: tuple[str, ...] = ()
+    """Servers that stand in for the one at `address`, which alone is asked what is served, and watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class ServedModel:
         """What prompt and output may reach together: in the model, and in a pool of which they have all."""
         num_slots = self.block_size * self.num_blocks
         return min(self.max_model_len, num_slots) if num_slots else self.max_model_len
+
+
+@asynccontextmanager
+async def connect_all(target: Target) -> AsyncIterator[tuple[grpc.aio.Channel, ...]]:
+    """A channel to each server, all of them ready. Raises ServerError."""
+    async with AsyncExitStack() as stack:
+        servers = (replace(target, address=address) for address in (target.address, *target.others))
+        yield tuple([await stack.enter_async_context(connect(server)) for server in servers])
 
 
 @asynccontextmanager

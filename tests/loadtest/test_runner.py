@@ -361,3 +361,18 @@ def test_a_run_that_makes_no_sense_names_the_flag(change: dict[str, int], option
     with pytest.raises(OptionError) as caught:
         Run(Target("nowhere"), WORKLOAD, **change)
     assert caught.value.option == option
+
+
+async def test_of_several_servers_conversations_go_to_each_in_turn() -> None:
+    with serve() as first, serve() as second:
+        target = Target(first.address, model="fake", others=(second.address,))
+        records = await run_here(Run(target, WORKLOAD, concurrency=1))
+        assert [record.outcome for record in records] == [Outcome.OK] * 12
+        assert (len(first.requests), len(second.requests)) == (6, 6)
+
+
+async def test_one_of_several_servers_that_is_away_is_named() -> None:
+    with serve() as server:
+        target = Target(server.address, connect_seconds=0.2, others=("127.0.0.1:9",))
+        with pytest.raises(ServerError, match=r"127\.0\.0\.1:9"):
+            await run_here(Run(target, WORKLOAD, concurrency=1))
