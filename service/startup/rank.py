@@ -86,7 +86,7 @@ def _serve(channel: Channel, assignment: Assignment) -> None:
     from pageturner.service.config import LoadedConfig, load_config
     from pageturner.service.logs import structured
     from pageturner.service.model.loader import load_artifacts
-    from pageturner.service.model.tensor_parallel.torch_collectives import open_collectives
+    from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
     from pageturner.service.ranks.follower import Follower
     from pageturner.service.ranks.meeting import RenewedCollectives, find_store
     from pageturner.service.startup.container import anonymous_memory
@@ -109,12 +109,13 @@ def _serve(channel: Channel, assignment: Assignment) -> None:
     artifacts = load_artifacts(config.model, cache_dir)
     messages.send(channel, Identity(part_identity(artifacts, backend)))
     expect(messages.receive(channel), Join)
-    meet = partial(open_collectives, backend.device, rank=assignment.rank, size=assignment.size)
+    rank, size, library = assignment.rank, assignment.size, exchange_library(backend.device, cache_dir)
+    meet_here = partial(meet, backend.device, rank=rank, size=size, library=library)
     collectives = RenewedCollectives(
         assignment.rank,
         assignment.size,
         find_store(assignment.port, loading),
-        lambda at, timeout: meet(at, timeout=timeout),
+        lambda at, timeout: meet_here(at, timeout=timeout),
     )
     collectives.meet(0, loading)
     peers = FollowingPeers(channel, collectives)

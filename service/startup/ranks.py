@@ -19,7 +19,7 @@ from pageturner.service.errors import ConfigError, ModelError, RankLost
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend, gpu_trouble
 from pageturner.service.model.options import ModelOptions
-from pageturner.service.model.tensor_parallel.torch_collectives import open_collectives
+from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
 from pageturner.service.ranks.leader import KEY, Leader
 from pageturner.service.ranks.meeting import RenewedCollectives, open_store
 from pageturner.service.ranks.messages import Assignment, Capacity, Identity, Join, Ready, Sizes
@@ -105,8 +105,11 @@ def lead(
             )
             raise ModelError(f"{KEY}: {process.name} has {told}")
     leader.tell(lambda _: Join())
-    meet = partial(open_collectives, backend.device, rank=0, size=leader.size)
-    collectives = RenewedCollectives(0, leader.size, store, lambda at, timeout: meet(at, timeout=timeout))
+    library = exchange_library(backend.device, cache_dir)
+    meet_here = partial(meet, backend.device, rank=0, size=leader.size, library=library)
+    collectives = RenewedCollectives(
+        0, leader.size, store, lambda at, timeout: meet_here(at, timeout=timeout)
+    )
     collectives.meet(0, loading)
     return LeadingPeers(leader, collectives)
 

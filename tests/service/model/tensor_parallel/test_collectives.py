@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,14 +10,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.gloo_ranks import gloo_ranks
+from support.ops import cpu_library
+from support.rank_processes import rank_processes
 from support.rank_work import check_and_lose, check_collectives, summed
 from support.thread_ranks import on_ranks
 from torch.distributed import FileStore, is_initialized  # type: ignore[attr-defined] # torch leaves it out
 
+from pageturner.kernels.cpu.exchange import (
+    ALIGNMENT,
+    PLACE_BYTES,
+    STRUCTURES,
+    Exchange,
+    Outcome,
+    region_bytes,
+)
+from pageturner.kernels.errors import KernelArgumentError
 from pageturner.service.errors import RankLost
 from pageturner.service.model.tensor_parallel.collectives import ALONE, add_in_order
-from pageturner.service.model.tensor_parallel.torch_collectives import open_collectives
+from pageturner.service.model.tensor_parallel.meeting import meet
+from pageturner.service.model.tensor_parallel.shared_collectives import FOLDER
 
 
 def test_one_rank_alone() -> None:
@@ -38,9 +50,12 @@ def test_a_sum_has_one_order(rows: list[list[float]]) -> None:
     assert torch.equal(total.nan_to_num(), summed(parts).nan_to_num())
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_as_processes_and_the_death_of_one(size: int, tmp_path: Path) -> None:
-    with gloo_ranks(size, tmp_path, check_and_lose) as ranks:
+@pytest.mark.parametrize(
+    ("size", "shares"),
+    [(2, True), (2, False), *(pytest.param(4, each, marks=pytest.mark.slow) for each in (True, False))],
+)
+def test_ranks_as_processes_and_the_death_of_one(size: int, shares: bool, tmp_path: Path) -> None:
+    with rank_processes(size, tmp_path, check_and_lose, shares=shares) as ranks:
         assert [rank.told() for rank in ranks] == ["checked"] * size
         ranks.pop().process.kill()
         for number, rank in enumerate(ranks):
@@ -48,8 +63,44 @@ def test_ranks_as_processes_and_the_death_of_one(size: int, tmp_path: Path) -> N
             assert rank.told() == "closed"
 
 
-def test_ranks_that_do_not_come_are_missed(tmp_path: Path) -> None:
-    store = FileStore(str(tmp_path / "store"), 2)
+@pytest.mark.parametrize("shares", [True, False])
+def test_ranks_that_do_not_come_are_missed(shares: bool, tmp_path: Path) -> None:
+    store, cpu = FileStore(str(tmp_path / "store"), 2), torch.device("cpu")
+    library, before = cpu_library() if shares else None, set(FOLDER.iterdir())
     with pytest.raises(RankLost, match="rank 0 of 2 does not meet the others"):
-        open_collectives(torch.device("cpu"), store, 0, 2, timedelta(seconds=0.2))
+        meet(cpu, store, 0, 2, timedelta(seconds=0.2), library)
+    store.set("way 1", "shared memory" if shares else "torch")
+    with pytest.raises(RankLost, match=r"rank 0 of 2 (does not meet|shares no memory with) the others"):
+        meet(cpu, store, 0, 2, timedelta(seconds=0.2), library)
     assert not is_initialized()
+    assert not {path for path in set(FOLDER.iterdir()) - before if path.name.startswith("pageturner-")}
+
+
+def test_an_exchange_that_is_waited_for_in_vain() -> None:
+    """Two ends of one memory in this process: who is silent, and who leaves."""
+    memory = torch.zeros(region_bytes(2, 64) + ALIGNMENT, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % ALIGNMENT :][: region_bytes(2, 64)]
+    first, second = (Exchange(cpu_library(), memory, 64, rank, 2) for rank in range(2))
+    gathered = torch.zeros(2, 8, dtype=torch.uint8)
+    first.publish(torch.full((8,), 1, dtype=torch.uint8))
+    assert first.collect(gathered, 1000) is Outcome.STILL_WAITING
+    assert not gathered.any()
+    second.publish(torch.full((8,), 2, dtype=torch.uint8))
+    for end in (first, second):
+        assert end.collect(gathered, 1000) is Outcome.ALL_THERE
+        assert gathered.tolist() == [[1] * 8, [2] * 8]
+    # Its last word counts before its leaving does.
+    first.publish(torch.full((8,), 3, dtype=torch.uint8))
+    first.leave()
+    second.publish(torch.full((8,), 4, dtype=torch.uint8))
+    assert second.collect(gathered, 1000) is Outcome.ALL_THERE
+    second.publish(torch.full((8,), 5, dtype=torch.uint8))
+    assert second.collect(gathered, 10**9) is Outcome.SOMEONE_LEFT
+    with pytest.raises(KernelArgumentError, match="aligned to 64"):
+        Exchange(cpu_library(), torch.zeros(region_bytes(2, 60), dtype=torch.uint8), 60, 0, 2)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_have_the_size_of_the_c_ones(name: str) -> None:
+    assert getattr(cpu_library(), f"sizeof_{name}_args")() == ctypes.sizeof(STRUCTURES[name])
+    assert cpu_library().sizeof_exchange_place_args() == PLACE_BYTES

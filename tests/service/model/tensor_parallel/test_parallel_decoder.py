@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.gloo_ranks import gloo_ranks
 from support.paged_sessions import PagedSession
 from support.planted_shards import PLANTED_SHARD_BUGS
+from support.rank_processes import rank_processes
 from support.rank_work import run_in_chunks
 from support.sharded import (
     assert_alike,
@@ -144,7 +144,7 @@ def test_planted_bugs_are_caught(name: str, tmp_path: Path, monkeypatch: pytest.
 def test_ranks_as_processes(size: int, tmp_path: Path) -> None:
     model = tiny_sharded("llama", tmp_path)
     expected = model.run(in_chunks)
-    with gloo_ranks(size, tmp_path, partial(run_in_chunks, model)) as ranks:
+    with rank_processes(size, tmp_path, partial(run_in_chunks, model)) as ranks:
         found = [torch.tensor(rank.told()) for rank in ranks]
     assert_alike(found)
     assert distance(found[0], expected) < FLOAT_BOUND

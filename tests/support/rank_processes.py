@@ -1,10 +1,10 @@
-"""Ranks as processes of their own, by gloo: the real thing, a few seconds each."""
+"""Ranks as processes of their own: the real thing, a few seconds each."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -16,7 +16,8 @@ import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined] # torch leaves it out of its exports
 
 from pageturner.service.model.tensor_parallel.collectives import Collectives
-from pageturner.service.model.tensor_parallel.torch_collectives import open_collectives
+from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
+from support.ops import cpu_cache_dir, cpu_library
 
 Tell = Callable[[object], None]
 PATIENCE_SECONDS = 120
@@ -37,15 +38,20 @@ class RankProcess:
 
 
 @contextmanager
-def gloo_ranks(
-    size: int, folder: Path, work: Callable[[Collectives, Tell], None]
+def rank_processes(
+    size: int, folder: Path, work: Callable[[Collectives, Tell], None], *, shares: bool = True
 ) -> Iterator[list[RankProcess]]:
-    """`size` processes that do the work, and are gone in the end. work: a function of a module."""
+    """`size` processes that do the work, and are gone in the end.
+
+    work: a function of a module. shares: whether they exchange by memory, else by gloo.
+    """
+    if shares:
+        cpu_library()  # once, here, and not by the ranks while they wait for each other
     context = multiprocessing.get_context("spawn")
     ranks = []
     for rank in range(size):
         ours, theirs = context.Pipe()
-        args = (rank, size, str(folder / "rendezvous"), work, theirs)
+        args = (rank, size, str(folder / "rendezvous"), work, theirs, shares)
         process = context.Process(target=_run, args=args, daemon=True)
         process.start()
         theirs.close()
@@ -60,10 +66,17 @@ def gloo_ranks(
 
 
 def _run(
-    rank: int, size: int, rendezvous: str, work: Callable[[Collectives, Tell], None], pipe: Connection
+    rank: int,
+    size: int,
+    rendezvous: str,
+    work: Callable[[Collectives, Tell], None],
+    pipe: Connection,
+    shares: bool,
 ) -> None:
     torch.set_num_threads(1)
-    store = FileStore(rendezvous, size)
-    patience = timedelta(seconds=PATIENCE_SECONDS)
-    work(open_collectives(torch.device("cpu"), store, rank, size, patience), pipe.send)
-    pipe.recv()  # until the test is done
+    cpu, patience = torch.device("cpu"), timedelta(seconds=PATIENCE_SECONDS)
+    library = exchange_library(cpu, cpu_cache_dir()) if shares else None
+    assert (library is not None) is shares, "no compiler, or no memory to share"
+    work(meet(cpu, FileStore(rendezvous, size), rank, size, patience, library), pipe.send)
+    with suppress(EOFError):
+        pipe.recv()  # until the test is done
