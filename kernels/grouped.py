@@ -17,6 +17,8 @@ from pageturner.kernels.errors import KernelArgumentError
 
 GROUPS = (32, 16)
 """Inputs that share a scale."""
+RANK_GROUPS = (32, 16, 8)
+"""The same in the second factor of a low-rank part, whose inputs are a few ranks."""
 SCALE_DTYPES = (torch.float16, torch.float32)
 _BITS = {torch.uint8: 4, torch.int8: 8}
 
@@ -36,15 +38,17 @@ class GroupedWeight:
     offsets: torch.Tensor | None
     """As scales, or None: no offset."""
     group: int
-    """Of GROUPS."""
+    """Of GROUPS, or of RANK_GROUPS."""
 
     def __post_init__(self) -> None:
         check_shape("codes", self.codes, (None, None))
         if self.codes.dtype not in _BITS:
             raise KernelArgumentError("codes", describe(self.codes), either(tuple(_BITS)))
-        if self.group not in GROUPS or not self.codes.numel() or self.codes.shape[1] % self.group:
+        if self.group not in RANK_GROUPS or not self.codes.numel() or self.codes.shape[1] % self.group:
             raise KernelArgumentError(
-                "codes", f"{describe(self.codes)} in groups of {self.group}", f"whole groups, of {GROUPS}"
+                "codes",
+                f"{describe(self.codes)} in groups of {self.group}",
+                f"whole groups, of {RANK_GROUPS}",
             )
         if self.bits == 4 and int(self.codes.max()) > 15:
             raise KernelArgumentError("codes", f"up to {int(self.codes.max())}", "at most 15 in 4 bits")

@@ -6,24 +6,35 @@ its own. A step holds rows of several adapters and of none; `AdapterRows` says w
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from pageturner.kernels.checks import check_shape, describe
 from pageturner.kernels.errors import KernelArgumentError
-from pageturner.kernels.packed import TILE
+from pageturner.kernels.packed import TILE, PackedWeight
 
 PARTS = 3
 """Of one product, at most."""
 
 Rows = np.ndarray[tuple[int], np.dtype[np.int32]]
 
-LayerSizes = tuple[tuple[tuple[int, ...], int], ...]
-"""Of the products of a layer, in the order of a forward: outputs of each part, and inputs."""
+
+class ProductSizes(NamedTuple):
+    """Of one product of a layer. sizes: outputs of each part. group: inputs that share a scale where its rows
+    are quantised."""
+
+    sizes: tuple[int, ...]
+    in_features: int
+    group: int
+
+
+LayerSizes = tuple[ProductSizes, ...]
+"""Of the products of a layer, in the order of a forward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,31 +47,57 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LowRank:
-    """What one adapter adds to one product.
+class LowRank(ABC):
+    """What one adapter adds to one product, as the operations that prepared it read it. ranks, sizes: of its
+    parts; a part of rank 0 it leaves as it is."""
 
-    a: [R, in], the A of each part, one below the other. b: for each part B as operations read it,
-    None where the adapter leaves the part as it is. sizes: outputs of the parts.
-    """
-
-    a: torch.Tensor
-    b: tuple[torch.Tensor | None, ...]
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]
+    in_features: int
 
     @property
     def rank(self) -> int:
-        """R, of all parts together."""
+        """Of all parts together."""
         return sum(self.ranks)
 
     @property
-    def in_features(self) -> int:
-        return self.a.shape[1]
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Of its numbers, as they lie in memory."""
+
+    def fits(self, sizes: ProductSizes) -> bool:
+        """Whether it is of a product of these sizes."""
+        return (self.sizes, self.in_features) == (sizes.sizes, sizes.in_features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatLowRank(LowRank):
+    """In floats. a: [R, in], the A of each part, one below the other. b: for each part B as operations read
+    it, None where the rank is 0."""
+
+    a: torch.Tensor
+    b: tuple[torch.Tensor | None, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Of its numbers, as they lie in memory."""
         return sum(part.numel() * part.element_size() for part in (self.a, *self.b) if part is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLowRank(LowRank):
+    """In groups of integers of 8 bits; `packed_low_rank` makes it. a: [R, in] in the groups of the product's
+    rows. b: for each part [size, rank], in groups of `group` ranks, None where the rank is 0."""
+
+    a: PackedWeight
+    b: tuple[PackedWeight | None, ...]
+    group: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.buffer.numel() for part in (self.a, *self.b) if part is not None)
+
+    def fits(self, sizes: ProductSizes) -> bool:
+        return LowRank.fits(self, sizes) and self.a.layout.group == sizes.group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +116,7 @@ class LayerLowRank:
     def fits(self, sizes: LayerSizes) -> bool:
         """Whether its products have these sizes."""
         return all(
-            product is None or (product.sizes, product.in_features) == size
+            product is None or product.fits(size)
             for product, size in zip(self.products(), sizes, strict=True)
         )
 
@@ -109,15 +146,16 @@ class AdapterRows:
 
 
 class LowRankOps(Protocol):
-    """Adds low-rank parts to the rows of adapters; `reference.add_low_rank` defines the result.
+    """Adds low-rank parts to the rows of adapters; `reference_low_rank.py` defines the result, of floats and
+    of packed factors.
 
     A row's bits depend on its own values and its adapter alone.
     """
 
-    def prepare(self, parts: Sequence[Factors | None], sizes: Sequence[int]) -> LowRank | None:
-        """As `add` reads it; None for one that has no part. sizes: outputs of each part.
+    def prepare(self, parts: Sequence[Factors | None], sizes: ProductSizes) -> LowRank | None:
+        """As `add` reads it; None for one that has no part.
 
-        Raises KernelArgumentError for parts that do not fit each other.
+        Raises KernelArgumentError for parts that do not fit each other, or the product.
         """
         ...
 
@@ -128,46 +166,62 @@ class LowRankOps(Protocol):
         adapters: AdapterRows,
         low_ranks: Sequence[LowRank | None],
     ) -> None:
-        """output [T, out] += B (A rows), in place, for rows [T, in] with an adapter. low_ranks: by
-        adapter."""
+        """output [T, out] += B (A rows), in place, for rows [T, in] with an adapter. low_ranks: by adapter,
+        as these operations prepared them."""
         ...
 
 
-def check_factors(parts: Sequence[Factors | None], sizes: Sequence[int]) -> int | None:
-    """The inputs of the parts, None where there is no part."""
-    if len(parts) != len(sizes) or not 0 < len(parts) <= PARTS:
+def check_factors(parts: Sequence[Factors | None], sizes: ProductSizes) -> bool:
+    """That the parts are the product's; whether there is one."""
+    if len(parts) != len(sizes.sizes) or not 0 < len(parts) <= PARTS:
         raise KernelArgumentError(
-            "parts", f"{len(parts)} of {len(sizes)} sizes", f"1 to {PARTS}, each with its size"
+            "parts", f"{len(parts)} of {len(sizes.sizes)} sizes", f"1 to {PARTS}, each with its size"
         )
-    in_features = None
-    for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+    for index, (part, size) in enumerate(zip(parts, sizes.sizes, strict=True)):
         if part is None:
             continue
-        check_shape(f"parts[{index}].a", part.a, (None, in_features), torch.float32)
-        in_features = part.a.shape[1]
+        check_shape(f"parts[{index}].a", part.a, (None, sizes.in_features), torch.float32)
         check_shape(f"parts[{index}].b", part.b, (size, part.a.shape[0]), torch.float32)
         if not part.a.shape[0]:
             raise KernelArgumentError(f"parts[{index}].a", describe(part.a), "a rank of 1 or more")
-    return in_features
+    return any(part is not None for part in parts)
+
+
+_Kind = TypeVar("_Kind", bound=LowRank)
 
 
 def check_add(
-    output: torch.Tensor, rows: torch.Tensor, adapters: AdapterRows, low_ranks: Sequence[LowRank | None]
-) -> None:
-    """That all of them are of one product, and of one step."""
+    output: torch.Tensor,
+    rows: torch.Tensor,
+    adapters: AdapterRows,
+    low_ranks: Sequence[LowRank | None],
+    kind: type[_Kind],
+) -> Sequence[_Kind | None]:
+    """low_ranks, of which all are of one product, of this kind and of one step."""
     check_shape("rows", rows, (len(adapters.of_row), None))
     check_shape("output", output, (len(adapters.of_row), None), rows.dtype)
     if len(low_ranks) != adapters.num_adapters:
         raise KernelArgumentError(
             "low_ranks", str(len(low_ranks)), f"{adapters.num_adapters}, one an adapter"
         )
+    found: list[_Kind | None] = []
     for index, low_rank in enumerate(low_ranks):
         if low_rank is None:
+            found.append(None)
             continue
-        found = (sum(low_rank.sizes), low_rank.in_features)
-        if found != (output.shape[1], rows.shape[1]):
+        if not isinstance(low_rank, kind):
+            raise KernelArgumentError(f"low_ranks[{index}]", type(low_rank).__name__, kind.__name__)
+        shape = (sum(low_rank.sizes), low_rank.in_features)
+        if shape != (output.shape[1], rows.shape[1]):
             wanted = f"[{output.shape[1]}, {rows.shape[1]}]"
-            raise KernelArgumentError(f"low_ranks[{index}]", f"of {list(found)}", wanted)
+            raise KernelArgumentError(f"low_ranks[{index}]", f"of {list(shape)}", wanted)
+        found.append(low_rank)
+    return found
+
+
+def ranks_of(parts: Sequence[Factors | None]) -> tuple[int, ...]:
+    """Of each part, 0 where there is none."""
+    return tuple(0 if part is None else part.a.shape[0] for part in parts)
 
 
 def stacked(parts: Sequence[Factors | None]) -> torch.Tensor:

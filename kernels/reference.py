@@ -17,7 +17,6 @@ from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.kv_codes import encode
 from pageturner.kernels.layout import AttentionBatch, KeyOrder, is_coded, key_tiles, split_codes
-from pageturner.kernels.low_rank import AdapterRows, Factors, LowRank, check_add, check_factors, stacked
 from pageturner.kernels.packed import PackedWeight, check_mlp, check_rows, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -286,34 +285,3 @@ class ReferenceQuantisedOps:
         check_mlp(gate_up.layout, down.layout)
         gated, summed = self.norm_linear(hidden, norm, eps, gate_up, residual)
         return self.linear(ReferenceOps().silu_and_mul(gated), down), summed
-
-
-class ReferenceLowRankOps:
-    """`LowRankOps` by definition: row by row, part by part, in float64; the sum rounds once, to the
-    output."""
-
-    def prepare(self, parts: Sequence[Factors | None], sizes: Sequence[int]) -> LowRank | None:
-        """B as it comes: [out, rank]."""
-        if check_factors(parts, sizes) is None:
-            return None
-        b = tuple(None if part is None else part.b for part in parts)
-        ranks = tuple(0 if part is None else part.a.shape[0] for part in parts)
-        return LowRank(stacked(parts), b, ranks, tuple(sizes))
-
-    def add(
-        self,
-        output: torch.Tensor,
-        rows: torch.Tensor,
-        adapters: AdapterRows,
-        low_ranks: Sequence[LowRank | None],
-    ) -> None:
-        check_add(output, rows, adapters, low_ranks)
-        for row, adapter in enumerate(adapters.of_row.tolist()):
-            low_rank = None if adapter < 0 else low_ranks[adapter]
-            if low_rank is None:
-                continue
-            hidden = torch.split(low_rank.a.double() @ rows[row].double(), list(low_rank.ranks))
-            for part, outputs in enumerate(torch.split(output[row], list(low_rank.sizes))):
-                b = low_rank.b[part]
-                if b is not None:
-                    outputs.copy_(outputs.double() + b.double() @ hidden[part])

@@ -9,7 +9,17 @@ from weakref import ref
 import numpy as np
 import torch
 
-from pageturner.kernels.low_rank import AdapterRows, Factors, LowRank, check_add, check_factors, stacked
+from pageturner.kernels.low_rank import (
+    AdapterRows,
+    Factors,
+    FloatLowRank,
+    LowRank,
+    ProductSizes,
+    check_add,
+    check_factors,
+    ranks_of,
+    stacked,
+)
 
 ROWS_TOGETHER = 16
 """Rows of one adapter that are multiplied at once. Always as many, the last filled up with zeros: a product
@@ -27,14 +37,15 @@ class TorchLowRankOps:
         self._dtype = dtype
         self._pieces: tuple[ref[AdapterRows], torch.device, list[tuple[int, torch.Tensor]]] | None = None
 
-    def prepare(self, parts: Sequence[Factors | None], sizes: Sequence[int]) -> LowRank | None:
-        if check_factors(parts, sizes) is None:
+    def prepare(self, parts: Sequence[Factors | None], sizes: ProductSizes) -> FloatLowRank | None:
+        if not check_factors(parts, sizes):
             return None
-        return LowRank(
+        return FloatLowRank(
+            ranks_of(parts),
+            sizes.sizes,
+            sizes.in_features,
             stacked(parts).to(self._dtype),
             tuple(None if part is None else part.b.T.contiguous().to(self._dtype) for part in parts),
-            tuple(0 if part is None else part.a.shape[0] for part in parts),
-            tuple(sizes),
         )
 
     def add(
@@ -44,10 +55,10 @@ class TorchLowRankOps:
         adapters: AdapterRows,
         low_ranks: Sequence[LowRank | None],
     ) -> None:
-        check_add(output, rows, adapters, low_ranks)
-        alike: dict[tuple[int, ...], list[tuple[torch.Tensor, LowRank]]] = {}
+        found = check_add(output, rows, adapters, low_ranks, FloatLowRank)
+        alike: dict[tuple[int, ...], list[tuple[torch.Tensor, FloatLowRank]]] = {}
         for adapter, index in self._pieces_of(adapters, rows.device):
-            low_rank = low_ranks[adapter]
+            low_rank = found[adapter]
             if low_rank is not None:
                 alike.setdefault(low_rank.ranks, []).append((index, low_rank))
         padded = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
@@ -83,7 +94,7 @@ class TorchLowRankOps:
         return pieces
 
 
-def _of(low_rank: LowRank, part: int) -> torch.Tensor:
+def _of(low_rank: FloatLowRank, part: int) -> torch.Tensor:
     b = low_rank.b[part]
     assert b is not None, "a part with a rank has a B"
     return b

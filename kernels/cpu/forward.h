@@ -15,7 +15,7 @@
 #include "attention.h"
 #include "embedding.h"
 #include "fused.h"
-#include "low_rank.h"
+#include "packed_low_rank.h"
 #include "thread_team.h"
 
 namespace pageturner {
@@ -57,7 +57,7 @@ struct DecoderStep {
   const std::int32_t* adapter_of_row;   // [T], -1 for none; null where there are no adapters
   std::int64_t table_stride, layer_stride, block_stride, value_stride, head_stride;
   std::int32_t num_rows, num_sequences, num_logit_rows, block_size;
-  std::int32_t num_adapters, adapter_rank;  // rank: the most of one adapter in one product, all parts together
+  std::int32_t num_adapters, adapter_ranks;  // ranks: the most of one adapter in one product, all parts together
 };
 
 // What a profile tells apart. Mirrored by forward.py.
@@ -91,7 +91,7 @@ class DecoderForward {
   void forward(const DecoderStep& step) {
     int rows = step.num_rows;
     make_room(std::max(rows, step.num_logit_rows));
-    adapters.begin(step.adapters, step.num_adapters, step.adapter_of_row, rows, step.adapter_rank);
+    adapters.begin(step.adapters, step.num_adapters, step.adapter_of_row, rows, step.adapter_ranks);
     lap(Phase::host);
     embed(team, model.embedding, step.token_ids, rows, residual.data());
     gather(model.cos, model.head_dim, model.head_dim, step.positions, rows, cos.data());
@@ -201,7 +201,7 @@ class DecoderForward {
   }
 
   // A layer's product, with what adapters add to it.
-  void multiply(int layer, const PackedWeight& weight, LowRank AdapterLayer::*low_rank, const void* rows_of_codes,
+  void multiply(int layer, const PackedWeight& weight, PackedLowRank AdapterLayer::*low_rank, const void* rows_of_codes,
                 int rows, float* output, Phase phase) {
     if (adapters)
       product(team, weight, rows_of_codes, rows, output, weight.out_features,
@@ -220,7 +220,7 @@ class DecoderForward {
     lap(Phase::gate_up);
   }
 
-  StepAdapters::Addend addend(int layer, const PackedWeight& weight, LowRank AdapterLayer::*low_rank,
+  StepAdapters::Addend addend(int layer, const PackedWeight& weight, PackedLowRank AdapterLayer::*low_rank,
                               const void* rows_of_codes) {
     std::array<int, PARTS> parts = {weight.out_features, 0, 0};
     if (low_rank == &AdapterLayer::qkv) parts = {query_size(), key_size(), key_size()};

@@ -12,13 +12,13 @@ import torch
 
 from pageturner.kernels import checks
 from pageturner.kernels.cpu.entry import entry
-from pageturner.kernels.cpu.low_rank import CpuAdapter
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM
+from pageturner.kernels.cpu.packed_low_rank import CpuAdapter
 from pageturner.kernels.cpu.quantised_ops import PackedWeightStruct, packed_weight_struct
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.layout import CODE_DTYPES, KEY_TILE, AttentionBatch, KeyOrder, token_elements
-from pageturner.kernels.low_rank import AdapterRows, LayerLowRank, LayerSizes
+from pageturner.kernels.low_rank import AdapterRows, LayerLowRank, LayerSizes, ProductSizes
 from pageturner.kernels.packed import PackedWeight
 
 PHASES = (
@@ -92,17 +92,21 @@ class DecoderWeights:
         return found
 
     def low_rank_sizes(self) -> tuple[LayerSizes, ...]:
-        """Of each layer, what `LayerLowRank.sizes` must be."""
+        """Of each layer's products, what its low-rank parts must fit."""
         query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden = self.embedding.layout.in_features
+
+        def of(product: PackedWeight, *sizes: int) -> ProductSizes:
+            return ProductSizes(sizes, product.layout.in_features, product.layout.group)
+
         return tuple(
             (
-                ((query, key, key), hidden),
-                ((hidden,), query),
-                ((inner, inner), hidden),
-                ((hidden,), inner),
+                of(layer.qkv, query, key, key),
+                of(layer.out, hidden),
+                of(layer.gate_up, *[layer.down.layout.in_features] * 2),
+                of(layer.down, hidden),
             )
-            for inner in (layer.down.layout.in_features for layer in self.layers)
+            for layer in self.layers
         )
 
     def products(self) -> dict[str, tuple[PackedWeight, tuple[int, int]]]:
@@ -153,7 +157,7 @@ class _StepArgs(ctypes.Structure):
         *((name, c_int64) for name in ("table_stride", "layer_stride", "block_stride")),
         *((name, c_int64) for name in ("value_stride", "head_stride")),
         *((name, c_int32) for name in ("num_rows", "num_sequences", "num_logit_rows", "block_size")),
-        *((name, c_int32) for name in ("num_adapters", "adapter_rank")),
+        *((name, c_int32) for name in ("num_adapters", "adapter_ranks")),
     )
 
 
@@ -237,13 +241,13 @@ class CpuDecoder:
             pointers = (c_void_p * len(used))(*(ctypes.addressof(adapter.structs) for adapter in used))
             args.adapters, args.num_adapters = ctypes.addressof(pointers), len(used)
             args.adapter_of_row = rows.of_row.ctypes.data
-            args.adapter_rank = max(adapter.rank for adapter in used)
+            args.adapter_ranks = max(adapter.ranks for adapter in used)
         self._forward[pool.dtype](self._handle, byref(args))
         return logits
 
     def prepare(self, layers: Sequence[LayerLowRank]) -> CpuAdapter:
-        """An adapter for `forward`; layers: as `CpuLowRankOps.prepare` made them. Raises KernelArgumentError
-        for one of another model."""
+        """An adapter for `forward`; layers: as `CpuPackedLowRankOps.prepare` made them. Raises
+        KernelArgumentError for one of another model."""
         return CpuAdapter(layers, self._low_rank_sizes)
 
     def profile(self) -> dict[str, float]:

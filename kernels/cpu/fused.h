@@ -54,9 +54,9 @@ void gated_product(Team& team, const PackedWeight& gate_up, const void* codes, i
         const std::int64_t tile = slice * tiles + i;
         multiply_tile(gate_up, open_tile(gate_up, tile, memory), first, count, gate + i * LANES, group);
         multiply_tile(gate_up, open_tile(gate_up, up_tiles + tile, memory), first, count, up + i * LANES, group);
-        addend(begin, count, tile, gate + i * LANES, group);
-        addend(begin, count, up_tiles + tile, up + i * LANES, group);
       }
+      addend(begin, count, slice * tiles, (slice + 1) * tiles, gate, group);
+      addend(begin, count, up_tiles + slice * tiles, up_tiles + (slice + 1) * tiles, up, group);
       for (int row = 0; row < count; row++) {
         float* values = gate + row * group;
         gate_row(values, up + row * group, group, values);

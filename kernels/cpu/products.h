@@ -44,6 +44,7 @@ struct Tile {
   const float* offsets;  // the same
   const float* bias;     // of its outputs, or null
   int outputs;           // 16, fewer in the last one
+  const std::uint8_t* ahead;  // as many bytes as a tile has, to be fetched into the second cache meanwhile
 };
 
 // Floats of scratch that `open_tile` fills.
@@ -56,6 +57,10 @@ inline const float* float_scales(const PackedWeight& weight, const std::uint8_t*
   return scratch;
 }
 
+// Tiles lie one behind the other and are read in this order, so that what is AHEAD bytes further on is fetched.
+// The processor's own prefetching starts anew at every tile, a third as fast.
+constexpr std::int64_t AHEAD = 24 << 10;
+
 inline Tile open_tile(const PackedWeight& weight, std::int64_t index, float* scratch) {
   const std::uint8_t* tile = weight.tiles + index * weight.tile_bytes;
   const std::uint8_t* scales = tile + weight.codes_bytes;
@@ -64,12 +69,8 @@ inline Tile open_tile(const PackedWeight& weight, std::int64_t index, float* scr
               ? float_scales(weight, scales + weight.scales_bytes, scratch + LANES * weight.groups())
               : nullptr,
           weight.bias ? weight.bias + index * LANES : nullptr,
-          int(std::min<std::int64_t>(LANES, weight.out_features - index * LANES))};
+          int(std::min<std::int64_t>(LANES, weight.out_features - index * LANES)), tile + AHEAD};
 }
-
-// Tiles lie one behind the other and are read in this order, so that what is AHEAD bytes further on is fetched
-// into the second cache meanwhile. The processor's own prefetching starts anew at every tile, a third as fast.
-constexpr std::int64_t AHEAD = 24 << 10;
 
 constexpr int MAX_ROWS = Dot::MAX_ROWS;
 
@@ -81,8 +82,10 @@ void multiply_tile(const Tile& tile, int groups, const CodeGroup<GROUP>* codes, 
   constexpr int GROUP_BYTES = LANES * GROUP * BITS / 8;
   constexpr int SCALE_BYTES = (OFFSETS ? 2 : 1) * LANES * 2;
   constexpr int FETCHED = (GROUP_BYTES + SCALE_BYTES) * WIDTH / LANES;
-  const std::uint8_t* ahead = tile.codes + AHEAD;
+  const std::uint8_t* ahead = tile.ahead;
   for (int part = 0; part < LANES; part += WIDTH) {
+    const int count = std::min(WIDTH, tile.outputs - part);
+    if (count <= 0) return;
     const std::uint8_t* weight = tile.codes + part * CHUNK;
     f32xW totals[ROWS] = {};
     for (int group = 0; group < groups; group++) {
@@ -100,8 +103,6 @@ void multiply_tile(const Tile& tile, int groups, const CodeGroup<GROUP>* codes, 
           totals[row] = fma(offset, rows[row].shift - f32xW{}, totals[row]);
       }
     }
-    const int count = std::min(WIDTH, tile.outputs - part);
-    if (count <= 0) return;
     for (int row = 0; row < ROWS; row++) {
       float values[WIDTH];
       if (tile.bias) {
@@ -197,11 +198,13 @@ void for_each_piece(Team& team, const PackedWeight& weight, int rows, int width,
                         });
 }
 
-// What is added to a tile of outputs while it lies in cache: nothing, or see low_rank.h. Called with the rows, the
-// tile, and where its outputs of the first of them are.
+// What is added to some tiles of outputs while they lie in cache: nothing, or see packed_low_rank.h. Called with the
+// rows, the tiles' begin and end, and where the outputs of the first of both are.
 struct NoAddend {
-  void operator()(std::int64_t, int, std::int64_t, float*, std::int64_t) const {}
+  void operator()(std::int64_t, int, std::int64_t, std::int64_t, float*, std::int64_t) const {}
 };
+
+constexpr int TILES_TOGETHER = 4;
 
 // codes: rows quantised in the weight's groups. output [rows, out_features], rows output_stride apart.
 template <class Addend = NoAddend>
@@ -210,10 +213,13 @@ void product(Team& team, const PackedWeight& weight, const void* codes, int rows
   for_each_piece(team, weight, rows, LANES, [&](std::int64_t begin, int count, std::int64_t tile, std::int64_t end) {
     float* memory = scratch(tile_scratch(weight));
     const char* first = static_cast<const char*>(codes) + begin * weight.code_row_bytes();
-    for (; tile < end; tile++) {
+    while (tile < end) {
       float* to = output + begin * output_stride + tile * LANES;
-      multiply_tile(weight, open_tile(weight, tile, memory), first, count, to, output_stride);
-      addend(begin, count, tile, to, output_stride);
+      const std::int64_t last = std::min(end, tile + TILES_TOGETHER);
+      for (std::int64_t at = tile; at < last; at++)
+        multiply_tile(weight, open_tile(weight, at, memory), first, count, to + (at - tile) * LANES, output_stride);
+      addend(begin, count, tile, last, to, output_stride);
+      tile = last;
     }
   });
 }

@@ -1,6 +1,7 @@
 // Rows of float32 as int8 in groups: what products read of an activation. reference.quantise_rows defines it.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -20,14 +21,18 @@ struct CodeGroup {
   std::int32_t unsigned_start;  // -128 * sum: what to start from where a weight's codes are raised by 128
   std::int8_t codes[GROUP];
 };
-static_assert(sizeof(CodeGroup<32>) == 48 && sizeof(CodeGroup<16>) == 32);
+static_assert(sizeof(CodeGroup<32>) == 48 && sizeof(CodeGroup<16>) == 32 && sizeof(CodeGroup<8>) == 24);
 
 inline std::int64_t code_row_bytes(std::int64_t in_features, int group) {
   return in_features / group * (group + 16);
 }
 
+// In vectors of floats; where one is wider than the group, zeros fill it.
 template <int GROUP>
-void quantise_group(const Floats (&x)[GROUP / WIDTH], CodeGroup<GROUP>& to) {
+constexpr int GROUP_VECTORS = (GROUP + WIDTH - 1) / WIDTH;
+
+template <int GROUP>
+void quantise_group(const Floats (&x)[GROUP_VECTORS<GROUP>], CodeGroup<GROUP>& to) {
   constexpr std::int32_t INFINITE = 0x7f800000;  // magnitudes from here on are infinities and NaN
   Ints top = {};
   for (const Floats& part : x) {
@@ -42,13 +47,13 @@ void quantise_group(const Floats (&x)[GROUP / WIDTH], CodeGroup<GROUP>& to) {
   } else if (scale >= FLT_MIN) {
     const float inverse = 1.0f / scale;
     Ints sum = {};
-    for (int part = 0; part < GROUP / WIDTH; part++) {
+    for (int part = 0; part < GROUP_VECTORS<GROUP>; part++) {
       // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits. It is at most 127,
       // since neither the scale nor its inverse is subnormal.
       const Ints rounded = reinterpret_cast<Ints>(x[part] * inverse + 12582912.0f) - 0x4b400000;
       // In two steps: GCC takes one of both apart for AVX2, byte by byte.
       const Bytes narrow = __builtin_convertvector(__builtin_convertvector(rounded, Halves), Bytes);
-      std::memcpy(to.codes + part * WIDTH, &narrow, sizeof narrow);
+      std::memcpy(to.codes + part * WIDTH, &narrow, std::min<int>(GROUP, sizeof narrow));
       sum += rounded;
     }
     to.scale = scale;
@@ -61,8 +66,9 @@ void quantise_group(const Floats (&x)[GROUP / WIDTH], CodeGroup<GROUP>& to) {
 template <int GROUP>
 void quantise_row(const float* row, int in_features, CodeGroup<GROUP>* to) {
   for (int i = 0; i < in_features; i += GROUP) {
-    Floats x[GROUP / WIDTH];
-    for (int part = 0; part < GROUP / WIDTH; part++) x[part] = load(row + i + part * WIDTH);
+    Floats x[GROUP_VECTORS<GROUP>];
+    for (int part = 0; part < GROUP_VECTORS<GROUP>; part++)
+      x[part] = load(row + i + part * WIDTH, std::min(GROUP, WIDTH));
     quantise_group(x, *to++);
   }
 }

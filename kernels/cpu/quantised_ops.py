@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_void_p
 
 import torch
 
 from pageturner.kernels import checks
 from pageturner.kernels.cpu.entry import entry
+from pageturner.kernels.errors import KernelArgumentError
+from pageturner.kernels.grouped import GROUPS
 from pageturner.kernels.packed import PackedLayout, PackedWeight, check_mlp, check_rows
 from pageturner.kernels.reference import QuantisedRows
 
@@ -41,10 +44,13 @@ class _NormRows(ctypes.Structure):
 STRUCTURES = {"packed_weight": PackedWeightStruct, "norm_rows": _NormRows}
 
 
-def packed_weight_struct(weight: PackedWeight) -> PackedWeightStruct:
-    """For operations in C++ that take it by pointer. Raises KernelArgumentError off the CPU."""
+def packed_weight_struct(weight: PackedWeight, groups: Sequence[int] = GROUPS) -> PackedWeightStruct:
+    """For operations in C++ that take it by pointer. groups: that they know. Raises KernelArgumentError for
+    others, and off the CPU."""
     checks.check_on_cpu(buffer=weight.buffer, bias=weight.bias)
     layout = weight.layout
+    if layout.group not in groups:
+        raise KernelArgumentError("weight", f"in groups of {layout.group}", f"in groups of {tuple(groups)}")
     return PackedWeightStruct(
         tiles=weight.buffer.data_ptr(),
         bias=None if weight.bias is None else weight.bias.data_ptr(),

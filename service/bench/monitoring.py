@@ -26,7 +26,14 @@ from pageturner.service.core.outputs import (
 )
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
-from pageturner.service.engine.api import AcceptedEvent, Condition, EngineHealth, ModelInfo, ServerInfo
+from pageturner.service.engine.api import (
+    AcceptedEvent,
+    AdapterFigures,
+    Condition,
+    EngineHealth,
+    ModelInfo,
+    ServerInfo,
+)
 from pageturner.service.engine.metrics import Method, Metrics
 from pageturner.service.flight.phases import PhaseRecorder
 from pageturner.service.monitoring.exposition import Observation, ServedEngine, families
@@ -140,7 +147,7 @@ def _observation(metrics: Metrics) -> Observation:
         metrics.observe((ended,), 1e6)
     model = ModelInfo("m", "s", "a", "b", "float32", True, 1, 1, 1, 1, 1, 1, (), False)
     server = ServerInfo("1", 0.0, 0.0, 16, 1, 1, 1, 1, 1, "k", Rates(), {})
-    served = ServedEngine(model, server, SchedulerStats(), PoliciesInfo(1, ()))
+    served = ServedEngine(model, server, SchedulerStats(), PoliciesInfo(1, ()), AdapterFigures())
     return Observation(metrics.snapshot(), Condition(EngineHealth.SERVING), served)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -95,11 +96,20 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFigures:
-    """num_adapters: names that requests may have. num_loaded, num_bytes: of those in memory. num_reads_total:
-    times that one was read from its folder, num_evictions_total: that one made room for another."""
+    """num_adapters: names that requests may have. num_loaded, num_bytes: of those in memory; memory_bytes: what
+    they may take. num_loads_total: times that a name was given an adapter, num_unloads_total: that one lost its
+    name. num_reads_total: times that one was read from its folder, num_evictions_total: that one made room.
+
+    requests: that live, requests_total: that ever had one, both by name; the first names, then `other`.
+    """
 
     num_adapters: int = 0
     num_loaded: int = 0
     num_bytes: int = 0
     num_reads_total: int = 0
     num_evictions_total: int = 0
+    memory_bytes: int = 0
+    num_loads_total: int = 0
+    num_unloads_total: int = 0
+    requests: Mapping[str, int] = field(default_factory=dict)
+    requests_total: Mapping[str, int] = field(default_factory=dict)

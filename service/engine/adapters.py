@@ -8,6 +8,7 @@ it is asked for. Lives on the event loop; files are read in threads, one at a ti
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,13 @@ from pageturner.service.engine.adapter_reports import (
     Lease,
     ReadAdapter,
 )
+from pageturner.service.engine.instruments import BoundedLabel
 from pageturner.service.errors import AdapterError, AdapterNotFound, AdaptersFull, InvalidArgument
 from pageturner.service.sizes import format_size
+
+NAMES_TOLD_APART = 64
+"""By figures of requests: the first so many that had one. The rest are counted together, since each is a
+series for ever in the memory of whoever scrapes."""
 
 RETRY_SECONDS = 1.0
 """What a request is told to wait whose adapter finds no room: until some other's requests have ended."""
@@ -83,6 +89,10 @@ class Adapters:
         self._num_uses = 0
         self._num_reads = 0
         self._num_evictions = 0
+        self._num_loads = 0
+        self._num_unloads = 0
+        self._labels = BoundedLabel(NAMES_TOLD_APART)
+        self._requests_total: Counter[str] = Counter()
         self._reading = asyncio.Lock()
 
     @property
@@ -116,6 +126,7 @@ class Adapters:
             raise
         self._num_uses += 1
         content.last_used = self._num_uses
+        self._requests_total[self._labels.of(name)] += 1
         return _Held(self, named)
 
     def release(self, named: _Named) -> None:
@@ -178,6 +189,7 @@ class Adapters:
         named = _Named(name, folder, adapter.rank, adapter.modules, content)
         named.is_idle.set()
         self._names[name] = named
+        self._num_loads += 1
         if before is not None:
             self._retire(before)
         self._logger.info("adapter_loaded", adapter=name, path=str(folder), digest=adapter.digest)
@@ -208,15 +220,25 @@ class Adapters:
 
     def figures(self) -> AdapterFigures:
         loaded = [content for content in self._contents.values() if content.is_loaded]
+        requests = dict.fromkeys(self._requests_total, 0)
+        for named in (*self._names.values(), *self._leaving):
+            if named.num_requests and (label := self._labels.of(named.name)) in requests:
+                requests[label] += named.num_requests
         return AdapterFigures(
-            len(self._names),
-            len(loaded),
-            sum(content.num_bytes for content in loaded),
-            self._num_reads,
-            self._num_evictions,
+            num_adapters=len(self._names),
+            num_loaded=len(loaded),
+            num_bytes=sum(content.num_bytes for content in loaded),
+            num_reads_total=self._num_reads,
+            num_evictions_total=self._num_evictions,
+            memory_bytes=int(self._options.memory),
+            num_loads_total=self._num_loads,
+            num_unloads_total=self._num_unloads,
+            requests=requests,
+            requests_total=dict(self._requests_total),
         )
 
     def _retire(self, named: _Named) -> None:
+        self._num_unloads += 1
         named.is_unloading = True
         if named.num_requests:
             self._leaving.append(named)

@@ -17,10 +17,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from pageturner.kernels.low_rank import Factors, LayerLowRank, LowRank, LowRankOps
+from pageturner.kernels.low_rank import Factors, LayerLowRank, LowRank, LowRankOps, ProductSizes
 from pageturner.service.errors import AdapterError
 from pageturner.service.model.adapter_config import MODULES, AdapterConfig, parse_adapter_config
 from pageturner.service.model.decoder_config import DecoderConfig
+from pageturner.service.model.products import PROJECTIONS
+from pageturner.service.model.quantise import GROUP
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -61,21 +63,26 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class AdapterShapes:
-    """What adapters must fit: a model, and the bounds of its server."""
+    """What adapters must fit: a model, and the bounds of its server.
+
+    row_groups: of each layer's PROJECTIONS, inputs that share a scale where rows are quantised; empty where
+    they are not.
+    """
 
     config: DecoderConfig
     max_rank: int
     max_bytes: int
+    row_groups: tuple[tuple[int, ...], ...] = ()
 
-    def products(self) -> Mapping[str, tuple[tuple[int, ...], int]]:
-        """By name, the outputs of each part and the inputs."""
+    def products(self, layer: int) -> Mapping[str, ProductSizes]:
+        """Of one layer, by name."""
         config = self.config
-        hidden, inner, sizes = config.hidden_size, config.intermediate_size, tuple(config.qkv_sizes)
+        hidden, inner, qkv = config.hidden_size, config.intermediate_size, tuple(config.qkv_sizes)
+        sizes = ((qkv, hidden), ((hidden,), qkv[0]), ((inner, inner), hidden), ((hidden,), inner))
+        groups = self.row_groups[layer] if self.row_groups else (GROUP,) * len(PROJECTIONS)
         return {
-            "qkv": (sizes, hidden),
-            "out": ((hidden,), sizes[0]),
-            "gate_up": ((inner, inner), hidden),
-            "down": ((hidden,), inner),
+            name: ProductSizes(*size, group)
+            for name, size, group in zip(PROJECTIONS, sizes, groups, strict=True)
         }
 
 
@@ -171,8 +178,9 @@ def _checked(
     for letter in "AB":
         if letter not in pair:
             raise AdapterError(f"{module} lacks its lora_{letter}")
-    product, part = _PLACES[module.split(".", 3)[3]]
-    sizes, in_features = shapes.products()[product]
+    _, _, layer, place = module.split(".", 3)
+    product, part = _PLACES[place]
+    sizes, in_features, _ = shapes.products(int(layer))[product]
     rank = pair["A"].shape[0]
     if not 0 < rank <= shapes.max_rank:
         raise AdapterError(
@@ -193,7 +201,7 @@ def _layer(
     device: torch.device | None,
 ) -> LayerLowRank:
     products: dict[str, LowRank | None] = {}
-    for name, (sizes, _) in shapes.products().items():
+    for name, sizes in shapes.products(index).items():
         parts = [modules.get(f"model.layers.{index}.{place}") for place in _parts_of(name)]
         moved = [part and Factors(part.a.to(device), part.b.to(device)) for part in parts]
         products[name] = ops.prepare(moved, sizes)

@@ -12,10 +12,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 from pageturner.kernels.cpu.forward import CpuDecoder, DecoderWeights
-from pageturner.kernels.cpu.low_rank import CpuAdapter, CpuLowRankOps
+from pageturner.kernels.cpu.low_rank import CpuLowRankOps
 from pageturner.kernels.cpu.ops import CpuOps
+from pageturner.kernels.cpu.packed_low_rank import CpuAdapter, CpuPackedLowRankOps
 from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.low_rank import AdapterRows, LowRankOps
+from pageturner.kernels.packed import TILE
 from pageturner.kernels.torch_low_rank import TorchLowRankOps
 from pageturner.service.model.adapted_layer import AdaptedLayer
 from pageturner.service.model.adapter_store import BatchAdapters
@@ -34,7 +36,7 @@ class Decoder:
     """A `CausalModel` of the family that `DecoderConfig` describes.
 
     products: its weights, and what multiplies them. ops decides where attention, norms and activations run.
-    low_rank: what adapters are prepared for, and added by.
+    low_rank: what adapters are prepared for, and added by. row_groups: of `AdapterShapes`.
     max_position: the longest sequence, at most and by default the model's.
     """
 
@@ -62,11 +64,7 @@ class Decoder:
             AttentionSpec(config.attention_scale, window) for window in config.sliding_windows
         )
         self._ops = ops
-        # Beside weights of a few bits, half the bytes of an adapter cost nothing that shows.
-        kept = torch.bfloat16 if isinstance(products, QuantisedProducts) else torch.float32
-        self.low_rank: LowRankOps = (
-            CpuLowRankOps(ops.library, kept) if isinstance(ops, CpuOps) else TorchLowRankOps(products.dtype)
-        )
+        self.low_rank, self.row_groups = _low_rank_ops(config, products, ops)
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; logits [len(batch.logit_rows), vocab_size]."""
@@ -143,6 +141,17 @@ class QuantisedDecoder(Decoder):
             if weights not in self._adapters:
                 self._adapters[weights] = whole.prepare(weights.layers)
         return adapters.rows, [self._adapters[weights] for weights in adapters.weights]
+
+
+def _low_rank_ops(
+    config: DecoderConfig, products: Products, ops: PagedOps
+) -> tuple[LowRankOps, tuple[tuple[int, ...], ...]]:
+    """What adds adapters to these products, and the groups of their rows."""
+    if not isinstance(ops, CpuOps):
+        return TorchLowRankOps(products.dtype), ()
+    if isinstance(products, QuantisedProducts) and not any(size % TILE for size in config.qkv_sizes):
+        return CpuPackedLowRankOps(ops.library), tuple(layer.products.row_groups for layer in products.layers)
+    return CpuLowRankOps(ops.library), ()
 
 
 def load_decoder(

@@ -32,7 +32,8 @@ class LayerProducts(Protocol):
 
 
 Projection = Literal["qkv", "out", "gate_up", "down"]
-"""The four products of a layer."""
+PROJECTIONS: tuple[Projection, ...] = ("qkv", "out", "gate_up", "down")
+"""The four products of a layer, in the order of a forward."""
 
 
 class OpenLayer(LayerProducts, Protocol):
@@ -51,8 +52,8 @@ class OpenLayer(LayerProducts, Protocol):
     @property
     def mlp_norm(self) -> torch.Tensor: ...
 
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(one product [T, out], the rows [T, in] as it reads them: what adapters multiply)."""
+    def project(self, name: Projection, rows: torch.Tensor) -> torch.Tensor:
+        """One product of rows [T, in]: [T, out]."""
         ...
 
 

@@ -14,11 +14,10 @@ import torch
 from pageturner.kernels.cpu.forward import DecoderWeights, LayerWeights
 from pageturner.kernels.interface import AttentionSpec, QuantisedOps
 from pageturner.kernels.packed import PackedWeight, rows_of
-from pageturner.kernels.reference import quantise_rows
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.packed_file import PackedSource
 from pageturner.service.model.packing import EMBEDDING, HEAD
-from pageturner.service.model.products import Layer, Projection
+from pageturner.service.model.products import PROJECTIONS, Layer, Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,17 @@ class QuantisedLayer:
     def mlp(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.ops.norm_mlp(hidden, self.mlp_norm, self.eps, self.gate_up, self.down, residual)
 
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, name: Projection, rows: torch.Tensor) -> torch.Tensor:
+        return self.ops.linear(rows, self._weight(name))
+
+    @property
+    def row_groups(self) -> tuple[int, ...]:
+        """Of PROJECTIONS, inputs that share a scale where the rows are quantised."""
+        return tuple(self._weight(name).layout.group for name in PROJECTIONS)
+
+    def _weight(self, name: Projection) -> PackedWeight:
         weights = {"qkv": self.merged, "out": self.output, "gate_up": self.gate_up, "down": self.down}
-        weight = weights[name]
-        return self.ops.linear(rows, weight), quantise_rows(rows, weight.layout.group).dequantised()
+        return weights[name]
 
 
 class QuantisedProducts:

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from pageturner.service.core.outputs import SchedulerStats
-from pageturner.service.engine.api import Condition, EngineHealth, ModelInfo, ServerInfo
+from pageturner.service.engine.api import AdapterFigures, Condition, EngineHealth, ModelInfo, ServerInfo
 from pageturner.service.engine.instruments import HistogramSnapshot
 from pageturner.service.engine.metrics import Method, MetricsSnapshot
 from pageturner.service.policy_host.reports import PoliciesInfo
@@ -31,6 +31,7 @@ class ServedEngine:
     server: ServerInfo
     stats: SchedulerStats
     policies: PoliciesInfo
+    adapters: AdapterFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ def families(seen: Observation) -> Iterator[Metric]:
     yield _counter("preemptions_total", "Preemptions by kind.", (*names, "kind"), by_kind)
     yield from _engine_families(engine)
     yield from _policy_families(engine.policies)
+    yield from _adapter_families(engine.adapters, names, values)
 
 
 _KINDS = ("swap", "recompute", "tail")
@@ -252,6 +254,30 @@ def _policy_families(info: PoliciesInfo) -> Iterator[Metric]:
         ("policy_faults_total", "Its bad answers.", [policy.num_faults for policy in info.axes]),
     ):
         yield _counter(name, doc, labels, zip(keys, values, strict=True))
+
+
+def _adapter_families(
+    figures: AdapterFigures, names: Sequence[str], values: tuple[str, ...]
+) -> Iterator[Metric]:
+    for name, doc, value in (
+        ("num_adapters", "LoRA adapters that requests may name.", figures.num_adapters),
+        ("num_adapters_loaded", "Adapters in memory, each content once.", figures.num_loaded),
+        ("adapter_bytes", "Of the adapters in memory.", figures.num_bytes),
+        ("adapter_memory_bytes", "What these may take.", figures.memory_bytes),
+    ):
+        yield _gauge(name, doc, names, [(values, value)])
+    for name, doc, value in (
+        ("adapter_loads_total", "Times that a name was given an adapter.", figures.num_loads_total),
+        ("adapter_unloads_total", "Adapters that lost their name.", figures.num_unloads_total),
+        ("adapter_reads_total", "Adapters read from their folders.", figures.num_reads_total),
+        ("adapter_evictions_total", "Adapters that made room for others.", figures.num_evictions_total),
+    ):
+        yield _counter(name, doc, names, [(values, value)])
+    labels = (*names, "adapter")
+    live = [((*values, name), float(count)) for name, count in figures.requests.items()]
+    yield _gauge("num_adapter_requests", "Requests that live and have an adapter, by its name.", labels, live)
+    had = [((*values, name), float(count)) for name, count in figures.requests_total.items()]
+    yield _counter("adapter_requests_total", "Requests that had an adapter, by its name.", labels, had)
 
 
 _Values = Iterable[tuple[tuple[str, ...], float]]

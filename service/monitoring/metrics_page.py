@@ -37,7 +37,9 @@ class Sources:
         served: ServedEngine | None = None
         if engine is not None:
             stats = engine.load()
-            served = ServedEngine(engine.models()[0], engine.server_info(), stats, engine.policies())
+            served = ServedEngine(
+                engine.models()[0], engine.server_info(), stats, engine.policies(), engine.adapter_figures()
+            )
         snapshot, ends = self.metrics.snapshot(stats), self.certificate_ends()
         return Observation(snapshot, self.condition(), served, self.num_log_lines_lost(), ends)
 

@@ -52,7 +52,9 @@ class DecoderAdapters:
     refusal: str | None = None
 
     def __init__(self, decoder: Decoder, store: AdapterStore, options: AdapterOptions) -> None:
-        self._shapes = AdapterShapes(decoder.config, options.max_rank, int(options.memory))
+        self._shapes = AdapterShapes(
+            decoder.config, options.max_rank, int(options.memory), decoder.row_groups
+        )
         self._decoder, self._store = decoder, store
 
     def read(self, folder: Path) -> _Read:
