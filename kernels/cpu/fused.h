@@ -2,6 +2,8 @@
 // to the other as int8 in cache, and never as float32 through memory.
 #pragma once
 
+#include <type_traits>
+
 #include "products.h"
 #include "quantise.h"
 #include "rows.h"
@@ -45,24 +47,30 @@ void gated_product(Team& team, const PackedWeight& gate_up, const void* codes, i
   const std::int64_t gated_bytes = code_row_bytes(inner, group);
   const int tiles = group / LANES;
   for_each_piece(team, gate_up, rows, 2 * group, [&](std::int64_t begin, int count, std::int64_t slice, std::int64_t end) {
-    float* memory = scratch(tile_scratch(gate_up) + 2 * std::size_t(count) * group);
+    // Several slices of a few rows at once, where something is added: what that is is found once for all of them.
+    const int together = std::is_same_v<Addend, NoAddend> || count > 64 ? 1 : TILES_TOGETHER / tiles;
+    const int width = together * group;
+    float* memory = scratch(tile_scratch(gate_up) + 2 * std::size_t(count) * width);
     float* gate = memory + tile_scratch(gate_up);
-    float* up = gate + std::int64_t{count} * group;
+    float* up = gate + std::int64_t{count} * width;
     const char* first = static_cast<const char*>(codes) + begin * gate_up.code_row_bytes();
-    for (; slice < end; slice++) {
-      for (int i = 0; i < tiles; i++) {
-        const std::int64_t tile = slice * tiles + i;
-        multiply_tile(gate_up, open_tile(gate_up, tile, memory), first, count, gate + i * LANES, group);
-        multiply_tile(gate_up, open_tile(gate_up, up_tiles + tile, memory), first, count, up + i * LANES, group);
+    while (slice < end) {
+      const std::int64_t last = std::min(end, slice + together), tile = slice * tiles, end_tile = last * tiles;
+      for (std::int64_t at = tile; at < end_tile; at++) {
+        const std::int64_t to = (at - tile) * LANES;
+        multiply_tile(gate_up, open_tile(gate_up, at, memory), first, count, gate + to, width);
+        multiply_tile(gate_up, open_tile(gate_up, up_tiles + at, memory), first, count, up + to, width);
       }
-      addend(begin, count, slice * tiles, (slice + 1) * tiles, gate, group);
-      addend(begin, count, up_tiles + slice * tiles, up_tiles + (slice + 1) * tiles, up, group);
+      addend(begin, count, tile, end_tile, gate, width);
+      addend(begin, count, up_tiles + tile, up_tiles + end_tile, up, width);
       for (int row = 0; row < count; row++) {
-        float* values = gate + row * group;
-        gate_row(values, up + row * group, group, values);
-        quantise_row(values, group, group,
-                     static_cast<char*>(gated) + (begin + row) * gated_bytes + slice * code_row_bytes(group, group));
+        char* to = static_cast<char*>(gated) + (begin + row) * gated_bytes + slice * code_row_bytes(group, group);
+        float* values = gate + row * width;
+        const int some = int(last - slice) * group;
+        gate_row(values, up + row * width, some, values);
+        quantise_row(values, some, group, to);
       }
+      slice = last;
     }
   });
 }

@@ -58,23 +58,26 @@ void with_rank_group(int group, const F& f) {
     f(std::integral_constant<int, 32>{});
 }
 
-// to[rows[i] * stride .. + 16) += B u[i], the 16 outputs of one tile. Meanwhile the one `ahead` of it is fetched.
+// to[rows[i] * stride ..] += B u[i] of tiles [begin, end); `to` is where the first one's outputs are. Meanwhile as many
+// are fetched that lie behind them.
 template <int GROUP>
-void add_tile(const PackedWeight& b, std::int64_t index, std::int64_t ahead, const CodeGroup<GROUP>* u,
-              const std::int32_t* rows, int count, float* to, std::int64_t stride) {
-  Tile tile = open_tile(b, index, nullptr);
-  tile.ahead = tile.codes + ahead * b.tile_bytes;
+void add_tiles(const PackedWeight& b, std::int64_t begin, std::int64_t end, const CodeGroup<GROUP>* u,
+               const std::int32_t* rows, int count, float* to, std::int64_t stride) {
   const int groups = b.groups();
-  for (int begin = 0; begin < count; begin += MAX_ROWS) {
-    const int some = std::min(count - begin, MAX_ROWS);
-    float found[MAX_ROWS * LANES];
-    multiply_rows<GROUP>(tile, groups, u + std::int64_t{begin} * groups, some, found, LANES);
-    for (int i = 0; i < some; i++) {
-      float* output = to + rows[begin + i] * stride;
-      for (int lane = 0; lane < LANES; lane += WIDTH)
-        store(output + lane, load(output + lane) + load(found + i * LANES + lane));
-    }
-  }
+  for (int first = 0; first < count; first += MAX_ROWS)
+    with_rows(std::min(count - first, MAX_ROWS), [&](auto some) {
+      for (std::int64_t index = begin; index < end; index++) {
+        Tile tile = open_tile(b, index, nullptr);
+        tile.ahead = tile.codes + (end - begin) * b.tile_bytes;
+        float found[some * LANES];
+        multiply_tile<some, 8, GROUP, false>(tile, groups, u + std::int64_t{first} * groups, found, LANES);
+        for (int i = 0; i < some; i++) {
+          float* output = to + rows[first + i] * stride + (index - begin) * LANES;
+          for (int lane = 0; lane < LANES; lane += WIDTH)
+            store(output + lane, load(output + lane) + load(found + i * LANES + lane));
+        }
+      }
+    });
 }
 
 // The rows of a step that have adapters, and their A x of the product at hand.
@@ -125,9 +128,9 @@ class PackedLowRankRows {
           const PackedWeight& b = found[i]->b[part];
           const auto* of_part = codes_of<group>(runs[i], *found[i], part);
           const auto* first_row = of_part + std::int64_t{some.begin - runs[i].begin} * b.groups();
-          for (std::int64_t at = std::max(tile, part_begin); at < last; at++)
-            add_tile<group>(b, at - part_begin, end - tile, first_row, by_adapter.rows() + some.begin, some.size(),
-                            to + (at - tile) * LANES - begin * stride, stride);
+          const std::int64_t first = std::max(tile, part_begin);
+          add_tiles<group>(b, first - part_begin, last - part_begin, first_row, by_adapter.rows() + some.begin,
+                           some.size(), to + (first - tile) * LANES - begin * stride, stride);
         });
       }
     }

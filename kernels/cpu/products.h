@@ -204,7 +204,8 @@ struct NoAddend {
   void operator()(std::int64_t, int, std::int64_t, std::int64_t, float*, std::int64_t) const {}
 };
 
-constexpr int TILES_TOGETHER = 4;
+// Of so many, so that what is added to them is found once for all.
+constexpr int TILES_TOGETHER = 8;
 
 // codes: rows quantised in the weight's groups. output [rows, out_features], rows output_stride apart.
 template <class Addend = NoAddend>

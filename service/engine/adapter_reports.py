@@ -96,9 +96,10 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFigures:
-    """num_adapters: names that requests may have. num_loaded, num_bytes: of those in memory; memory_bytes: what
-    they may take. num_loads_total: times that a name was given an adapter, num_unloads_total: that one lost its
-    name. num_reads_total: times that one was read from its folder, num_evictions_total: that one made room.
+    """num_adapters: names that requests may have. num_loaded, num_bytes: of those in memory; memory_bytes:
+    what they may take. num_loads_total: times that a name was given an adapter, num_unloads_total: that one
+    lost its name. num_reads_total: times that one was read from its folder, num_evictions_total: that one
+    made room.
 
     requests: that live, requests_total: that ever had one, both by name; the first names, then `other`.
     """

@@ -57,7 +57,7 @@ BUGS: dict[str, tuple[ExpressionBug, str, str | None]] = {
         ),
         (
             "up is gate", "fused.h",
-            "open_tile(gate_up, up_tiles + tile, memory)", "open_tile(gate_up, tile, memory)", "fused", None,
+            "open_tile(gate_up, up_tiles + at, memory)", "open_tile(gate_up, at, memory)", "fused", None,
         ),
         (
             "every gated group is the first", "fused.h",

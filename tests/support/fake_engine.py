@@ -53,6 +53,7 @@ from pageturner.service.engine.api import (
     StreamEvent,
     TextPrompt,
 )
+from pageturner.service.engine.instruments import OTHER
 from pageturner.service.engine.prompt_limits import InputLimits, PromptLimits
 from pageturner.service.engine.tenants import Cause, TenantReport, TenantsReport
 from pageturner.service.errors import (
@@ -491,7 +492,18 @@ class FakeEngine:
         return tuple(self.loaded.values())
 
     def adapter_figures(self) -> AdapterFigures:
-        return AdapterFigures(len(self.loaded), len(self.loaded), 4096 * len(self.loaded), 7, 1)
+        return AdapterFigures(
+            len(self.loaded),
+            len(self.loaded),
+            num_bytes=4096 * len(self.loaded),
+            num_reads_total=7,
+            num_evictions_total=1,
+            memory_bytes=1 << 20,
+            num_loads_total=9,
+            num_unloads_total=9 - len(self.loaded),
+            requests={"sql": 1, OTHER: 0},
+            requests_total={"sql": 5, OTHER: 2},
+        )
 
     async def flight_record(self) -> bytes:
         if self.flight is None:

@@ -123,9 +123,12 @@ BUGS: dict[str, tuple[ExpressionBug, str]] = {
         ("a group ends with its tile", "group > LANES ? group / LANES : 1", "1", "ranks"),
         (
             "every block of rows is the first",
-            "u + std::int64_t{begin} * groups", "u + 0 * begin * groups", "mixes",
+            "u + std::int64_t{first} * groups", "u + 0 * first", "mixes",
         ),
-        ("every tile of B is the part's first", "at - part_begin", "0 * at", "ranks"),
+        (
+            "every tile of B is the first",
+            "open_tile(b, index, nullptr)", "open_tile(b, begin, nullptr)", "ranks",
+        ),
         (
             "B replaces what it should be added to",
             "load(output + lane) + load(found + i * LANES + lane)", "load(found + i * LANES + lane)", "ranks",

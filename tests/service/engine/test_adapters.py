@@ -95,6 +95,28 @@ async def test_the_one_that_was_not_used_for_longest_makes_room() -> None:
     assert files.loaded == {"a-40", "c-40"}
 
 
+async def test_figures_tell_loads_and_requests_by_the_first_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pageturner.service.engine.adapters.NAMES_TOLD_APART", 2)
+    adapters, _ = await loaded("a-10", "b-10", "c-10", "d-10", memory=30)
+    leases = [await adapters.acquire(name) for name in ("a-10", "b-10", "b-10")]
+    other = await adapters.acquire("c-10")
+    with pytest.raises(AdaptersFull):
+        await adapters.acquire("d-10")
+    leases.pop().release()
+    figures = adapters.figures()
+    assert figures.requests_total == {"a-10": 1, "b-10": 2, "other": 1}
+    assert figures.requests == {"a-10": 1, "b-10": 1, "other": 1}
+    assert (figures.num_bytes, figures.memory_bytes) == (30, 30)
+    other.release()
+    assert await adapters.unload("c-10", 0.0) == 0
+    await adapters.unload("b-10", 0.0)
+    await adapters.load("a-10", Path("e-10"))
+    figures = adapters.figures()
+    assert (figures.num_loads_total, figures.num_unloads_total) == (5, 3)
+    assert figures.requests == {"a-10": 1, "b-10": 1, "other": 0}, "those that leave are told until they end"
+    assert figures.requests_total == {"a-10": 1, "b-10": 2, "other": 1}
+
+
 async def test_a_load_that_finds_no_room_waits_for_its_first_request() -> None:
     adapters, files = await loaded("a-60")
     lease = await adapters.acquire("a-60")

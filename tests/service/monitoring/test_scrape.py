@@ -37,6 +37,17 @@ KNOWN = {
     ),
 }
 CALLS = {"grpc_server_started_total", "grpc_server_handled_total", "grpc_server_handling_seconds_bucket"}
+ADAPTER_VALUES = {
+    "num_adapters": 0,
+    "num_adapters_loaded": 0,
+    "adapter_bytes": 0,
+    "adapter_memory_bytes": 1 << 20,
+    "adapter_loads_total": 9,
+    "adapter_unloads_total": 9,
+    "adapter_reads_total": 7,
+    "adapter_evictions_total": 1,
+}
+"""Of a FakeEngine."""
 GENERATE = {
     "grpc_type": "unary",
     "grpc_service": "pageturner.v1.GenerationService",
@@ -208,6 +219,15 @@ async def test_tenants_are_told_apart_up_to_a_bound() -> None:
     tokens = scrape.by("pageturner:tenant_generation_tokens_total", "tenant")
     assert tokens == {"tenant-0": 4, "tenant-1": 2, OTHER: 6}
     assert scrape.value("pageturner:tenant_requests_total", tenant=OTHER, outcome="ok") == 3
+
+
+async def test_adapters_are_told_with_their_memory_and_requests() -> None:
+    async with serving(FakeEngine()) as served, monitoring(served.server, served.metrics) as monitored:
+        scrape = await monitored.scrape()
+    told = {name: scrape.value(f"pageturner:{name}") for name in ADAPTER_VALUES}
+    assert told == ADAPTER_VALUES
+    assert scrape.by("pageturner:adapter_requests_total", "adapter") == {"sql": 5, OTHER: 2}
+    assert scrape.by("pageturner:num_adapter_requests", "adapter") == {"sql": 1, OTHER: 0}
 
 
 async def test_a_name_of_a_tenant_is_no_syntax() -> None:
