@@ -37,7 +37,8 @@ def packed_low_rank(parts: Sequence[Factors | None], sizes: ProductSizes) -> Pac
     if any(size % TILE for size in sizes.sizes):
         raise KernelArgumentError("sizes", str(list(sizes.sizes)), f"multiples of {TILE}")
     group = rank_group(ranks_of(parts))
-    a, b = [], []
+    a: list[torch.Tensor] = []
+    b: list[PackedWeight | None] = []
     for part in parts:
         if part is None:
             b.append(None)

@@ -81,7 +81,8 @@ def products(ops: LowRankOps) -> None:
 
 def some_without(ops: LowRankOps) -> None:
     """Adapters that leave the product as it is, beside others."""
-    parts = [[None, None, None], factors(1, (8, 8, 8), QKV), [None, None, None]]
+    none: Parts = [None, None, None]
+    parts = [none, factors(1, (8, 8, 8), QKV), none]
     check_added(ops, parts, QKV, (0, 1, 2, 1, 0, -1))
 
 
