@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -168,6 +168,15 @@ class LowRankOps(Protocol):
     ) -> None:
         """output [T, out] += B (A rows), in place, for rows [T, in] with an adapter. low_ranks: by adapter,
         as these operations prepared them."""
+        ...
+
+
+@runtime_checkable
+class LowRankBackend(Protocol):
+    """A backend of `PagedOps` that has operations of its own for low-rank parts."""
+
+    def low_rank_ops(self, dtype: torch.dtype) -> LowRankOps:
+        """For rows of that dtype."""
         ...
 
 

@@ -112,3 +112,29 @@ struct PackBlocksArguments {
   int64_t block_bytes;       // a multiple of 16
   int32_t num_ids, num_blocks;
 };
+
+// One adapter's part in one product (kernels/low_rank.py): outputs in up to three parts, each with an A and a B.
+struct LowRankFactors {
+  const void* a;     // [ranks of all parts, in_features]; null: it leaves the product as it is
+  const void* b[3];  // [outputs, rank] of each part
+  int32_t ranks[3];  // multiples of 8; 0: it leaves the part as it is
+  int32_t unused;
+};
+
+// Rows of one adapter, at most 16: row_ids[first .. first + count). Aligned for one load.
+struct alignas(16) LowRankPiece { int32_t adapter, first, count, unused; };
+
+constexpr int kMostAdapters = 32;  // of one launch: arguments.MOST_ADAPTERS
+
+// low_rank_shrink and low_rank_expand.
+struct LowRankArguments {
+  const void* rows;            // [num_rows, in_features], rows row_stride apart
+  void* output;                // [num_rows, outputs of all parts], rows output_stride apart
+  void* hidden;                // [rows of adapters, hidden_stride], in the order of row_ids
+  const LowRankPiece* pieces;  // one a block of the grid's x
+  const int32_t* row_ids;
+  int64_t row_stride, output_stride;  // elements, as hidden_stride: a multiple of 16
+  int32_t num_rows, in_features, hidden_stride, first_adapter;
+  int32_t starts[4];           // of the parts in the output, and the end
+  LowRankFactors factors[kMostAdapters];  // of the adapters from first_adapter on
+};

@@ -83,3 +83,25 @@ class PackBlocksArguments(ctypes.Structure):
         ("block_bytes", c_int64),
         *((name, c_int32) for name in ("num_ids", "num_blocks")),
     )
+
+
+MOST_ADAPTERS = 32
+"""Of one launch: their factors are passed by value."""
+
+
+class LowRankFactors(ctypes.Structure):
+    """arguments.cuh's LowRankFactors: one adapter's part in one product."""
+
+    _fields_ = (("a", c_void_p), ("b", c_void_p * 3), ("ranks", c_int32 * 3), ("unused", c_int32))
+
+
+class LowRankArguments(ctypes.Structure):
+    """arguments.cuh's LowRankArguments, of shrink and expand."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("rows", "output", "hidden", "pieces", "row_ids")),
+        *((name, c_int64) for name in ("row_stride", "output_stride")),
+        *((name, c_int32) for name in ("num_rows", "in_features", "hidden_stride", "first_adapter")),
+        ("starts", c_int32 * 4),
+        ("factors", LowRankFactors * MOST_ADAPTERS),
+    )

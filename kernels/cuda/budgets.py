@@ -80,6 +80,9 @@ BUDGETS: Mapping[tuple[str, int | None], Budget] = {
     ("rope_and_write_kv", None): Budget(registers=60, instructions=415),
     ("rms_norm", None): Budget(registers=60, instructions=2465),
     ("silu_and_mul", None): Budget(registers=36, instructions=505),
+    # One block a piece and a tile: small grids, so that what counts is the latency of a few loads.
+    ("low_rank_shrink", None): Budget(registers=60, instructions=520),
+    ("low_rank_expand", None): Budget(registers=64, instructions=610),
     ("copy_blocks", None): Budget(registers=52, instructions=148),
     ("gather_blocks", None): Budget(registers=36, instructions=68),
     ("scatter_blocks", None): Budget(registers=36, instructions=68),
@@ -92,9 +95,14 @@ _TENSOR_CORE = {
     "transposed matrix loads": r"LDSM\.16\.MT88\.4",
 }
 _WIDE_ACCESS = {"16-byte loads": r"LDG\.E(\.\w+)*\.128", "16-byte stores": r"STG\.E(\.\w+)*\.128"}
+_GROUPED = {
+    "tensor-core products": _TENSOR_CORE["tensor-core products"],
+    "16-byte loads": _WIDE_ACCESS["16-byte loads"],
+}
 EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("paged_decode", "paged_prefill", "coded_decode", "coded_prefill"), _TENSOR_CORE),
     **dict.fromkeys(("write_kv", "rope_and_write_kv", "rms_norm", "silu_and_mul"), _WIDE_ACCESS),
+    **dict.fromkeys(("low_rank_shrink", "low_rank_expand"), _GROUPED),
     **dict.fromkeys(("copy_blocks", "gather_blocks", "scatter_blocks"), _WIDE_ACCESS),
 }
 """Instructions that a kernel is built around, as patterns of opcodes: their absence means that the compiler

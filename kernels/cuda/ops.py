@@ -21,6 +21,7 @@ from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.attention_planner import AttentionPlanner
 from pageturner.kernels.cuda.block_moves import chains_of
 from pageturner.kernels.cuda.device_plan import DevicePlan, to_device
+from pageturner.kernels.cuda.low_rank import CudaLowRankOps
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.cuda.steps import Step, Steps
 from pageturner.kernels.cuda.variants import DTYPES
@@ -65,6 +66,10 @@ class CudaOps:
     def name(self) -> str:
         """`cuda`, or `cuda-emulated`."""
         return self._launcher.runtime.name
+
+    def low_rank_ops(self, dtype: torch.dtype) -> CudaLowRankOps:
+        """For adapters; on the same launcher."""
+        return CudaLowRankOps(self._launcher, dtype)
 
     @property
     def attention_shapes(self) -> tuple[AttentionShape, ...]:

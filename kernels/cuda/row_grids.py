@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
 from pageturner.kernels.cuda.arguments import (
     CopyBlocksArguments,
     KvWriteArguments,
+    LowRankArguments,
     PackBlocksArguments,
     RmsNormArguments,
     SiluAndMulArguments,
@@ -20,6 +22,8 @@ OCTET = 8
 COLUMNS = 4
 COLUMN_BYTES = 16
 """Columns of a block that one thread owns, and their width (columns.cuh)."""
+PIECE_ROWS, RANK_TILE, WARP_OUTPUTS = 16, 16, 32
+"""Rows and ranks of a block of low_rank_shrink, outputs of a warp of low_rank_expand (low_rank.cu)."""
 WARP_ROW_SIZE = WARP_SIZE * OCTET
 """The largest row that rms_norm gives to one warp (rms_norm.cu)."""
 
@@ -51,6 +55,19 @@ def rms_norm(args: RmsNormArguments) -> Dim3:
 def silu_and_mul(args: SiluAndMulArguments) -> Dim3:
     """A block takes one row and a stretch of its columns."""
     return args.num_rows, _blocks(args.size, OCTET), 1
+
+
+def low_rank_shrink(args: LowRankArguments, num_pieces: int) -> Dim3:
+    """A block takes a piece of rows and a tile of ranks."""
+    return num_pieces, args.hidden_stride // RANK_TILE, 1
+
+
+def low_rank_expand(args: LowRankArguments, num_pieces: int) -> Dim3:
+    """A block takes a piece of rows and a stretch of a part's outputs."""
+    starts = list(args.starts)
+    sizes = [end - start for start, end in pairwise(starts)]
+    parts = sum(size > 0 for size in sizes)
+    return num_pieces, ceil(max(sizes) / (ROW_THREADS // WARP_SIZE * WARP_OUTPUTS)), parts
 
 
 def copy_blocks(args: CopyBlocksArguments) -> Dim3:

@@ -147,6 +147,18 @@ def silu_and_mul(dtype: torch.dtype) -> Variant:
 
 
 @cache
+def low_rank_shrink(dtype: torch.dtype) -> Variant:
+    """The first of the two products of adapters."""
+    return _rows("low_rank.cu", _instance("low_rank_shrink", dtype), arguments.LowRankArguments)
+
+
+@cache
+def low_rank_expand(dtype: torch.dtype) -> Variant:
+    """The second, added to the outputs."""
+    return _rows("low_rank.cu", _instance("low_rank_expand", dtype), arguments.LowRankArguments)
+
+
+@cache
 def copy_blocks() -> Variant:
     """Copies within a pool; bytes, so of any dtype."""
     return _rows("copy_blocks.cu", "copy_blocks", arguments.CopyBlocksArguments)
@@ -171,6 +183,7 @@ def shipped() -> tuple[Variant, ...]:
     found = [copy_blocks(), gather_blocks(), scatter_blocks()]
     for dtype in DTYPES:
         found += [write_kv(dtype), rms_norm(dtype), silu_and_mul(dtype)]
+        found += [low_rank_shrink(dtype), low_rank_expand(dtype)]
         found += [rope_and_write_kv(dtype, table_dtype) for table_dtype in (torch.float32, dtype)]
         for head_dim in tiles.HEAD_DIMS:
             found.append(decode_merge(dtype, head_dim))

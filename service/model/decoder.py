@@ -16,7 +16,7 @@ from pageturner.kernels.cpu.low_rank import CpuLowRankOps
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cpu.packed_low_rank import CpuAdapter, CpuPackedLowRankOps
 from pageturner.kernels.interface import AttentionSpec, PagedOps
-from pageturner.kernels.low_rank import AdapterRows, LowRankOps
+from pageturner.kernels.low_rank import AdapterRows, LowRankBackend, LowRankOps
 from pageturner.kernels.packed import TILE
 from pageturner.kernels.torch_low_rank import TorchLowRankOps
 from pageturner.service.model.adapted_layer import AdaptedLayer
@@ -147,6 +147,8 @@ def _low_rank_ops(
     config: DecoderConfig, products: Products, ops: PagedOps
 ) -> tuple[LowRankOps, tuple[tuple[int, ...], ...]]:
     """What adds adapters to these products, and the groups of their rows."""
+    if isinstance(ops, LowRankBackend):
+        return ops.low_rank_ops(products.dtype), ()
     if not isinstance(ops, CpuOps):
         return TorchLowRankOps(products.dtype), ()
     if isinstance(products, QuantisedProducts) and not any(size % TILE for size in config.qkv_sizes):

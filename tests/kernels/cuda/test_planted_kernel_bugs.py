@@ -13,6 +13,7 @@ from support.planted_attention_bugs import ATTENTION_BUGS, DECODE, SHARED, UNORD
 from support.planted_checks import BF16, FP16
 from support.planted_coded_bugs import CODED_BUGS, CODED_VARIANTS, CODED_WATCHED, UNORDERED_CODED
 from support.planted_kernels import Bug, BuggyKernels, Edit, bug, copy_kernels
+from support.planted_low_rank_bugs import LOW_RANK_BUGS, UNORDERED_LOW_RANK
 from support.planted_row_bugs import BLOCK_BUGS, ROW_BUGS, UNORDERED_ROWS
 
 from pageturner.kernels.cuda import variants
@@ -22,8 +23,8 @@ from pageturner.kernels.cuda.emulation.schedule import SCHEDULES
 from pageturner.kernels.cuda.runtime import Launcher
 from pageturner.kernels.errors import KernelFault, KernelsUnavailable
 
-BUGS = ATTENTION_BUGS | ROW_BUGS | BLOCK_BUGS | CODED_BUGS
-UNORDERED = UNORDERED_ATTENTION | UNORDERED_ROWS | UNORDERED_CODED
+BUGS = ATTENTION_BUGS | ROW_BUGS | BLOCK_BUGS | CODED_BUGS | LOW_RANK_BUGS
+UNORDERED = UNORDERED_ATTENTION | UNORDERED_ROWS | UNORDERED_CODED | UNORDERED_LOW_RANK
 """Bugs of barriers, waits and rings."""
 
 EQUIVALENT = {
@@ -72,6 +73,8 @@ WATCHED = (
     variants.paged_decode(BF16, 256, bounded=False, softcap=False),
     variants.paged_prefill(BF16, 64, bounded=False, softcap=False),
     variants.rms_norm(BF16),
+    variants.low_rank_shrink(BF16),
+    variants.low_rank_expand(BF16),
     *CODED_WATCHED,
 )
 VARIANTS = (
