@@ -33,6 +33,6 @@ class AdaptedLayer:
         return self._project("down", self._ops.silu_and_mul(self._project("gate_up", normed))), residual
 
     def _project(self, name: Projection, rows: torch.Tensor) -> torch.Tensor:
-        output = self._layer.project(name, rows)
-        self._low_rank.add(output, rows, self._rows, [getattr(part, name) for part in self._parts])
+        output, read = self._layer.project(name, rows)
+        self._low_rank.add(output, read, self._rows, [getattr(part, name) for part in self._parts])
         return output

@@ -42,9 +42,9 @@ class _DenseLayer:
         normed, residual = self.ops.rms_norm(hidden, self.mlp_norm, self.eps, residual)
         return self.down(self.ops.silu_and_mul(self.gate_up(normed))), residual
 
-    def project(self, name: Projection, rows: torch.Tensor) -> torch.Tensor:
+    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         products = {"qkv": self.merged, "out": self.output, "gate_up": self.gate_up, "down": self.down}
-        return products[name](rows)
+        return products[name](rows), rows
 
 
 class DenseProducts:

@@ -52,8 +52,8 @@ class OpenLayer(LayerProducts, Protocol):
     @property
     def mlp_norm(self) -> torch.Tensor: ...
 
-    def project(self, name: Projection, rows: torch.Tensor) -> torch.Tensor:
-        """One product of rows [T, in]: [T, out]."""
+    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(one product [T, out], the rows [T, in] that it is of: what adapters multiply)."""
         ...
 
 

@@ -60,8 +60,8 @@ class QuantisedLayer:
     def mlp(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.ops.norm_mlp(hidden, self.mlp_norm, self.eps, self.gate_up, self.down, residual)
 
-    def project(self, name: Projection, rows: torch.Tensor) -> torch.Tensor:
-        return self.ops.linear(rows, self._weight(name))
+    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.ops.linear(rows, self._weight(name)), rows
 
     @property
     def row_groups(self) -> tuple[int, ...]:
