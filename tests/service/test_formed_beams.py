@@ -93,8 +93,11 @@ def allowed_after(grammar: CompiledGrammar, num_prompt: int) -> Callable[[int, t
     return allowed
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.form.value)
-@pytest.mark.parametrize("stopping", [EarlyStopping.HEURISTIC, EarlyStopping.NEVER])
+@pytest.mark.parametrize(
+    ("form", "stopping"),
+    [*((form, EarlyStopping.HEURISTIC) for form in FORMS), (FORMS[0], EarlyStopping.NEVER)],
+    ids=lambda each: each.value if isinstance(each, EarlyStopping) else each.form.value,
+)
 def test_answers_are_those_of_transformers(
     llm: LLM, model: PreTrainedModel, grammar_of: Any, form: StructuredOutput, stopping: EarlyStopping
 ) -> None:

@@ -24,7 +24,7 @@ def test_answers_of_a_form_with_drafts_behind_them() -> None:
 
 def test_searches_among_the_texts_of_a_form_equal_those_of_unlimited_memory() -> None:
     run_state_machine_as_test(
-        FormedSearchingMachine, settings=settings(COMMON, max_examples=12, stateful_step_count=10)
+        FormedSearchingMachine, settings=settings(COMMON, max_examples=8, stateful_step_count=10)
     )
 
 

@@ -128,7 +128,7 @@ def check(
             assert chosen(by_rows) == chosen(by_all), "selection"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     width=st.integers(2, 6),
     num_stops=st.sampled_from((0, 1, 2, 5, 30)),

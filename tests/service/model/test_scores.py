@@ -80,7 +80,7 @@ def check(output: SchedulerOutput, tile_rows: int) -> None:
             )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(output=steps(), tile_rows=st.sampled_from((1, 2, 5, 64)))
 def test_scores_are_those_of_the_definition(output: SchedulerOutput, tile_rows: int) -> None:
     check(output, tile_rows)
@@ -173,7 +173,7 @@ def test_a_row_is_gone_through_once_whatever_it_scores(monkeypatch: pytest.Monke
 # --- the largest of a row -----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     width=st.sampled_from((3, 40, 32 * 65, 256 * 9)),
     count=st.integers(0, 40),
