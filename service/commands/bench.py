@@ -12,6 +12,7 @@ from pageturner.service.commands import (
     bench_accuracy,
     bench_beams,
     bench_cache,
+    bench_fleet,
     bench_front,
     bench_handoff,
     bench_kernels,
@@ -106,6 +107,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "tenants",
             help="what a tenant that floods the service costs a quiet one",
             epilog=f"example: {bench_tenants.EXAMPLE}",
+        )
+    )
+    bench_fleet.add_arguments(
+        benches.add_parser(
+            "fleet",
+            help="coarse simulated servers beside the scheduler: how far, how fast",
+            epilog=f"example: {bench_fleet.EXAMPLE}",
         )
     )
     preemption = benches.add_parser(

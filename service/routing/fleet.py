@@ -91,7 +91,7 @@ class LiveFleet:
 
     def refresh(self, member: ReplicaLoad) -> None:
         """The load of one of them may have changed."""
-        before, load = member.shown_load, member.load()
+        before, load = member.shown_load, member.load
         if load == before:
             return
         member.shown_load = load
@@ -103,7 +103,7 @@ class LiveFleet:
 
     def _rebuild(self) -> None:
         for member in self._members:
-            member.shown_load = member.load()
+            member.shown_load = member.load
         self._total = sum(member.shown_load for member in self._members)
         self._heap = [(member.shown_load, member.position, member.version) for member in self._members]
         heapq.heapify(self._heap)

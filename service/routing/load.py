@@ -23,7 +23,8 @@ class _Open:
 
 
 class ReplicaLoad:
-    """request_tokens: as of RouterOptions. position, version, shown_load: the fleet's that it is in."""
+    """request_tokens: as of RouterOptions. num_queued_tokens, num_requests, load: as of ReplicaView, reckoned
+    anew whenever something is told. position, version, shown_load: the fleet's that it is in."""
 
     __slots__ = (
         "_ended",
@@ -34,6 +35,9 @@ class ReplicaLoad:
         "_settled_tokens",
         "_since_requests",
         "_since_tokens",
+        "load",
+        "num_queued_tokens",
+        "num_requests",
         "position",
         "replica",
         "shown_load",
@@ -45,6 +49,9 @@ class ReplicaLoad:
         self.position = 0
         self.version = 0
         self.shown_load = 0.0
+        self.num_queued_tokens = 0
+        self.num_requests = 0
+        self.load = 0.0
         self._request_tokens = request_tokens
         self._report = LoadReport(0, 0)
         self._mark = 0  # requests of lower numbers are in the report
@@ -54,31 +61,11 @@ class ReplicaLoad:
         self._settled_tokens = 0  # of those in the report: tokens computed since, and how many ended
         self._ended = 0
 
-    @property
-    def num_open(self) -> int:
-        """Requests of this router that are under way there."""
-        return len(self._open)
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """Tokens of prompts that it is believed to have yet to compute."""
-        return max(0, self._report.num_queued_tokens - self._settled_tokens) + self._since_tokens
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that are believed to be there; never fewer than this router has there."""
-        counted = max(0, self._report.num_requests - self._ended)
-        return max(counted + self._since_requests, len(self._open))
-
-    def load(self) -> float:
-        """`ReplicaView.load`."""
-        return (self.num_queued_tokens + self._request_tokens * self.num_requests) / self.replica.capacity
-
     def view(self) -> ReplicaView:
         """For a policy."""
         replica = self.replica
         return ReplicaView(
-            replica.replica_id, self.num_queued_tokens, self.num_requests, replica.capacity, self.load()
+            replica.replica_id, self.num_queued_tokens, self.num_requests, replica.capacity, self.load
         )
 
     def sent(self, routed: Routed) -> None:
@@ -86,6 +73,7 @@ class ReplicaLoad:
         self._open[routed.number] = _Open(routed.num_tokens)
         self._since_tokens += routed.num_tokens
         self._since_requests += 1
+        self._reckon()
 
     def computed(self, routed: Routed) -> None:
         """Its first token came. No matter if that was told before, or if it ended."""
@@ -96,6 +84,7 @@ class ReplicaLoad:
                 self._since_tokens -= found.num_tokens
             else:
                 self._settled_tokens += found.num_tokens
+            self._reckon()
 
     def ended(self, routed: Routed) -> None:
         """However it ended. No matter if that was told before."""
@@ -107,6 +96,7 @@ class ReplicaLoad:
             self._since_requests -= 1
         else:
             self._ended += 1
+        self._reckon()
 
     def reported(self, report: LoadReport, mark: int) -> None:
         """A report that counts the requests of numbers below `mark`. One older than the last is dropped."""
@@ -120,3 +110,14 @@ class ReplicaLoad:
             found = self._open[number]
             self._since_requests += 1
             self._since_tokens += 0 if found.is_computed else found.num_tokens
+        self._reckon()
+
+    def _reckon(self) -> None:
+        """The report's share, never below 0, and what came since; never fewer requests than are under way."""
+        queued = self._report.num_queued_tokens - self._settled_tokens
+        self.num_queued_tokens = (queued if queued > 0 else 0) + self._since_tokens
+        counted = self._report.num_requests - self._ended
+        requests = (counted if counted > 0 else 0) + self._since_requests
+        self.num_requests = max(requests, len(self._open))
+        waiting = self.num_queued_tokens + self._request_tokens * self.num_requests
+        self.load = waiting / self.replica.capacity
