@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from pageturner.service.client.calls import Call, StreamCall
-from pageturner.service.client.credentials import Credentials
+from pageturner.service.client.credentials import Credentials, call_metadata
 from pageturner.service.client.failures import tell_load, typed_errors
 from pageturner.service.client.forks import GrpcUse, refuse_asyncio_in_a_child
 from pageturner.service.client.targets import Target
@@ -58,7 +58,11 @@ class AsyncConnection:
             response_deserializer=call.response.FromString,
         )
         with typed_errors(self.target, call.path), _told_from_cancelling():
-            rpc = method(call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata())
+            rpc = method(
+                call.request,
+                timeout=call.timeout_seconds,
+                metadata=call_metadata(self._credentials, call.timeout_seconds),
+            )
             response = await rpc
             if self._on_load is not None:
                 tell_load(await rpc.trailing_metadata(), self._on_load)
@@ -75,7 +79,7 @@ class AsyncConnection:
             call.request,
             timeout=call.timeout_seconds,
             wait_for_ready=call.waits,
-            metadata=self._credentials.metadata(),
+            metadata=call_metadata(self._credentials, call.timeout_seconds),
         )
         try:
             with typed_errors(self.target, call.path), _told_from_cancelling():

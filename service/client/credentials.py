@@ -89,6 +89,16 @@ class Credentials:
         )
 
 
+DEADLINE_KEY = "pageturner-deadline-seconds"
+"""Of a call's metadata: its time limit once more, of which a proxy on the way (Ray Serve's) tells nobody."""
+
+
+def call_metadata(credentials: Credentials, timeout_seconds: float | None) -> Metadata:
+    """What goes along with a call: who makes it, and how long it may take. Raises InvalidArgument."""
+    limit = () if timeout_seconds is None else ((DEADLINE_KEY, f"{timeout_seconds:.3f}"),)
+    return (*credentials.metadata(), *limit)
+
+
 def given_credentials(credentials: Credentials | None, options: CredentialOptions) -> Credentials:
     """Those that a client was given in either way. Raises InvalidArgument, also where it was both."""
     if credentials is None:

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from pageturner.service.client.calls import Call, StreamCall
-from pageturner.service.client.credentials import Credentials
+from pageturner.service.client.credentials import Credentials, call_metadata
 from pageturner.service.client.failures import tell_load, typed_errors
 from pageturner.service.client.forks import GrpcUse, refuse_calls_in_a_child
 from pageturner.service.client.targets import Target
@@ -66,7 +66,9 @@ class SyncConnection:
         )
         with _told_from_closing():
             rpc = method.future(
-                call.request, timeout=call.timeout_seconds, metadata=self._credentials.metadata()
+                call.request,
+                timeout=call.timeout_seconds,
+                metadata=call_metadata(self._credentials, call.timeout_seconds),
             )
         try:
             with typed_errors(self.target, call.path):
@@ -93,7 +95,7 @@ class SyncConnection:
                 call.request,
                 timeout=call.timeout_seconds,
                 wait_for_ready=call.waits,
-                metadata=self._credentials.metadata(),
+                metadata=call_metadata(self._credentials, call.timeout_seconds),
             )
         try:
             with typed_errors(self.target, call.path):

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from pageturner.service.auth.identities_in_force import IdentitiesInForce
 from pageturner.service.auth.proof import Authenticator
+from pageturner.service.client.credentials import DEADLINE_KEY
 from pageturner.service.config import LoadedConfig
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.errors import InvalidArgument, PageturnerError
@@ -39,9 +40,6 @@ from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 SESSION_KEY = "session_id"
 """Of the call's metadata, as Ray itself calls it: requests of one session go to one replica where the routing
 policy heeds sessions."""
-
-DEADLINE_KEY = "deadline_seconds"
-"""Of the call's metadata: the time that the client gives the call, of which the proxy tells nobody."""
 
 READY_SECONDS = 2.0
 """How long replicas may take to say whether they are ready."""
@@ -305,7 +303,7 @@ def _deadline(metadata: tuple[tuple[str, str | bytes], ...]) -> float | None:
         seconds = float(stated)
     except ValueError:
         seconds = -1.0
-    if not 0 < seconds < float("inf"):
+    if not 0 <= seconds < float("inf"):
         raise InvalidArgument(DEADLINE_KEY, f"{stated!r} of the metadata is not a time in seconds")
     return seconds
 

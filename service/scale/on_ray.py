@@ -63,14 +63,17 @@ class RayReplicas:
     ) -> tuple[str, bytes | Failure]:
         """The answer of the replica that the request router chooses."""
         handle = self._handle.options(method_name="ask")
+        # A score takes what it takes; all else is a look, and waits for nothing but a replica.
+        limit = None if method == "Score" else self._patience_seconds
         answer: tuple[str, bytes | Failure] = await self._answer(
-            handle.remote(method, request, call, hint=hint), call
+            handle.remote(method, request, call, hint=hint), limit
         )
         return answer
 
     async def one(self, method_name: str, *arguments: object) -> Any:
         """What a method of any replica returns."""
-        return await self._answer(self._handle.options(method_name=method_name).remote(*arguments), Call())
+        response = self._handle.options(method_name=method_name).remote(*arguments)
+        return await self._answer(response, self._patience_seconds)
 
     async def ask_all(self, method: str, request: bytes, call: Call) -> list[bytes | Failure]:
         """The answers of all replicas that give one."""
@@ -90,13 +93,17 @@ class RayReplicas:
         except TimeoutError as error:
             raise ReplicaLost(f"not all replicas answered {method_name} in time") from error
 
-    async def _answer(self, response: Any, call: Call) -> Any:
-        try:
+    async def _answer(self, response: Any, limit: float | None) -> Any:
+        async def answered() -> Any:
             return await response
+
+        try:
+            return await asyncio.wait_for(answered(), limit)
         except asyncio.CancelledError:
             response.cancel()
             raise
         except Exception as error:
+            response.cancel()
             raise _meant(error) from error
 
 

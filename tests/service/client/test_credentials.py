@@ -22,7 +22,7 @@ from support.serving import capturing_logger, serving
 
 from pageturner.service.cli import CALLS, COMMANDS, main
 from pageturner.service.client import NEVER, Client, Credentials, SyncClient, TokenEvent, UnknownStatus
-from pageturner.service.client.credentials import CredentialOptions
+from pageturner.service.client.credentials import DEADLINE_KEY, CredentialOptions, call_metadata
 from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.commands import signals
 from pageturner.service.commands.credentials import add_credential_flags, credentials_of
@@ -315,3 +315,10 @@ async def test_each_command_that_calls_a_server_takes_the_flags(
     assert "no valid credentials" not in told.err
     # This engine records nothing, which an admin is told.
     assert known == 0 or "nothing is recorded" in told.err
+
+
+def test_a_call_says_who_makes_it_and_how_long_it_may_take() -> None:
+    credentials = Credentials(token="a.b")
+    assert call_metadata(credentials, None) == (("authorization", "Bearer a.b"),)
+    assert call_metadata(credentials, 2.5)[1:] == ((DEADLINE_KEY, "2.500"),)
+    assert call_metadata(Credentials(), None) == ()

@@ -16,8 +16,10 @@ from support.fake_engine import PAUSE, FakeEngine, accepted, echo
 from support.real_service import real_service
 from support.scripted import recording_logger
 
+from pageturner.service.client.credentials import DEADLINE_KEY
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import (
+    DeadlineExceeded,
     InvalidArgument,
     ModelNotFound,
     NoReplica,
@@ -285,14 +287,17 @@ async def test_deadlines_come_by_metadata_and_bad_ones_are_refused() -> None:
 
     ingress, _ = ingress_of(FakeEngine(look))
     await messages_of(
-        ingress, request_of(72, sampling={"max_tokens": 1}), FakeContext(deadline_seconds="2.5")
+        ingress, request_of(72, sampling={"max_tokens": 1}), FakeContext(**{DEADLINE_KEY: "2.5"})
     )
     await messages_of(ingress, request_of(72, sampling={"max_tokens": 1}), FakeContext())
     assert seen[0] is not None
     assert 0 < seen[0] <= 2.5
     assert seen[1] is None
+    context = FakeContext(**{DEADLINE_KEY: "0"})
+    await messages_of(ingress, request_of(72), context)
+    assert isinstance(context.error(), DeadlineExceeded)
     for bad in ("nan", "-1", "soon", "inf"):
-        context = FakeContext(deadline_seconds=bad)
+        context = FakeContext(**{DEADLINE_KEY: bad})
         await messages_of(ingress, request_of(72), context)
         assert isinstance(context.error(), InvalidArgument), bad
 
