@@ -20,7 +20,10 @@ def describe_fingerprint(model: LoadedModel) -> Fingerprint:
     Its parts change with anything that may change a bit of the logits, or the choice of a token from them. A
     block's size is none of them: no kernel whose promise is kept adds in an order that depends on it.
     """
-    ranks = {} if model.ranks is None else {"ranks": str(model.ranks.leader.size)}
+    # Quantised products have the same bits on any number of ranks; sums of others are cut where ranks are.
+    ranks = {}
+    if model.ranks is not None and model.artifacts.packed is None:
+        ranks["ranks"] = str(model.ranks.leader.size)
     return Fingerprint.of_parts(
         {
             "weights": weights_key(model.artifacts),
@@ -31,7 +34,7 @@ def describe_fingerprint(model: LoadedModel) -> Fingerprint:
             "deterministic": "yes" if model.deterministic else "no",
             "machine": machine_key(model, read_cpuinfo()),
             "code": code_key(),
-            **ranks,  # sums are then added in another order
+            **ranks,
         },
         is_exact=model.deterministic,
     )

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ops import cpu_library
+from support.planting import BuggyLibrary, ExpressionBug
 from support.rank_processes import rank_processes
 from support.rank_work import check_and_lose, check_collectives, summed
 from support.thread_ranks import on_ranks
@@ -76,11 +77,50 @@ def test_ranks_that_do_not_come_are_missed(shares: bool, tmp_path: Path) -> None
     assert not {path for path in set(FOLDER.iterdir()) - before if path.name.startswith("pageturner-")}
 
 
+def two_ends(library: ctypes.CDLL) -> list[Exchange]:
+    """Of one memory, in this process."""
+    num_bytes = region_bytes(2, 64)
+    memory = torch.zeros(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
+    return [Exchange(library, memory, 64, rank, 2) for rank in range(2)]
+
+
+def one_ahead(library: ctypes.CDLL) -> list[list[int]]:
+    """What a rank reads while the other, which has read already, has begun the next exchange."""
+    first, second = two_ends(library)
+    gathered = torch.zeros(2, 1, dtype=torch.uint8)
+    first.publish(torch.tensor([1], dtype=torch.uint8))
+    second.publish(torch.tensor([2], dtype=torch.uint8))
+    assert second.collect(gathered, 1000) is Outcome.ALL_THERE
+    second.publish(torch.tensor([3], dtype=torch.uint8))
+    gathered.zero_()
+    first.collect(gathered, 1000)
+    found: list[list[int]] = gathered.tolist()
+    return found
+
+
+def test_a_rank_may_be_one_exchange_ahead() -> None:
+    assert one_ahead(cpu_library()) == [[1], [2]]
+
+
+def test_planted_bugs_of_exchanges_are_caught(tmp_path: Path) -> None:
+    bugs = [
+        ExpressionBug("exchange.h", "(number & 1)", "0"),
+        ExpressionBug("exchange.h", "gathered + rank * stride", "gathered + (1 - rank) * stride"),
+        ExpressionBug("exchange.h", "own.published.store(number)", "own.published.store(number - 1)"),
+    ]
+    planted = BuggyLibrary(bugs, tmp_path, tmp_path / "compiled", "exchange.cpp")
+    for bug in bugs:
+        planted.switch_on(bug)
+        with pytest.raises(AssertionError):
+            assert one_ahead(planted.library) == [[1], [2]]
+    planted.switch_off()
+    assert one_ahead(planted.library) == [[1], [2]]
+
+
 def test_an_exchange_that_is_waited_for_in_vain() -> None:
-    """Two ends of one memory in this process: who is silent, and who leaves."""
-    memory = torch.zeros(region_bytes(2, 64) + ALIGNMENT, dtype=torch.uint8)
-    memory = memory[-memory.data_ptr() % ALIGNMENT :][: region_bytes(2, 64)]
-    first, second = (Exchange(cpu_library(), memory, 64, rank, 2) for rank in range(2))
+    """Who is silent, and who leaves."""
+    first, second = two_ends(cpu_library())
     gathered = torch.zeros(2, 8, dtype=torch.uint8)
     first.publish(torch.full((8,), 1, dtype=torch.uint8))
     assert first.collect(gathered, 1000) is Outcome.STILL_WAITING
