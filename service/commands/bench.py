@@ -22,6 +22,7 @@ from pageturner.service.commands import (
     bench_neighbours,
     bench_overload,
     bench_products,
+    bench_ranks,
     bench_resume,
     bench_scoring,
     bench_speculation,
@@ -235,6 +236,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "products",
             help="matrix products of one step on this CPU: quantised, in float32 and in bfloat16",
             epilog=f"example: {bench_products.EXAMPLE}",
+        )
+    )
+    bench_ranks.add_arguments(
+        benches.add_parser(
+            "ranks",
+            help="what several processes of one model cost a step, and output tokens/s of them beside one",
+            epilog=f"example: {bench_ranks.EXAMPLE}",
         )
     )
     bench_lora.add_arguments(

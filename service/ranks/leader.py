@@ -27,13 +27,15 @@ OnLost = Callable[[RankLost], object]
 class Patience:
     """Seconds. A rank that is stopped is given up after `silent`, one that hangs after twice `step`.
 
-    silent: without a sign of life; loading: so while the model is loaded, as libraries hold the interpreter's
-    lock when they start. step: how long a collective waits, and how long rank 0, when it has carried out a
-    step, waits for another rank to have done so. ending: for a process's own end.
+    silent: without a sign of life. loading: so while the model is loaded, as libraries hold the interpreter's
+    lock when they start. first_meeting: of a collective then, since one rank may have read its weights long
+    before another. step: of a collective from then on, and how long rank 0, when it has carried out a step,
+    waits for another rank to have done so. ending: for a process's own end.
     """
 
     silent: float = 5.0
     loading: float = 60.0
+    first_meeting: float = 900.0
     step: float = 4.0
     ending: float = 5.0
 
@@ -80,13 +82,17 @@ class Leader:
         """Of the ranks from 1."""
         return tuple(process.process.pid for process in self._processes)
 
-    def close(self) -> None:
-        """End all processes. Closing twice is no error."""
+    def close(self, *, in_order: bool = True) -> None:
+        """End all processes, and wait for their ends. in_order: they wait for a step, and obey; else they are
+        killed. Closing twice is no error."""
         with self._lock:
             if self._is_ending:
                 return
             self._is_ending = True
         for process in self._processes:
+            if not in_order:
+                process.kill()
+                continue
             try:
                 messages.send(process.channel, End(), self.patience.ending)
             except (ChannelClosed, TimeoutError):

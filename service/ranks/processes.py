@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -10,9 +11,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pageturner.service.ranks.channel import Channel
+from pageturner.service.ranks.pulse import Pulse
 
 KILLED_WITHIN_SECONDS = 5.0
 """The system takes back what a process had."""
+
+EXIT_ORPHANED = 3
+"""Rank 0 is gone."""
+
+OURS_TO_IGNORE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A supervisor sends them to all processes of a service at once: rank 0 drains, and needs its ranks
+meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +94,21 @@ def start_rank(rank: int, program: Sequence[str]) -> RankProcess:
             pulse.close()
             raise
     return RankProcess(rank, process, Channel(ours), pulse)
+
+
+def begin(steps: str, pulse: str) -> Channel:
+    """What any program of a rank does first: it outlives no rank 0, and what else ends it is rank 0's to say.
+
+    steps, pulse: the numbers of its sockets.
+    """
+    for number in OURS_TO_IGNORE:
+        signal.signal(number, signal.SIG_IGN)
+    # Not sys.exit: the thread that computes may wait in a collective for ever.
+    Pulse(_inherited(int(pulse)), lambda: os._exit(EXIT_ORPHANED)).start()
+    return Channel(_inherited(int(steps)))
+
+
+def _inherited(number: int) -> socket.socket:
+    """One of the two, which no process that this one starts is to hold open."""
+    os.set_inheritable(number, False)
+    return socket.socket(fileno=number)

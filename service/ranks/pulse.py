@@ -64,8 +64,8 @@ class Silences:
         self._num_looks = dict.fromkeys(ranks, 0)
 
     def note(self, rank: int) -> None:
-        """It gave a sign."""
-        self._num_looks[rank] = 0
+        """It gave a sign, before the next look."""
+        self._num_looks[rank] = -1
 
     def look(self, most: int) -> int | None:
         """One more look has passed. A rank that gave no sign in more than `most` of them, if there is one."""
@@ -120,7 +120,7 @@ class Lookout:
                 selector.register(pulse, selectors.EVENT_READ, rank)
             lost = None
             while lost is None and self._watch_once(selector):
-                most = round(self._silent_seconds / self._look_seconds)
+                most = round(self._silent_seconds / self._look_seconds) - 1
                 lost = self._silences.look(most)
         if lost is not None:
             self._on_lost(lost, f"it has given no sign of life for {self._silent_seconds:g} s")

@@ -94,6 +94,11 @@ class Ranks:
             raise
         self.leader.hear(Ready, patience.step)
 
+    def close(self) -> None:
+        """End the other ranks, and leave them."""
+        self.leader.close()
+        self._group.close()
+
     def note_sampled(self, sampled: tuple[SampledSequence, ...]) -> None:
         """What the step that ran last sampled: a step planned before it was known is sent with these
         tokens."""
@@ -131,4 +136,4 @@ class RankedSteps:
 
     def close(self) -> None:
         self._steps.close()
-        self._ranks.leader.close()
+        self._ranks.close()

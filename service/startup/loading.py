@@ -28,7 +28,6 @@ from pageturner.service.model.loader import load_artifacts
 from pageturner.service.model.product_choice import ProductChoice
 from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
-from pageturner.service.ranks.leader import Leader
 from pageturner.service.ranks.ranked_steps import Ranks
 from pageturner.service.startup.calibration import (
     CPU_WORK,
@@ -42,7 +41,7 @@ from pageturner.service.startup.grammars import make_grammars
 from pageturner.service.startup.parts import NO_PEERS, LoadedPart, choose_threads, finished, load_part
 from pageturner.service.startup.placement import choose_backend
 from pageturner.service.startup.products import Machine, settle_products
-from pageturner.service.startup.ranks import lead, started_ranks
+from pageturner.service.startup.ranks import LeadingPeers, started_ranks
 from pageturner.service.startup.stages import OnStage, unheard
 
 
@@ -104,8 +103,8 @@ def load_model(
         backend = choose_backend(config, cache_dir, logger)
     if config.model.tensor_parallel_size == 1:
         return _load(loaded, cache_dir, logger, backend, on_stage)
-    with started_ranks(config.model, backend, logger) as leader:
-        return _load(loaded, cache_dir, logger, backend, on_stage, leader)
+    with started_ranks(config.model, backend, logger) as peers:
+        return _load(loaded, cache_dir, logger, backend, on_stage, peers)
 
 
 def _load(
@@ -114,9 +113,9 @@ def _load(
     logger: FilteringBoundLogger,
     backend: Backend,
     on_stage: OnStage,
-    leader: Leader | None = None,
+    peers: LeadingPeers | None = None,
 ) -> LoadedModel:
-    """leader: of the other ranks' processes, which have just been started; None where there is no other."""
+    """peers: whose processes have just been started; None where there is no other rank."""
     config = loaded.config
     machine = Machine(read_cpuinfo(), machine_memory())
     settled = settle_products(config.model, config.cache.block_size, backend, cache_dir, machine, logger)
@@ -124,7 +123,8 @@ def _load(
     before_loading = anonymous_memory()
     artifacts = settled.artifacts or load_artifacts(settled.options, cache_dir)
     on_stage("model files and tokenizer")
-    peers = None if leader is None else lead(leader, loaded, settled.options, artifacts, backend, cache_dir)
+    if peers is not None:
+        peers.meet(loaded, settled.options, artifacts, backend, cache_dir)
     part = load_part(
         loaded, settled.options, artifacts, backend, before_loading, logger, peers or NO_PEERS, on_stage
     )

@@ -7,9 +7,6 @@ reads neither a file of configuration nor the environment. It lives no longer th
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import socket
 import sys
 from datetime import timedelta
 from functools import partial
@@ -23,7 +20,7 @@ from pageturner.service.ranks.channel import Channel, ChannelClosed
 from pageturner.service.ranks.codec import FORMAT
 from pageturner.service.ranks.leader import Patience
 from pageturner.service.ranks.messages import Assignment, End, Hello, Identity, Join, Refused, Sizes, expect
-from pageturner.service.ranks.pulse import Pulse
+from pageturner.service.ranks.processes import EXIT_ORPHANED, begin
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -31,34 +28,18 @@ if TYPE_CHECKING:
     from pageturner.service.core.options import CacheOptions
     from pageturner.service.model.tensor_parallel.collectives import Collectives
 
-EXIT_ORPHANED = 3
-"""Rank 0 is gone."""
-
-OURS_TO_IGNORE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""A supervisor sends them to all processes of a service at once: rank 0 drains, and needs its ranks
-meanwhile."""
-
 
 def main() -> None:
     """The program. Its arguments: the numbers of the sockets of steps and of signs of life."""
-    for number in OURS_TO_IGNORE:
-        signal.signal(number, signal.SIG_IGN)
-    channel, pulse = (_inherited(int(number)) for number in sys.argv[1:3])
-    # Not sys.exit: the thread that computes may wait in a collective for ever.
-    Pulse(pulse, lambda: os._exit(EXIT_ORPHANED)).start()
-    sys.exit(run(Channel(channel)))
-
-
-def _inherited(number: int) -> socket.socket:
-    """One of the two, which no process that this one starts is to hold open."""
-    os.set_inheritable(number, False)
-    return socket.socket(fileno=number)
+    sys.exit(run(begin(*sys.argv[1:3])))
 
 
 def run(channel: Channel) -> int:
     """Serve as a rank; the exit code."""
     try:
         messages.send(channel, Hello(FORMAT, __version__))
+        import torch  # noqa: F401 # seconds, in which rank 0 reads the model's files
+
         assignment = expect(messages.receive(channel), Assignment)
         try:
             _serve(channel, assignment)
@@ -101,7 +82,7 @@ def _serve(channel: Channel, assignment: Assignment) -> None:
     structured.configure(config.log)
     logger: FilteringBoundLogger = structlog.get_logger().bind(rank=assignment.rank)
     cache_dir, patience = Path(assignment.cache_dir), Patience()
-    loading = timedelta(seconds=patience.loading)
+    loading = timedelta(seconds=patience.first_meeting)
     choose_threads(config.model, logger)
     backend = choose_backend(config, cache_dir, logger)
     backend.adopt_thread()

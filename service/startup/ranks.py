@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import torch
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.config import LoadedConfig, keep_gloo_local
@@ -18,8 +19,10 @@ from pageturner.service.core.options import CacheOptions
 from pageturner.service.errors import ConfigError, ModelError, RankLost
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import Backend, gpu_trouble
+from pageturner.service.model.build import lean_config
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
+from pageturner.service.model.tensor_parallel.shards import plan_shards
 from pageturner.service.ranks.leader import KEY, Leader
 from pageturner.service.ranks.meeting import RenewedCollectives, open_store
 from pageturner.service.ranks.messages import Assignment, Capacity, Identity, Join, Ready, Sizes
@@ -39,23 +42,26 @@ def started_ranks(
     options: ModelOptions,
     backend: Backend,
     logger: FilteringBoundLogger,
-    program: Sequence[str] = RANK_PROGRAM,
-) -> Iterator[Leader]:
+    program: Sequence[str] | None = None,
+) -> Iterator[LeadingPeers]:
     """The processes of the other ranks, which import their libraries while rank 0 reads the model's files.
 
     They live on unless the caller fails; then they are ended, and where it failed since one of them did, that
-    one's own reason is raised. Raises ConfigError for ranks without a GPU, or that the system refuses.
+    one's own reason is raised. program: RANK_PROGRAM unless given. Raises ConfigError for ranks without a
+    GPU, or that the system refuses, and where this process has ranks already.
     """
     size = options.tensor_parallel_size
+    if torch.distributed.is_initialized():
+        raise ConfigError(KEY, "this process has met ranks already: of one model on several at a time")
     if backend.device.type == "cuda":
         check_gpus(size)
     keep_gloo_local()
-    leader = Leader(size, program, logger, time.monotonic)
+    peers = LeadingPeers(Leader(size, program or RANK_PROGRAM, logger, time.monotonic))
     try:
-        yield leader
+        yield peers
     except BaseException as error:
-        cause = leader.cause_of(error) if isinstance(error, RankLost) else error
-        leader.close()
+        cause = peers.leader.cause_of(error) if isinstance(error, RankLost) else error
+        peers.close()
         if cause is error:
             raise
         raise cause from error
@@ -69,73 +75,100 @@ def check_gpus(size: int) -> None:
             raise ConfigError(KEY, reason)
 
 
-def lead(
-    leader: Leader,
+class LeadingPeers:
+    """`Peers` of rank 0, once they are met."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.leader = leader
+        self._collectives: RenewedCollectives | None = None
+
+    @property
+    def collectives(self) -> RenewedCollectives:
+        assert self._collectives is not None, "the ranks have not met"
+        return self._collectives
+
+    def meet(
+        self,
+        loaded: LoadedConfig,
+        options: ModelOptions,
+        artifacts: ModelArtifacts,
+        backend: Backend,
+        cache_dir: Path,
+    ) -> None:
+        """Have all ranks read the model's files, find that they are the same, and meet.
+
+        options: of the model, with its products settled by rank 0 for all. Raises ConfigError, ModelError or
+        RankLost.
+        """
+        leader, loading = self.leader, timedelta(seconds=self.leader.patience.first_meeting)
+        config = lean_config(artifacts, options)
+        if config is not None:  # what is refused is refused before the others load anything
+            plan_shards(config, leader.size)
+        leader.greet()
+        store, port = open_store(options.tensor_parallel_port, loading)
+        leader.tell(partial(_assignment, leader.size, port, loaded, options, backend, cache_dir))
+        ours = part_identity(artifacts, backend)
+        for process, identity in leader.hear(Identity):
+            _check_identity(process.name, ours, identity.parts)
+        leader.tell(lambda _: Join())
+        library = exchange_library(backend.device, cache_dir)
+        meet_here = partial(meet, backend.device, rank=0, size=leader.size, library=library)
+        self._collectives = RenewedCollectives(
+            0, leader.size, store, lambda at, timeout: meet_here(at, timeout=timeout)
+        )
+        self._collectives.meet(0, loading)
+
+    def agree(self, cache: CacheOptions) -> CacheOptions:
+        """The smallest rank decides for all."""
+        found = [capacity_of(cache), *(capacity for _, capacity in self.leader.hear(Capacity))]
+        sizes = Sizes(
+            min(each.num_blocks for each in found),
+            min(each.num_swap_blocks for each in found),
+            min(each.num_host_cache_blocks for each in found),
+        )
+        self.leader.tell(lambda _: sizes)
+        return sized(cache, sizes)
+
+    def ready(self) -> Ranks:
+        """All have loaded their parts. Raises as `Leader.hear`."""
+        self.leader.hear(Ready)
+        return Ranks(self.leader, self.collectives)
+
+    def close(self) -> None:
+        """The model is not loaded. The others may wait for what rank 0 does not send any more."""
+        self.leader.close(in_order=False)
+        if self._collectives is not None:
+            self._collectives.close()
+
+
+def _assignment(
+    size: int,
+    port: int,
     loaded: LoadedConfig,
     options: ModelOptions,
-    artifacts: ModelArtifacts,
     backend: Backend,
     cache_dir: Path,
-) -> LeadingPeers:
-    """Have all ranks read the model's files, find that they are the same, and meet.
-
-    options: of the model, with its products settled by rank 0 for all. Raises ConfigError, ModelError or
-    RankLost.
-    """
-    leader.greet()
-    loading = timedelta(seconds=leader.patience.loading)
-    store, port = open_store(options.tensor_parallel_port, loading)
+    rank: int,
+) -> Assignment:
     config = {
         str(key): to_plain(value)
         for key, value in replace(loaded.config, model=options)
         if key.section in SECTIONS and value is not None
     }
     stated = tuple(key for key in loaded.origins if key in config)
-
-    def assignment(rank: int) -> Assignment:
-        device = backend.device.type if backend.device.type == "cpu" else f"{backend.device.type}:{rank}"
-        return Assignment(rank, leader.size, port, str(cache_dir), config, device, stated)
-
-    leader.tell(assignment)
-    ours = part_identity(artifacts, backend)
-    for process, theirs in leader.hear(Identity):
-        if differing := [name for name in ours if theirs.parts.get(name) != ours[name]]:
-            told = ", ".join(
-                f"other {name} ({theirs.parts.get(name, 'none')}, rank 0 {ours[name]})" for name in differing
-            )
-            raise ModelError(f"{KEY}: {process.name} has {told}")
-    leader.tell(lambda _: Join())
-    library = exchange_library(backend.device, cache_dir)
-    meet_here = partial(meet, backend.device, rank=0, size=leader.size, library=library)
-    collectives = RenewedCollectives(
-        0, leader.size, store, lambda at, timeout: meet_here(at, timeout=timeout)
-    )
-    collectives.meet(0, loading)
-    return LeadingPeers(leader, collectives)
+    device = backend.device.type if backend.device.type == "cpu" else f"{backend.device.type}:{rank}"
+    return Assignment(rank, size, port, str(cache_dir), config, device, stated)
 
 
-class LeadingPeers:
-    """`Peers` of rank 0."""
-
-    def __init__(self, leader: Leader, collectives: RenewedCollectives) -> None:
-        self._leader = leader
-        self.collectives = collectives
-
-    def agree(self, cache: CacheOptions) -> CacheOptions:
-        """The smallest rank decides for all."""
-        found = [capacity_of(cache), *(capacity for _, capacity in self._leader.hear(Capacity))]
-        sizes = Sizes(
-            min(each.num_blocks for each in found),
-            min(each.num_swap_blocks for each in found),
-            min(each.num_host_cache_blocks for each in found),
-        )
-        self._leader.tell(lambda _: sizes)
-        return sized(cache, sizes)
-
-    def ready(self) -> Ranks:
-        """All have loaded their parts. Raises as `Leader.hear`."""
-        self._leader.hear(Ready)
-        return Ranks(self._leader, self.collectives)
+def _check_identity(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Raises ModelError where something differs, which it names."""
+    differing = [
+        f"other {part} ({theirs.get(part, 'none')}, rank 0 {own})"
+        for part, own in ours.items()
+        if theirs.get(part) != own
+    ]
+    if differing:
+        raise ModelError(f"{KEY}: {name} has {', '.join(differing)}")
 
 
 def capacity_of(cache: CacheOptions) -> Capacity:

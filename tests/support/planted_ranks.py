@@ -9,6 +9,7 @@ from typing import Any
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.ranks import codec
 from pageturner.service.ranks.codec import Resolve, StepDecoder, StepEncoder
+from pageturner.service.ranks.pulse import Silences
 
 Codec = Callable[[], tuple[StepEncoder, StepDecoder]]
 
@@ -88,3 +89,53 @@ PLANTED_CODECS: Mapping[str, Codec] = {
         lambda step: replace(step, scheduled=tuple(replace(part, write_start=0) for part in step.scheduled))
     ),
 }
+
+
+class _ForgetsSigns(Silences):
+    """Counts looks, whatever is heard in them."""
+
+    def note(self, rank: int) -> None:
+        """Not taken down."""
+
+
+class _HearsAllAsOne(Silences):
+    """Takes one rank's sign for everybody's."""
+
+    def note(self, rank: int) -> None:
+        for each in self._num_looks:
+            super().note(each)
+
+
+class _NamesTheFirst(Silences):
+    """Somebody is silent: it must be the first."""
+
+    def look(self, most: int) -> int | None:
+        return None if super().look(most) is None else min(self._num_looks)
+
+
+class _CountsInAll(Silences):
+    """Silent looks are counted, in a row or not."""
+
+    def note(self, rank: int) -> None:
+        self._num_looks[rank] -= 1
+
+
+class _IsNeverAlarmed(Silences):
+    def look(self, most: int) -> int | None:
+        super().look(most)
+        return None
+
+
+class _IsAlarmedEarly(Silences):
+    def look(self, most: int) -> int | None:
+        return super().look(most - 1)
+
+
+PLANTED_SILENCES: tuple[type[Silences], ...] = (
+    _ForgetsSigns,
+    _HearsAllAsOne,
+    _NamesTheFirst,
+    _CountsInAll,
+    _IsNeverAlarmed,
+    _IsAlarmedEarly,
+)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.processes import is_running
 from support.rank_programs import DIES, FAILS, HANGS, Group, program
 from support.scripted import recording_logger
 
@@ -34,15 +35,7 @@ def leading(
         yield leader
     finally:
         leader.close()
-        assert not any(map(_lives, leader.process_ids))
-
-
-def _lives(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        assert not any(map(is_running, leader.process_ids))
 
 
 def met(leader: Leader) -> Ranks:
@@ -116,7 +109,7 @@ def check_lost(leader: Leader, ranks: Ranks, why: str) -> None:
     assert why in str(losses[0])
     with pytest.raises(RankLost, match=str(losses[0].args[0]).replace("(", r"\(").replace(")", r"\)")):
         ranks.together(lambda output: None)(step(1))
-    wait_for(lambda: not any(map(_lives, leader.process_ids)))
+    wait_for(lambda: not any(map(is_running, leader.process_ids)))
 
 
 def test_a_killed_rank_is_noticed_with_no_step_under_way() -> None:
@@ -197,6 +190,7 @@ def test_a_program_that_cannot_be_started_leaves_nothing() -> None:
 
 _PARENT = """
 import sys, time
+from support.processes import is_running
 from support.rank_programs import program
 from support.scripted import recording_logger
 from pageturner.service.ranks.leader import Leader
@@ -216,15 +210,7 @@ def test_no_rank_outlives_a_rank_0_that_is_killed() -> None:
         assert len(process_ids) == 2
         parent.kill()
         parent.wait()
-        wait_for(lambda: not any(map(_is_running, process_ids)))
-
-
-def _is_running(process_id: int) -> bool:
-    """Whether it does anything still: nobody may collect an orphan."""
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        wait_for(lambda: not any(map(is_running, process_ids)))
 
 
 def test_closing_twice_is_no_error() -> None:
