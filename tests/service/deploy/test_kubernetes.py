@@ -19,7 +19,7 @@ from pageturner.service.rpc.health import LIVENESS
 
 KUBERNETES = DEPLOY / "kubernetes"
 VERSION = "1.34"
-OVERLAYS = ("base", "secured")
+OVERLAYS = ("base", "secured", "apart")
 
 
 @pytest.mark.parametrize(("file", "document"), list(kubernetes_documents()))
@@ -113,6 +113,34 @@ def test_the_secured_configuration_names_mounted_secrets(tmp_path: Path) -> None
     for path in named:
         assert path is not None
         assert path.name in held[secrets[str(path.parent)]]
+
+
+def test_prefill_and_decode_are_apart_and_know_each_other(pod: dict[str, Any], tmp_path: Path) -> None:
+    (prefill,) = of_kind("StatefulSet")
+    spec, apart = prefill["spec"], KUBERNETES / "apart"
+    name, service = prefill["metadata"]["name"], spec["serviceName"]
+    assert service in [one["metadata"]["name"] for one in of_kind("Service")]
+    decode = configuration(apart / "pageturner.toml", tmp_path).config.handover
+    assert decode.role == "decode"
+    expected = [f"{name}-{number}.{service}:50051" for number in range(spec["replicas"])]
+    assert list(decode.prefill_targets) == expected
+    assert configuration(apart / "prefill.toml", tmp_path).config.handover.role == "prefill"
+    theirs = spec["template"]["spec"]
+    assert theirs["securityContext"] == pod["securityContext"]
+    (container,), (other,) = theirs["containers"], pod["containers"]
+    for part in (
+        "image",
+        "args",
+        "startupProbe",
+        "livenessProbe",
+        "securityContext",
+        "volumeMounts",
+        "lifecycle",
+    ):
+        assert container[part] == other[part], part
+    labels = spec["template"]["metadata"]["labels"]
+    (deployment,) = of_kind("Deployment")
+    assert labels != deployment["spec"]["template"]["metadata"]["labels"], "else clients would be sent there"
 
 
 def test_the_autoscaler_and_the_budget_mean_the_deployment() -> None:
