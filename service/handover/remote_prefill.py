@@ -86,6 +86,9 @@ class RemotePrefill:
                 is_refusal = isinstance(error, HandoverRefused)
                 if self._peers.failed(peer, str(error), is_refusal=is_refusal):
                     self._logger.warning("handover_failed", server=peer.address, reason=str(error))
+            except Exception as error:  # a fault of ours costs the hand-over, and no request
+                self._peers.failed(peer, type(error).__name__, is_refusal=False)
+                self._logger.error("handover_fault", server=peer.address, exc_info=error)
             else:
                 self._peers.succeeded(peer)
                 return

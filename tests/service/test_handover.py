@@ -20,6 +20,7 @@ from support.serving import serving
 from pageturner.service.config import load_config
 from pageturner.service.engine.handover import HandedBlock, PrefillOrder
 from pageturner.service.errors import ConfigError, EngineDead, HandoverRefused
+from pageturner.service.handover.remote_prefill import RemotePrefill
 from pageturner.service.rpc import transfer
 
 PROMPT = tuple((7 * n + n // 9) % 97 + 3 for n in range(100))
@@ -177,6 +178,19 @@ def _order_of(source: TinyServer) -> PrefillOrder:
     """As a server of the same kind would ask."""
     layout = source.engine._prefills._layout
     return PrefillOrder(PROMPT[:96], source.engine.server_info().fingerprint, layout)
+
+
+async def test_a_fault_of_our_own_costs_no_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(self: object, block: object, index: int, last: int) -> None:
+        raise ZeroDivisionError
+
+    async with (
+        tiny_server(folder, handover__role="prefill") as prefill,
+        decoding(folder, prefill.target) as decode,
+    ):
+        monkeypatch.setattr(RemotePrefill, "_check", planted)
+        assert tokens_of(await decode.answer(PROMPT)) == await as_computed_here(decode)
+        assert decode.logged("handover_fault")
 
 
 async def test_damage_on_the_way_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
