@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
 from support.model_folders import save_chat_model
 from support.processes import is_running
@@ -139,12 +140,7 @@ class Served:
             )
         assert self.process.stdout is not None
         self.target = self.process.stdout.readline().split()[-1]
-        self.ranks = [int(word) for word in self._children()]
-
-    def _children(self) -> list[str]:
-        """By parent, from /proc: its threads start processes, each its own."""
-        own = Path(f"/proc/{self.process.pid}/task")
-        return sorted(word for task in own.iterdir() for word in (task / "children").read_text().split())
+        self.ranks = sorted(child.pid for child in psutil.Process(self.process.pid).children())
 
     def lines(self, event: str) -> list[dict[str, object]]:
         found = [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
