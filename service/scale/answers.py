@@ -31,6 +31,10 @@ from pageturner.v1 import generation_pb2 as pb
 MAX_LOSSES = 8
 """In a row, without a word of the answer between them: what kills so many replicas is the request itself."""
 
+MAX_ROUNDS = 60
+SHORTEST_WAIT, LONGEST_WAIT = 0.05, 2.0
+"""How often, and between which seconds, full replicas are asked for the rest of an answer that has begun."""
+
 
 class Replicas(Protocol):
     """The engines behind the ingress. Methods raise ReplicaLost for one that died or can't be reached."""
@@ -93,7 +97,10 @@ class Answers:
                 # A replica that lost its ingress, or was given up, still has it: nobody reads that stream.
                 abort = pb.AbortRequest(request_ids=[answer.request_id])
                 await self._replicas.ask_all("Abort", abort.SerializeToString(), call)
-            await self._sleep(tries.after(failure, part.replica_id, can_go_on=answer.can_be_resumed))
+            wait = tries.after(
+                failure, part.replica_id, can_go_on=answer.can_be_resumed, has_begun=answer.has_begun
+            )
+            await self._sleep(wait)
 
     async def ask(self, method: str, request: bytes, call: Call, hint: RouteHint) -> bytes:
         """The answer to a call that may be repeated. Raises as `stream` does."""
@@ -147,14 +154,20 @@ class _Tries:
         self.hint = hint
         self.has_failed = False
         self._num_lost = 0
+        self._num_rounds = 0
         self._refusals: dict[str, PageturnerError] = {}
 
     def succeed(self) -> None:
         """A part of the answer has come: what was lost before it counts no more."""
-        self._num_lost = 0
+        self._num_lost = self._num_rounds = 0
 
-    def after(self, error: PageturnerError, replica_id: str, *, can_go_on: bool) -> float:
-        """How long to wait before the next try. Raises the error that ends the request."""
+    def after(
+        self, error: PageturnerError, replica_id: str, *, can_go_on: bool, has_begun: bool = False
+    ) -> float:
+        """How long to wait before the next try. Raises the error that ends the request.
+
+        has_begun: a part of the answer is told; it is not given up because all are full for a moment.
+        """
         is_first, self.has_failed = not self.has_failed, True
         if not can_go_on:
             raise error
@@ -173,8 +186,14 @@ class _Tries:
         # A tenant's own bound is kept at each replica; going round them would get it another share of each.
         if not is_elsewhere or isinstance(error, TenantLimitReached | NoReplica) or not replica_id:
             raise error
-        if replica_id in self._refusals:
-            raise self._kindest()  # the router had no other to offer: all have refused
+        if replica_id in self._refusals:  # the router had no other to offer: all have refused
+            kindest = self._kindest()
+            self._num_rounds += 1
+            if not has_begun or not isinstance(kindest, QueueFull) or self._num_rounds > MAX_ROUNDS:
+                raise kindest
+            self._refusals.clear()
+            self.hint = replace(self.hint, avoid=frozenset())
+            return min(max(_wait(kindest), SHORTEST_WAIT), LONGEST_WAIT)
         self._refusals[replica_id] = error
         self._avoid(replica_id)
         return 0.0

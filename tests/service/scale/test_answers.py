@@ -139,6 +139,17 @@ async def test_a_full_replica_sends_the_request_on_and_all_full_ones_refuse_with
     assert len(replicas.hints) == 4
 
 
+async def test_an_answer_that_has_begun_waits_for_full_replicas() -> None:
+    full = [Break(error=QueueFull("full", 9.0))] * 6
+    replicas = ScriptedReplicas([Break(3), *full])
+    assert compared(completion(await events_of(replicas, REQUEST))) == whole(REQUEST)
+    assert len(replicas.hints) == 8
+
+    replicas = ScriptedReplicas([Break(3), *full * 99])
+    with pytest.raises(QueueFull):
+        await events_of(replicas, REQUEST)
+
+
 async def test_a_replica_that_dies_is_avoided_and_one_that_kills_every_replica_is_given_up() -> None:
     replicas = ScriptedReplicas([Break(1), Break(2)])
     await events_of(replicas, REQUEST)

@@ -26,7 +26,7 @@ pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 MODEL = {"deterministic": True}
 CACHE = {"num_blocks": 512, "swap_space": 0}
-SCHEDULER = {"max_num_seqs": 8, "max_waiting": 4}
+SCHEDULER = {"max_num_seqs": 8, "max_waiting": 8}
 PATIENT = Retry(max_attempts=200, longest_wait_seconds=0.5)
 ANSWER: dict[str, Any] = {"max_tokens": 120, "ignore_eos": True, "temperature": 0.0}
 TURN: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0}
@@ -165,20 +165,21 @@ async def chats_return_to_where_their_prefix_is(application: RayApplication) -> 
 async def the_bounds_are_those_of_all_replicas_together(application: RayApplication) -> None:
     """What one replica refuses another takes; what all refuse comes back with a time to wait."""
     both = 2 * (SCHEDULER["max_num_seqs"] + SCHEDULER["max_waiting"])
-    async with client_of(application, Retry(max_attempts=1)) as client:
+    async with client_of(application) as client, client_of(application, Retry(max_attempts=1)) as hasty:
+        # They try again: a burst fills the queues before the schedulers have taken any of it up.
         held = [
             client.stream(f"Hold {number}", max_tokens=1500, ignore_eos=True, request_id=f"hold-{number}")
             for number in range(both)
         ]
         begun = [asyncio.ensure_future(anext(stream)) for stream in held]
 
-        async def count() -> bool:
+        async def are_full() -> bool:
             load = await client.load()
             return load.num_running + load.num_waiting >= both
 
-        await until(count, "both replicas are full", 30)
+        await until(are_full, "both replicas are full", 60)
         with pytest.raises(QueueFull) as caught:
-            await client.generate("One too many", max_tokens=4)
+            await hasty.generate("One too many", max_tokens=4)
         assert caught.value.retry_after_seconds > 0
         for task in begun:
             task.cancel()
