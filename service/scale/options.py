@@ -162,7 +162,7 @@ def read_arguments(arguments: Mapping[str, object]) -> Settings:
 def _path(value: object) -> Path:
     if not isinstance(value, str) or not value:
         raise ConfigError("config", f"is {value!r}, not the path of a file")
-    return Path(value).expanduser()
+    return Path(value)
 
 
 def _scale_value(name: str, value: object) -> Any:

@@ -100,7 +100,7 @@ def test_a_probe_is_answered(name: str, channel: grpc.Channel) -> None:
 def test_a_list_tells_the_health_of_every_service(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call] # has no types
     statuses = stub.List(health_pb2.HealthListRequest(), timeout=10).statuses
-    own = {f"pageturner.v1.{name}Service" for name in ("Generation", "Model", "Admin")}
+    own = {f"pageturner.v1.{name}Service" for name in ("Generation", "Model", "Admin", "Transfer")}
     assert {"", "liveness", *own} == set(statuses)
     assert {health.status for health in statuses.values()} == {health_pb2.HealthCheckResponse.SERVING}
 

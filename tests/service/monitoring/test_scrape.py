@@ -122,6 +122,7 @@ async def test_work_that_is_done_again_is_counted_once() -> None:
             for index in range(3)
         ]
         await service.until(lambda: service.num_live == 3)
+        await service.run_steps(2)  # by then all of them are in it
         service.model.fail_apply = 1  # of a step of several: alone, a request would be found guilty
         service.release_steps()
         await asyncio.gather(*calls)
@@ -156,7 +157,7 @@ async def test_refusals_are_counted_by_cause_and_once() -> None:
     ):
         service.hold_steps()
         running = asyncio.create_task(service.client.generate("x", request_id="a", max_tokens=1))
-        await service.until(lambda: service.num_live == 1)
+        await service.until(lambda: service.engine.load().num_running == 1)
         waiting = asyncio.create_task(service.client.generate("x", request_id="b", max_tokens=1))
         await service.until(lambda: service.num_live == 2)
         for _ in range(2):
@@ -194,10 +195,10 @@ async def test_a_request_that_outlives_its_deadline_unserved_is_shed() -> None:
         service.hold_steps()
         running = asyncio.create_task(service.client.generate("x", request_id="a", max_tokens=2))
         await service.until(lambda: service.num_live == 1)
-        late = GenerationRequest("x", request_id="b", deadline_seconds=0.001)
+        late = GenerationRequest("x", request_id="b", deadline_seconds=0.2)
         waiting = asyncio.create_task(service.engine.submit(late))
         await service.until(lambda: service.num_live == 2)
-        await asyncio.sleep(0.01)  # its deadline passes
+        await asyncio.sleep(0.25)  # its deadline passes
         service.release_steps()
         await running
         with pytest.raises(DeadlineExceeded):

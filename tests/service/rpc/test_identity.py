@@ -37,19 +37,19 @@ from pageturner.service.rpc.interceptors import CallInterceptor
 from pageturner.service.rpc.line_budget import BURST, LineBudget
 from pageturner.service.rpc.reflection import V1, V1ALPHA
 from pageturner.service.rpc.server import OWN_SERVICES
-from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
+from pageturner.v1 import admin_pb2, generation_pb2, model_pb2, transfer_pb2
 from pageturner.v1 import generation_pb2 as pb
 from pageturner.v1.admin_pb2_grpc import AdminServiceStub
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
 
-ADMIN = "pageturner.v1.AdminService"
+FOR_ADMINS = ("pageturner.v1.AdminService", "pageturner.v1.TransferService")
 HEALTH = "grpc.health.v1.Health"
 Metadata = tuple[tuple[str, str], ...]
 
 
 def methods() -> Iterator[tuple[str, str]]:
     """Every method of ours, whatever is added, and those of reflection."""
-    for file in (generation_pb2, model_pb2, admin_pb2):
+    for file in (generation_pb2, model_pb2, admin_pb2, transfer_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 yield service.full_name, method.name
@@ -100,7 +100,7 @@ async def test_admin_methods_are_refused_to_a_tenant_and_no_other_is() -> None:
         for service, method in METHODS:
             code = await code_of(served, service, method, bearer(SEARCH))
             assert code is not grpc.StatusCode.UNAUTHENTICATED
-            assert (code is grpc.StatusCode.PERMISSION_DENIED) == (service == ADMIN), (service, method)
+            assert (code is grpc.StatusCode.PERMISSION_DENIED) == (service in FOR_ADMINS), (service, method)
         for service, method in sorted(METHODS, key=lambda each: each[1] == "Drain"):  # after which it is over
             code = await code_of(served, service, method, bearer(OPERATOR))
             assert code not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
@@ -133,7 +133,7 @@ async def test_the_caller_is_proved_before_a_byte_of_the_request_is_parsed() -> 
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("service", ["pageturner.v1.GenerationService", ADMIN])
+@pytest.mark.parametrize("service", ["pageturner.v1.GenerationService", FOR_ADMINS[0]])
 async def test_nothing_of_a_strangers_request_is_taken_in(service: str) -> None:
     """Megabytes of each call would be held before it is refused: gRPC reads the message of a unary handler
     before the handler is called, and that of a streaming one when it asks."""

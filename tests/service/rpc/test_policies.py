@@ -75,7 +75,7 @@ async def test_policies_are_set_shown_and_logged() -> None:
         client = served.client
         before = await client.policies()
         assert before.revision == 1
-        assert names_of(before) == dict(registry.DEFAULTS)
+        assert names_of(before) == {axis: registry.DEFAULTS[axis] for axis in AXES}
         info = await client.set_policies(
             {"victim": PolicySpec("last-arrived"), "reclaim": PolicySpec("cost-model", {"swap_weight": 2})},
             shadows={"queue": PolicySpec("priority")},
@@ -168,9 +168,9 @@ async def test_clients_import_nothing_unless_they_may() -> None:
 async def test_options_that_are_no_json_are_refused() -> None:
     async with policy_bench() as bench, serving(bench.engine) as served:
         stub = admin_pb2_grpc.AdminServiceStub(served.channel)
-        for text in ("{", "[" * 100_000):
+        for text, reason in (("{", "is not JSON"), ("[" * 100_000, "is nested too deeply")):
             choice = admin_pb2.PolicyChoice(name="cost-model", options={"swap_weight": text})
-            with pytest.raises(Exception, match=r"policies\[reclaim\].options\[swap_weight\]: is not JSON"):
+            with pytest.raises(Exception, match=rf"policies\[reclaim\].options\[swap_weight\]: {reason}"):
                 await stub.SetPolicies(admin_pb2.SetPoliciesRequest(policies={"reclaim": choice}))
         assert (await served.client.policies()).revision == 1
 
@@ -213,7 +213,7 @@ async def test_the_final_message_of_a_stream_names_the_policies() -> None:
         items = [item async for item in served.client.stream((0, 1), max_tokens=2)]
         assert isinstance(items[1], TokenEvent)
         (end,) = (item for item in items if isinstance(item, FinishedEvent))
-        assert end.policies == dict(registry.DEFAULTS)
+        assert end.policies == {axis: registry.DEFAULTS[axis] for axis in AXES}
         assert not end.policies_changed
 
 

@@ -18,6 +18,7 @@ SERVICES = {
     "pageturner.v1.GenerationService",
     "pageturner.v1.ModelService",
     "pageturner.v1.AdminService",
+    "pageturner.v1.TransferService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1alpha.ServerReflection",
     "grpc.reflection.v1.ServerReflection",

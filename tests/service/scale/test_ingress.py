@@ -220,10 +220,14 @@ async def test_tokens_that_come_within_a_pause_are_one_message() -> None:
         services = LocalServices(service.engine, ServerOptions(), logger, lambda: "drawn", pause)
         request = request_of(66, 67, sampling={"max_tokens": 9, "ignore_eos": True, "seed": 1})
         parts = services.follow("GenerateStream", request.SerializeToString(), Call())
-        accepted_part, first = await anext(parts), await anext(parts)
+        service.hold_steps()
+        accepted_part = await anext(parts)
+        service.allow_steps(1)
+        first = await anext(parts)
+        service.release_steps()
         assert not pauses, "neither the acceptance nor the first token waits"
         rest = asyncio.ensure_future(anext(parts))
-        await service.until(lambda: not service.num_live)
+        await service.until(lambda: bool(pauses) and not service.num_live)
         pauses[0].set()
         messages = [
             generation_pb2.GenerateStreamResponse.FromString(part)

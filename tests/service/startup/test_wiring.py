@@ -18,7 +18,8 @@ from pageturner.service.startup.loading import LoadedModel
 def model_on(device: str) -> LoadedModel:
     backend = SimpleNamespace(device=torch.device(device))
     return cast(
-        LoadedModel, SimpleNamespace(backend=backend, kv_cache=None, runner=None, sampler=None, masks=None)
+        LoadedModel,
+        SimpleNamespace(backend=backend, kv_cache=None, runner=None, sampler=None, masks=None, ranks=None),
     )
 
 
