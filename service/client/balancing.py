@@ -16,6 +16,7 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError
 
 from pageturner.policies import registry
+from pageturner.service.client.backoff import rest_seconds
 from pageturner.service.core.clock import Clock
 from pageturner.service.errors import InvalidArgument, MixedServers, NoReplica
 from pageturner.service.routing.options import LoadReport, Replica, Routed
@@ -38,9 +39,6 @@ POLICIES: dict[str, str] = {
 """The routing policy of each way to balance."""
 
 Mixed = Literal["warn", "refuse", "allow"]
-
-FIRST_REST, LONGEST_REST = 0.5, 30.0
-"""Seconds that a server is left out after a failure: doubled with each one in a row."""
 
 _OF_ANSWER = frozenset({"prompt", "grammar", "adapter"})
 """Parts of an answer's fingerprint that are not its server's."""
@@ -115,12 +113,14 @@ class Balancer:
             self._num_failures.pop(address, None)
 
     def failed(self, address: str) -> None:
-        """It does not, for a reason of its own: it is left out for a while."""
+        """It does not, for a reason of its own: it is left out for a while. Calls that were under way there
+        fail with it, and say nothing new while it is left out."""
         with self._lock:
+            if address in self._rests_until:
+                return
             count = self._num_failures.get(address, 0)
             self._num_failures[address] = count + 1
-            rest = min(LONGEST_REST, FIRST_REST * 2.0 ** min(count, 16))
-            self._rests_until[address] = self._clock.now() + rest
+            self._rests_until[address] = self._clock.now() + rest_seconds(count)
             self._router.drain(address)
 
     def report(self, address: str, serialized: bytes) -> None:
@@ -138,21 +138,32 @@ class Balancer:
                 self._router.report(address, load, self._router.mark())
 
     def note_fingerprint(self, address: str, fingerprint: str) -> None:
-        """Of an answer that the server has begun. Raises MixedServers where it is to be refused."""
-        if address in self._fingerprints or not fingerprint or self._mixed == "allow":
+        """Of an answer that the server has begun. Raises MixedServers where it is to be refused.
+
+        Each answer is looked at: between two of them a server may have been started anew, with other weights.
+        """
+        if not fingerprint or self._mixed == "allow":
             return
         parts = dict(part.partition("=")[::2] for part in fingerprint.split(";"))
         own = {name: value for name, value in parts.items() if name not in _OF_ANSWER}
-        self._fingerprints[address] = own
-        first = next(iter(self._fingerprints))
-        differing = _differing(own, self._fingerprints[first])
-        if not differing:
-            return
-        error = MixedServers(f"{address} and {first} compute tokens otherwise: {differing}")
-        if self._mixed == "refuse":
-            del self._fingerprints[address]  # it may be started anew, as the others are
-            raise error
-        warnings.warn(MixedServersWarning(str(error)), stacklevel=2)
+        with self._lock:
+            told = self._news(address, own)
+        if told and self._mixed == "refuse":
+            raise MixedServers(told)
+        if told:
+            warnings.warn(MixedServersWarning(told), stacklevel=2)
+
+    def _news(self, address: str, own: dict[str, str]) -> str:
+        """In what the server differs from the first of the others, where that was not told before."""
+        known = self._fingerprints
+        if known.get(address) == own:
+            return ""
+        known.pop(address, None)
+        first = next(iter(known), address)
+        differing = _differing(own, known.get(first, own))
+        if not differing or self._mixed != "refuse":
+            known[address] = own  # else it is not one of them, and may be started anew, as they are
+        return f"{address} and {first} compute tokens otherwise: {differing}" if differing else ""
 
     def _readmit(self) -> None:
         now = self._clock.now()

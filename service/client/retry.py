@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from pageturner.service.client.backoff import doubled
 from pageturner.service.client.balancing import Balancer, Balancing, Mixed, Placement, Wanted
 from pageturner.service.client.failures import is_temporary, retry_after
 from pageturner.service.client.partial_answer import PartialAnswer
@@ -155,7 +156,7 @@ class Attempts:
         if self._num_in_round < self._num_servers - len(self._unfit):
             return 0.0
         retry = self._retry
-        wait = min(retry.longest_wait_seconds, retry.first_wait_seconds * 2.0**self._num_rounds)
+        wait = doubled(retry.first_wait_seconds, self._num_rounds, retry.longest_wait_seconds)
         wait = max(wait * (1 + self._random()) / 2, self._hint * (1 + self._random() / 4))
         self._num_rounds += 1
         self._num_in_round, self._hint = 0, math.inf

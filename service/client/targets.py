@@ -13,9 +13,10 @@ from pageturner.service.errors import InvalidArgument
 
 DEFAULT_PORT = 50051
 DEFAULT_TARGET = f"localhost:{DEFAULT_PORT}"
+"""Where a server of this machine listens unless it is told otherwise."""
+
 TARGET_FORMS = "HOST:PORT|unix:PATH"
 """How a target is written, for the help of commands."""
-"""Where a server of this machine listens unless it is told otherwise."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 

@@ -303,7 +303,7 @@ class AsyncEngine(EngineOverview):
 
     async def _take_in(self, new: NewRequest) -> None:
         assert self._handover is not None, "only with other servers that compute prompts"
-        await self._handover.fetch(new, await self.prefix_summary())
+        await self._handover.fetch(new, self.prefix_summary)
 
     # What operators do; what they read is `EngineOverview`
 

@@ -8,7 +8,7 @@ on it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -89,11 +89,12 @@ class HandedBlock:
 class Handover(Protocol):
     """Has prompts computed elsewhere, for an engine that decodes."""
 
-    async def fetch(self, new: NewRequest, held: PrefixSummary) -> None:
+    async def fetch(self, new: NewRequest, look: Callable[[], Awaitable[PrefixSummary]]) -> None:
         """Before a request goes to the scheduler: take in what another server computes of its prompt, if that
-        is worth it. Whatever fails is logged and left to this server; only being cancelled is raised.
+        is worth it. Whatever fails is logged and left to this server; only being cancelled is raised, and
+        what `look` raises.
 
-        held: what is cached here already.
+        look: says what is cached here already, once the step that runs has ended.
         """
         ...
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
@@ -13,7 +12,7 @@ from pageturner.service.engine.api import GenerationRequest, RequestStream
 from pageturner.service.engine.block_sender import BlockSender, Delivery
 from pageturner.service.engine.fingerprint import Fingerprint
 from pageturner.service.engine.handover import HandedBlock, PrefillOrder
-from pageturner.service.errors import HandoverRefused, InvalidArgument, PageturnerError
+from pageturner.service.errors import HandoverRefused, InvalidArgument
 from pageturner.service.identity import ANONYMOUS
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -83,9 +82,10 @@ class PrefillService:
                     index += 1
             finally:
                 reading.cancel()
-                with suppress(asyncio.CancelledError):
-                    await reading
-                await stream.aclose()
+                try:
+                    await asyncio.wait((reading,))  # which raises where this task is cancelled, and only then
+                finally:
+                    await stream.aclose()
 
     def _check(self, order: PrefillOrder) -> None:
         self._fingerprint.check_handover(order.fingerprint, allow_inexact=self._allow_inexact)
@@ -99,9 +99,9 @@ class PrefillService:
 
 
 async def _read(stream: RequestStream, delivery: Delivery) -> None:
-    """The request's events tell nothing but how it ends."""
+    """The request's events tell nothing but how it ends, be it by a fault of ours."""
     try:
         async for _ in stream:
             pass
-    except PageturnerError as error:
+    except Exception as error:
         delivery.fail(error)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from pageturner.service.client.async_connection import AsyncConnection
+from pageturner.service.client.backoff import rest_seconds
 from pageturner.service.core.clock import Clock
-
-FIRST_REST, LONGEST_REST = 0.5, 30.0
-"""Seconds that a server is left alone after a failure: doubled with each one in a row."""
 
 REFUSED_REST = 60.0
 """Seconds that one is left alone whose KV means nothing here: it must be started anew, with other weights."""
@@ -16,7 +15,7 @@ REFUSED_REST = 60.0
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One server. num_under_way: tokens that it was asked for and has not given yet."""
+    """One server. num_tokens: that it was asked for and has not given yet."""
 
     connection: AsyncConnection
     num_tokens: int = 0
@@ -37,11 +36,11 @@ class Peers:
         self._peers = [Peer(connection) for connection in connections]
         self._clock = clock
 
-    def choose(self) -> Peer | None:
+    def choose(self, asked: Container[Peer] = ()) -> Peer | None:
         """The one that has fewest tokens to compute for this server, and longest ago had to; None while all
-        are left alone."""
+        but those that were asked are left alone."""
         now = self._clock.now()
-        ready = [peer for peer in self._peers if peer.rests_until <= now]
+        ready = [peer for peer in self._peers if peer.rests_until <= now and peer not in asked]
         if not ready:
             return None
         chosen = min(ready, key=lambda peer: peer.num_tokens)
@@ -54,10 +53,16 @@ class Peers:
         peer.num_failures, peer.last_reason = 0, ""
 
     def failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> bool:
-        """It did not, for this reason. Whether that is news."""
-        rest = REFUSED_REST if is_refusal else min(LONGEST_REST, FIRST_REST * 2.0**peer.num_failures)
-        peer.num_failures += 1
-        peer.rests_until = self._clock.now() + rest
+        """It did not, for this reason. Whether that is news.
+
+        Calls that were under way there together fail together, and make its rest no longer.
+        """
+        now = self._clock.now()
+        if is_refusal:
+            peer.rests_until = max(peer.rests_until, now + REFUSED_REST)
+        elif peer.rests_until <= now:
+            peer.rests_until = now + rest_seconds(peer.num_failures)
+            peer.num_failures += 1
         is_news, peer.last_reason = reason != peer.last_reason, reason
         return is_news
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -70,14 +70,15 @@ class RemotePrefill:
         self._clock = clock
         self._logger = logger
 
-    async def fetch(self, new: NewRequest, held: PrefixSummary) -> None:
+    async def fetch(self, new: NewRequest, look: Callable[[], Awaitable[PrefixSummary]]) -> None:
         """What another server computes of its prompt, if it is asked for, is in the receiver then."""
-        hashes = self._wanted(new, held)
+        if not self._may_ask(new):
+            return
+        hashes = self._wanted(new, await look())
         first = len(hashes.before)
-        while hashes.missing:
-            peer = self._peers.choose()
-            if peer is None:
-                return
+        asked: set[Peer] = set()  # each once: all of them silent cost their patience, and no more
+        while hashes.missing and (peer := self._peers.choose(asked)) is not None:
+            asked.add(peer)
             num_tokens = len(hashes.missing) * self._own.block_size
             peer.num_tokens += num_tokens
             try:
@@ -103,16 +104,15 @@ class RemotePrefill:
         """Let go of the connections."""
         await self._peers.close()
 
+    def _may_ask(self, new: NewRequest) -> bool:
+        """Not for one that is better, or can only be, computed here, whatever is cached."""
+        is_own = new.adapter or new.bypass_prefix_cache or new.is_scored or new.resumed or new.hands_over
+        return not is_own and len(new.prompt_token_ids) > self._options.min_tokens
+
     def _wanted(self, new: NewRequest, held: PrefixSummary) -> _Wanted:
-        """Which blocks of the prompt are here, and which are to be had; none of a request that is better, or
-        can only be, computed here."""
+        """Which blocks of the prompt are here, and which are to be had."""
         own, options = self._own, self._options
         tokens = new.prompt_token_ids
-        may_ask = not (
-            new.adapter or new.bypass_prefix_cache or new.is_scored or new.resumed or new.hands_over
-        )
-        if not may_ask or len(tokens) <= options.min_tokens:
-            return _Wanted([], [])
         hashes = self._hasher.chain(
             tokens[:-1],  # the last token is computed here, for its logits
             own.block_size,

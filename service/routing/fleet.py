@@ -16,6 +16,9 @@ from pageturner.service.routing.prefix_index import PrefixIndex
 MAX_REMEMBERED_KEYS = 1 << 16
 """Orders of affinity that are kept, so that the next turn of a conversation need not hash every replica."""
 
+MAX_REMEMBERED_CHARACTERS = 256
+"""Of a key that is kept: callers choose them, and longer ones could take any memory."""
+
 
 class LiveFleet:
     """A `policies.fleet.FleetView` of what a router keeps. The router alone changes it, by `replace` and
@@ -72,6 +75,8 @@ class LiveFleet:
             if self._affinity is None:
                 self._affinity = Affinity((m.replica.replica_id, m.replica.capacity) for m in self._members)
             order = self._affinity.first(key, count)
+            if len(key) > MAX_REMEMBERED_CHARACTERS:
+                return order
             if len(self._orders) >= MAX_REMEMBERED_KEYS:
                 self._orders.clear()
             self._orders[key, count] = order

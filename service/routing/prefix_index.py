@@ -28,6 +28,11 @@ class PrefixIndex:
         self._capacity[replica_id] = cache_tokens
         self._num_tokens[replica_id] = 0
 
+    def resize(self, replica_id: str, cache_tokens: int) -> None:
+        """What a replica can hold from now on; 0 for any number."""
+        self._capacity[replica_id] = cache_tokens
+        self._shrink(replica_id)
+
     def leave(self, replica_id: str) -> None:
         """Forget the replica and all that it held."""
         self.forget(replica_id, tuple(self._held[replica_id]))

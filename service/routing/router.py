@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 
 from pageturner.policies import registry
 from pageturner.policies.fleet import Digest, Draw, ListedFleet, ReplicaView, RoutedRequest
@@ -106,6 +107,15 @@ class Router:
             self._draining.remove(replica_id)
             self._prefixes.join(replica_id, self._replicas[replica_id].replica.cache_tokens)
             self._refill()
+
+    def resize(self, replica_id: str, cache_tokens: int) -> None:
+        """A replica's prefix cache holds more or less than was known when it joined. As of
+        `Replica.cache_tokens`. No matter if it is not there."""
+        found = self._replicas.get(replica_id)
+        if found is not None and found.replica.cache_tokens != cache_tokens:
+            found.replica = replace(found.replica, cache_tokens=cache_tokens)
+            if replica_id not in self._draining:
+                self._prefixes.resize(replica_id, cache_tokens)
 
     def is_draining(self, replica_id: str) -> bool:
         """Whether it takes nothing more."""

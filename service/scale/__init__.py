@@ -2,5 +2,5 @@
 
 Owns what lies between Ray and the service's own servicers: where a request goes, how an answer outlives its
 replica, what all replicas agree on, when there are more of them. Ray is imported here and nowhere else, and
-only by `app`, `deployments` and `request_router`. Nothing of the service imports this package.
+only by `app`, `on_ray` and `request_router`. Nothing of the service imports this package.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +192,3 @@ def _service_values(loaded: LoadedConfig, options: ScaleOptions) -> Mapping[str,
         stated["auth.identities"] = str(loaded.config.auth.identities.absolute())
     stated.setdefault("model.num_threads", max(1, int(options.num_cpus)))
     return stated
-
-
-def without_delays(options: ScaleOptions) -> ScaleOptions:
-    """As `options`, but replicas come and go as soon as the load says so: for tests and first tries."""
-    return replace(options, upscale_delay_seconds=0.0, downscale_delay_seconds=0.0)

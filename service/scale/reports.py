@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from pageturner.service.core.prefix_summary import PrefixSummary
@@ -14,7 +14,8 @@ from pageturner.service.core.stats import SchedulerStats
 class ReplicaReport:
     """num_queued_tokens: of prompts that it has yet to compute. num_requests: running or waiting there.
 
-    cache_tokens: that its KV cache holds at most. seen: of each router the number of the last request that is
+    cache_tokens: that its prefix cache holds at most, on the device and in what the host tier has taken in
+    so far; 0 before the first report. seen: of each router the number of the last request that is
     counted here. revision, block_size, key_id, fingerprints, is_truncated: the summary of its prefix cache.
     """
 
@@ -34,7 +35,7 @@ class ReplicaReport:
         return cls(
             stats.num_queued_prompt_tokens,
             stats.num_running + stats.num_waiting + stats.num_swapped,
-            stats.num_blocks * summary.block_size,
+            (stats.num_blocks + stats.num_host_blocks_cached) * summary.block_size,
             dict(seen),
             summary.revision,
             summary.block_size,
@@ -45,8 +46,13 @@ class ReplicaReport:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Self:
-        """What a replica has told; of one that has told nothing yet, that it is idle and holds nothing."""
-        return cls(**values)
+        """What a replica has told; of one that has told nothing yet, that it is idle and holds nothing.
+
+        What it tells beside, as one of a later version may, is passed over: while an application is brought
+        up to date, replicas of both are there.
+        """
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     def to_plain(self) -> dict[str, Any]:
         """For `record_routing_stats`."""

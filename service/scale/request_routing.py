@@ -34,8 +34,7 @@ class RequestRouting:
         known = set(self._router.replica_ids)
         for replica_id, report in reports.items():
             if replica_id not in known:
-                size = report.cache_tokens
-                self._router.join(Replica(replica_id, cache_tokens=size) if size else Replica(replica_id))
+                self._router.join(Replica(replica_id))
             self._take(replica_id, report)
 
     def lost(self, replica_id: str) -> None:
@@ -84,6 +83,9 @@ class RequestRouting:
     def _take(self, replica_id: str, report: ReplicaReport) -> None:
         load = LoadReport(report.num_queued_tokens, report.num_requests)
         self._router.report(replica_id, load, report.seen.get(self._name, -1) + 1)
+        if report.cache_tokens:  # one that has just started has told nothing yet
+            # What it holds is kept whole, and beside it as much that was sent and is not told of yet.
+            self._router.resize(replica_id, 2 * report.cache_tokens)
         before, summary = self._summaries.get(replica_id, NOTHING_TOLD), report.summary
         if summary.revision == before.revision:
             return

@@ -144,7 +144,6 @@ class _FleetRun:
         self._names = [f"r{number}" for number in range(setup.num_replicas)]
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._routers = [self._router(machine, routing, f"{seed}/{k}") for k in range(setup.num_routers)]
-        self._heeds_prefixes = getattr(routing, "heeds_prefixes", True)
         self._sessions = _first_of_each(requests)
         self._table = RequestTable(len(requests))
         self._routed: dict[int, tuple[Router, Routed]] = {}
@@ -196,13 +195,10 @@ class _FleetRun:
     def _arrive(self, at: float, index: int) -> None:
         planned, table = self._requests[index], self._table
         router = self._routers[index % len(self._routers)]
-        digests: tuple[int, ...] = ()
-        if self._heeds_prefixes:
-            chain = self._chains.of(index)
-            digests = chain.digests[: chain.num_prompt]
+        chain = self._chains.of(index)
         routed = router.route(
             num_prompt_tokens=planned.num_prompt_tokens,
-            digests=digests,
+            digests=chain.digests[: chain.num_prompt],
             tokens_per_digest=self._chains.chunk_tokens,
             session=str(self._sessions[index]),
             priority=planned.priority,

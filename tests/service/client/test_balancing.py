@@ -15,8 +15,8 @@ from support.fake_engine import FakeEngine, accepted, echo
 from support.serving import Served, serving
 
 from pageturner.service.client import AcceptedEvent, Client, SyncClient
+from pageturner.service.client.backoff import FIRST_REST
 from pageturner.service.client.balancing import (
-    FIRST_REST,
     Balancer,
     Balancing,
     MixedServersWarning,
@@ -90,6 +90,14 @@ def test_a_server_that_fails_is_left_out_for_longer_each_time_and_comes_back() -
         assert "b:1" in {chosen(made) for _ in range(6)}
     made.succeeded("b:1")
     made.failed("b:1")
+    clock.advance(FIRST_REST * 1.01)
+    assert "b:1" in {chosen(made) for _ in range(6)}
+
+
+def test_calls_that_are_lost_together_are_one_failure() -> None:
+    made, clock = balancer("round-robin")
+    for _ in range(64):
+        made.failed("b:1")
     clock.advance(FIRST_REST * 1.01)
     assert "b:1" in {chosen(made) for _ in range(6)}
 
@@ -239,6 +247,18 @@ def test_what_differs_is_said_and_what_is_of_the_answer_does_not() -> None:
     made.note_fingerprint("b:1", "weights=x;prompt=2;grammar=g")
     with pytest.raises(MixedServers, match=r"c:1 and a:1 compute tokens otherwise: weights \(y, x\)"):
         made.note_fingerprint("c:1", "weights=y;prompt=1")
+
+
+def test_a_server_that_was_started_anew_with_other_weights_is_refused() -> None:
+    made, _ = balancer("round-robin", mixed="refuse")
+    for address in ADDRESSES:
+        made.note_fingerprint(address, "weights=x;prompt=1")
+    for address in ADDRESSES[1:] * 2:
+        with pytest.raises(MixedServers, match=rf"{address} and a:1 compute tokens otherwise"):
+            made.note_fingerprint(address, "weights=y;prompt=2")
+    made.note_fingerprint("a:1", "weights=y;prompt=3")  # the last of the old ones: now all have these
+    for address in ADDRESSES:
+        made.note_fingerprint(address, "weights=y;prompt=4")
 
 
 def _no_ejection(self: Balancer, address: str) -> None:

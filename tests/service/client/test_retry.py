@@ -69,6 +69,12 @@ def test_waits_differ_from_client_to_client_and_start_small_again_after_a_word()
     assert first_waits(0.5) == [0.75, 1.5, 0.75]
 
 
+def test_waits_stay_at_the_longest_however_often_a_call_is_tried() -> None:
+    tries = attempts(1, max_attempts=3000, first_wait_seconds=0.1, longest_wait_seconds=3.0)
+    waits = [tries.after(AWAY) for _ in range(2999)]  # 2.0**1024 is no float
+    assert set(waits[5:]) == {3.0}
+
+
 @pytest.mark.parametrize("error", [AWAY, Loading("x"), Draining("x"), EngineDead("x"), QueueFull("x", 0.0)])
 def test_what_may_pass_is_tried_again(error: PageturnerError) -> None:
     assert attempts(1).after(error) is not None

@@ -14,7 +14,13 @@ from support.router_machine import RouterMachine
 
 from pageturner.policies import registry
 from pageturner.policies.fleet import Draw, FleetView, RoutedRequest
-from pageturner.policies.routing import LeastTokens, PowerOfTwo, PrefixAware, RoundRobin, SessionAffinity
+from pageturner.policies.routing import (
+    LeastTokens,
+    PowerOfTwo,
+    PrefixAware,
+    RoundRobin,
+    SessionAffinity,
+)
 from pageturner.service.errors import NoReplica
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.policy_host.reports import FaultNote
@@ -173,6 +179,31 @@ def test_what_a_cache_cannot_hold_any_more_is_forgotten() -> None:
     for name, expected in (("x", 80), ("y", 80), ("x", 0), ("z", 80), ("x", 0), ("y", 80)):
         routed = router.route(num_prompt_tokens=80, digests=chain(name, 5))
         assert routed.num_tokens == expected
+
+
+def test_a_cache_that_turns_out_smaller_forgets_the_longest_unused() -> None:
+    router = Router(PrefixAware(), Random(0).randrange)
+    router.join(Replica("a", cache_tokens=320))
+    for name in "xy":
+        router.route(num_prompt_tokens=80, digests=chain(name, 5))
+    router.resize("a", 80)
+    router.resize("nobody", 80)
+    assert router.route(num_prompt_tokens=80, digests=chain("y", 5)).num_tokens == 0
+    assert router.route(num_prompt_tokens=80, digests=chain("x", 5)).num_tokens == 80
+    router.drain("a")
+    router.resize("a", 320)
+    router.undrain("a")
+    for name in "xyzxyz":
+        routed = router.route(num_prompt_tokens=80, digests=chain(name, 5))
+    assert routed.num_tokens == 0, "three fit again"
+
+
+def test_names_of_sessions_take_no_more_memory_than_short_ones_do() -> None:
+    router = router_of(*"abcd", policy=SessionAffinity())
+    for name in ("short", "long" * 1000):
+        homes = {router.route(num_prompt_tokens=1, session=name).replica_id for _ in range(3)}
+        assert len(homes) == 1
+    assert [key for key, _ in router._fleet._orders] == ["short"]
 
 
 # --- policies -------------------------------------------------------------------------------------------

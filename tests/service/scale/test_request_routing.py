@@ -117,3 +117,35 @@ def test_an_order_that_is_asked_for_again_counts_once() -> None:
     assert routing._router.view("a").num_requests == 1
     routing.ended("1")
     assert routing._router.view("a").num_requests == 0
+
+
+def test_a_replica_that_joined_before_its_first_report_is_taken_to_hold_what_it_says() -> None:
+    routing = routing_of()
+    routing.update({"a": ReplicaReport()})
+    small = replace(report_of(), cache_tokens=40)
+    routing.update({"a": small})
+    for number in range(10):
+        first(routing, str(number), hint_of(range(100 * number, 100 * number + 40)))
+    assert routing._router._prefixes.num_tokens("a") == 80
+    large = replace(report_of(range(400), revision=1), cache_tokens=400)
+    routing.update({"a": large})
+    assert routing._router._prefixes.num_tokens("a") >= 400
+
+
+def test_what_a_replica_told_outlives_as_much_that_was_sent_since() -> None:
+    """Deltas tell it once: what was forgotten of it would be lost to this router until it is cached anew."""
+    routing = routing_of()
+    full = replace(report_of(range(400), revision=1), cache_tokens=400)
+    routing.update({"a": full, "b": report_of()})
+    for number in range(10):
+        routing._router._prefixes.add("a", tuple(range(1000 * number, 1000 * number + 10)), SIZE)
+    order, _ = routing.order("1", hint_of(range(420)))
+    assert order[0] == "a"
+    assert routing._routed["1"].num_tokens == 20
+
+
+def test_the_host_tier_counts_and_what_a_later_version_tells_beside_is_passed_over() -> None:
+    stats = SchedulerStats(num_blocks=10, num_host_blocks_cached=5)
+    told = ReplicaReport.of(stats, PrefixSummary(block_size=SIZE), {})
+    assert told.cache_tokens == 15 * SIZE
+    assert ReplicaReport.from_plain({**told.to_plain(), "told_by_a_later_version": 1}) == told
