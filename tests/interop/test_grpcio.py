@@ -13,6 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.fake_model import Stop, expected_tokens
+from support.patience import PATIENCE_SECONDS
 from support.real_service import RealService, real_service
 from support.service_thread import InThread, in_thread
 
@@ -92,14 +93,14 @@ def test_a_tool_generates_with_what_reflection_told_it(channel: grpc.Channel) ->
 def test_a_probe_is_answered(name: str, channel: grpc.Channel) -> None:
     """As kubelet and grpc_health_probe ask: one Check with a deadline, on a connection of its own."""
     stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call] # has no types
-    answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_SECONDS)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.fault("W")
 def test_a_list_tells_the_health_of_every_service(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call] # has no types
-    statuses = stub.List(health_pb2.HealthListRequest(), timeout=10).statuses
+    statuses = stub.List(health_pb2.HealthListRequest(), timeout=PATIENCE_SECONDS).statuses
     own = {f"pageturner.v1.{name}Service" for name in ("Generation", "Model", "Admin", "Transfer")}
     assert {"", "liveness", *own} == set(statuses)
     assert {health.status for health in statuses.values()} == {health_pb2.HealthCheckResponse.SERVING}
@@ -108,5 +109,5 @@ def test_a_list_tells_the_health_of_every_service(channel: grpc.Channel) -> None
 def test_a_probe_for_a_service_that_is_not_there_is_told_so(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call] # has no types
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Check(health_pb2.HealthCheckRequest(service="pageturner.v2.Nothing"), timeout=10)
+        stub.Check(health_pb2.HealthCheckRequest(service="pageturner.v2.Nothing"), timeout=PATIENCE_SECONDS)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -14,6 +14,7 @@ import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fake_model import Stop, expected_tokens
+from support.patience import PATIENCE_SECONDS
 from support.real_service import ENGINE_OPTIONS, TOKENIZER, RealService, real_service
 
 from pageturner.service.client import AcceptedEvent, ChoiceFinishedEvent, Completion, StreamEvent, TokenEvent
@@ -283,11 +284,11 @@ async def test_sglang_11387_health_follows_the_engines_heartbeat() -> None:
         health = health_pb2_grpc.HealthStub(service.channel)  # type: ignore[no-untyped-call] # has no types
 
         async def until(status: int) -> None:
-            for _ in range(2000):
-                service.engine._watchdog.check()
-                if (await health.Check(health_pb2.HealthCheckRequest())).status == status:
-                    return
-            raise AssertionError(f"health never became {status}")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    service.engine._watchdog.check()
+                    if (await health.Check(health_pb2.HealthCheckRequest())).status == status:
+                        return
 
         await until(health_pb2.HealthCheckResponse.SERVING)
         service.hold_steps()

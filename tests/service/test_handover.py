@@ -20,6 +20,7 @@ from support.serving import serving
 from pageturner.service.config import load_config
 from pageturner.service.engine.handover import HandedBlock, PrefillOrder
 from pageturner.service.errors import ConfigError, EngineDead, HandoverRefused
+from pageturner.service.handover import peers
 from pageturner.service.handover.remote_prefill import RemotePrefill
 from pageturner.service.rpc import transfer
 
@@ -205,7 +206,11 @@ async def test_damage_on_the_way_is_noticed(folder: Path, monkeypatch: pytest.Mo
         assert tokens_of(completion) == await as_computed_here(decode)
 
 
-async def test_servers_that_are_away_silent_or_busy_with_refusing_hold_up_nobody(folder: Path) -> None:
+async def test_servers_that_are_away_silent_or_busy_with_refusing_hold_up_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rest in ("FIRST_REST", "LONGEST_REST"):
+        monkeypatch.setattr(peers, rest, 3600.0)  # none ends before the second prompt, on any machine
     silent = socket.create_server(("127.0.0.1", 0))  # it takes connections, and no call
     targets = "127.0.0.1:9", f"127.0.0.1:{silent.getsockname()[1]}"
     with silent:

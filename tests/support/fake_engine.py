@@ -70,6 +70,7 @@ from pageturner.service.errors import (
 )
 from pageturner.service.identity import ANONYMOUS, Identity, scoped_id
 from pageturner.service.policy_host.reports import Disagreement, PoliciesInfo, PolicyInfo, ShadowInfo
+from support.patience import PATIENCE_SECONDS
 
 VOCAB_SIZE = 0x110000
 MAX_N = 8
@@ -249,7 +250,7 @@ class FakeEngine:
         """Wait until this has happened, once more if it was waited for before: submitting, paused, aborting,
         aborted or closed, and the request's id."""
         mark = self._marks.setdefault(phase, asyncio.Event())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await mark.wait()
         mark.clear()
 

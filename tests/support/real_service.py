@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.flight.phases import PhaseRecorder
 from pageturner.service.rpc.server import Server
 from support.fake_model import FakeModel
+from support.patience import PATIENCE_SECONDS
 from support.scripted import recording_logger
 from support.serving import serving
 from support.tiny_tokenizers import byte_level_bpe
@@ -48,13 +50,15 @@ ENGINE_OPTIONS = EngineOptions(max_empty_schedules=MAX_EMPTY_SCHEDULES, max_cons
 class PagedModel:
     """The engine's three interfaces over the fake model.
 
-    gate: each forward takes one permit, if there is a gate. fail_apply: as many block transfers fail.
+    gate: each forward takes one permit, if there is a gate. num_asked: forwards that came to the gate; by
+    then the loop has all that the steps before told. fail_apply: as many block transfers fail.
     script: what every choice says after a prompt of one token; nothing is computed then.
     """
 
     def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
         self._model = FakeModel(num_blocks, max(1, num_host_blocks), block_size)
         self.gate: threading.Semaphore | None = None
+        self.num_asked = 0
         self.num_forwards = 0
         self.fail_apply = 0
         self.script: tuple[int, ...] = ()
@@ -67,6 +71,7 @@ class PagedModel:
 
     def forward(self, output: SchedulerOutput) -> SchedulerOutput:
         gate = self.gate
+        self.num_asked += 1
         if gate is not None:
             gate.acquire()
         self.num_forwards += 1
@@ -152,6 +157,13 @@ class RealService:
         self.allow_steps(count)
         await self.until(lambda: self.model.num_forwards >= wanted)
 
+    async def finish_step(self) -> None:
+        """One held step, to its end: what it told has gone out, apart from what others tell."""
+        wanted = self.model.num_asked + 1
+        self.allow_steps(1)
+        await self.until(lambda: self.model.num_asked >= wanted or not self.num_live)
+        await self.client.load()
+
     def release_steps(self) -> None:
         gate, self.model.gate = self.model.gate, None
         if gate is not None:
@@ -159,21 +171,18 @@ class RealService:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Go round by whole calls, each of which gives server and engine their turn."""
-        for _ in range(2000):
-            if holds():
-                return
-            await self.client.load()
-        raise AssertionError("it never came true")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not holds():
+                await self.client.load()
 
     async def until_idle(self) -> None:
         """Nothing runs or waits any more, and every block is back."""
-        for _ in range(2000):
-            load = await self.client.load()
-            if (load.num_running, load.num_waiting, load.num_blocks_used, load.num_host_blocks_used) == (
-                0,
-            ) * 4:
-                return
-        raise AssertionError(f"never idle: {load}")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                load = await self.client.load()
+                held = load.num_blocks_used, load.num_host_blocks_used
+                if (load.num_running, load.num_waiting, *held) == (0, 0, 0, 0):
+                    return
 
     @property
     def num_live(self) -> int:

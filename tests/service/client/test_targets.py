@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine
+from support.ports import reserved_port
 from support.serving import new_server, serving
 
 from pageturner.loadtest.channel import channel_options as loadtest_options
@@ -160,16 +160,13 @@ def test_a_channel_tries_again_within_two_seconds() -> None:
     assert options["grpc.min_reconnect_backoff_ms"] <= 5_000
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.fault("38")
 async def test_a_client_that_waits_meets_a_server_that_starts_later() -> None:
-    port = free_port()
+    with reserved_port() as port:
+        await check_that_it_waits(port)
+
+
+async def check_that_it_waits(port: int) -> None:
     async with Client(f"127.0.0.1:{port}", retry=NEVER) as client:
         waiting = asyncio.create_task(client.wait_until_serving(60))
         with pytest.raises(UnknownStatus):
@@ -186,7 +183,11 @@ async def test_a_client_that_waits_meets_a_server_that_starts_later() -> None:
 @pytest.mark.fault("38")
 async def test_a_client_that_waits_outlasts_a_server_that_goes_away() -> None:
     """As one that is restarted: the first ends the watch before it was ever ready."""
-    port = free_port()
+    with reserved_port() as port:
+        await check_that_it_outlasts_a_server(port)
+
+
+async def check_that_it_outlasts_a_server(port: int) -> None:
     engine = FakeEngine()
     first = new_server(ServerOptions(port=port), engine)
     await first.start()

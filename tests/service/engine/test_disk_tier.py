@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import structlog
 from structlog.testing import capture_logs
 from structlog.typing import FilteringBoundLogger
+from support.patience import wait_until
 
 from pageturner.service.core.memory.transfers import Discard, Load, Save, Transfer, TransferEnd
 from pageturner.service.engine.disk_tier import DiskTier
@@ -43,11 +44,12 @@ def done(disk: DiskTier, *transfers: Transfer) -> dict[int, bool]:
 
 def ended(disk: DiskTier) -> dict[int, bool]:
     found: list[TransferEnd] = []
-    until = monotonic() + 20
-    while disk.is_busy and monotonic() < until:
-        found += disk.take_ended()
-        sleep(0.001)
-    assert not disk.is_busy
+
+    def is_idle() -> bool:
+        found.extend(disk.take_ended())
+        return not disk.is_busy
+
+    wait_until(is_idle, 0.001)
     return {end.host_block: end.succeeded for end in found}
 
 

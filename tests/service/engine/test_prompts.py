@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from support.patience import PATIENCE_SECONDS
 from support.tiny_tokenizers import byte_level_bpe
 
 from pageturner.service.engine.api import ChatMessage, ChatPrompt, ModelInfo, Prompt
@@ -37,7 +38,7 @@ class Counting(Tokenizer):
             self.most = max(self.most, self.num_now)
             if self.num_now >= MAX_LONG_PROMPTS:
                 self.full.set()
-        assert self.full.wait(10)
+        assert self.full.wait(PATIENCE_SECONDS)
         token_ids = super().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
         with self.lock:
             self.num_now -= 1

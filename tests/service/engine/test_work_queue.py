@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from support.patience import PATIENCE_SECONDS
 
 from pageturner.service.engine.work_queue import WorkQueue
 from pageturner.service.errors import Draining, QueueFull
@@ -26,7 +27,7 @@ class Work:
         self.go = threading.Event()
 
     def hold(self) -> None:
-        assert self.go.wait(10)
+        assert self.go.wait(PATIENCE_SECONDS)
 
     def note(self, name: str) -> Callable[[], None]:
         return lambda: self.ran.append(name)
@@ -172,7 +173,7 @@ async def test_work_that_gets_no_thread_of_the_system_leaves_its_place_to_the_ne
         patch.setattr(threading.Thread, "start", refuse_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             await queue.run(1, work.note("refused"))
-    await asyncio.wait_for(queue.run(1, work.note("next")), 10)
+    await asyncio.wait_for(queue.run(1, work.note("next")), PATIENCE_SECONDS)
     assert work.ran == ["next"]
 
 
@@ -209,8 +210,8 @@ async def test_an_owner_leaves_a_thread_to_others_and_strangers_take_all() -> No
     queue, work = make(num_threads=2), Work()
     tasks = [asyncio.create_task(queue.run(100, work.hold, "alice")) for _ in range(3)]
     await turn()
-    await asyncio.wait_for(queue.run(100, work.note("bob"), "bob"), 10)
-    await asyncio.wait_for(queue.run(100, work.note("anybody")), 10)
+    await asyncio.wait_for(queue.run(100, work.note("bob"), "bob"), PATIENCE_SECONDS)
+    await asyncio.wait_for(queue.run(100, work.note("anybody")), PATIENCE_SECONDS)
     tasks.append(asyncio.create_task(queue.run(100, work.hold)))
     tasks.append(asyncio.create_task(queue.run(100, work.note("late"), "bob")))
     await turn()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 from support.http_pages import ask, get
+from support.patience import until
 from support.serving import capturing_logger
 
 from pageturner.service.errors import ConfigError
@@ -44,12 +45,6 @@ async def _serving(
         yield port, server
     finally:
         await server.aclose()
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110  # a server has no event for this
-            await asyncio.sleep(0.005)
 
 
 async def test_a_page_its_query_and_its_headers() -> None:
@@ -137,7 +132,7 @@ async def test_one_too_many_takes_the_place_of_the_connection_that_waited_longes
         assert (await reader.readuntil(b"{}\n")).startswith(b"HTTP/1.1 200")
         for _, writer in held:
             writer.close()
-        await _until(lambda: not server.num_connections)
+        await until(lambda: not server.num_connections)
 
 
 async def test_connections_over_the_bound_are_closed_where_all_are_at_work() -> None:
@@ -165,8 +160,8 @@ async def test_a_client_that_does_not_read_is_hung_up_on() -> None:
         reader._transport.pause_reading()  # type: ignore[attr-defined]  # the reader would buffer it
         writer.write(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await writer.drain()
-        await _until(lambda: server.num_connections == 1)
-        await _until(lambda: server.num_connections == 0)
+        await until(lambda: server.num_connections == 1)
+        await until(lambda: server.num_connections == 0)
         writer.transport.abort()
 
 

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.patience import wait_until
 from support.processes import is_running
 from support.rank_programs import DIES, FAILS, HANGS, Group, program
 from support.scripted import recording_logger
@@ -47,13 +48,6 @@ def met(leader: Leader) -> Ranks:
 
 def step(token: int, step_id: int = 1) -> SchedulerOutput:
     return SchedulerOutput(step_id, (ScheduledSequence(1, "", 0, (token,), 0, 0, (0,), ()),))
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.01)
 
 
 def test_every_rank_carries_out_every_step_and_ends_in_order(tmp_path: Path) -> None:
@@ -103,13 +97,13 @@ def check_lost(leader: Leader, ranks: Ranks, why: str) -> None:
     """Told once, by name; nothing can be done any more, and no process is left."""
     losses: list[RankLost] = []
     leader.on_lost(losses.append)
-    wait_for(lambda: bool(losses))
+    wait_until(lambda: bool(losses))
     leader.on_lost(losses.append)  # whoever asks later is told at once
     assert len(set(map(str, losses))) == 1
     assert why in str(losses[0])
     with pytest.raises(RankLost, match=str(losses[0].args[0]).replace("(", r"\(").replace(")", r"\)")):
         ranks.together(lambda output: None)(step(1))
-    wait_for(lambda: not any(map(is_running, leader.process_ids)))
+    wait_until(lambda: not any(map(is_running, leader.process_ids)))
 
 
 def test_a_killed_rank_is_noticed_with_no_step_under_way() -> None:
@@ -130,10 +124,14 @@ def test_a_stopped_rank_is_noticed_by_its_silence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "why"), [(DIES, "it ended with exit code 7"), (HANGS, "has not carried out a step 2 s after")]
+    ("token", "patience", "why"),
+    [
+        (DIES, 60.0, "it ended with exit code 7"),
+        (HANGS, 2.0, "has not carried out a step 2 s after"),
+    ],
 )
-def test_a_rank_that_dies_or_hangs_in_a_step_is_lost(token: int, why: str) -> None:
-    with leading(size=3, patience=Patience(silent=60.0, step=2.0)) as leader:
+def test_a_rank_that_dies_or_hangs_in_a_step_is_lost(token: int, patience: float, why: str) -> None:
+    with leading(size=3, patience=Patience(silent=60.0, step=patience)) as leader:
         ranks = met(leader)
         with pytest.raises(RankLost, match=why):
             ranks.together(lambda output: None)(step(token))
@@ -210,7 +208,7 @@ def test_no_rank_outlives_a_rank_0_that_is_killed() -> None:
         assert len(process_ids) == 2
         parent.kill()
         parent.wait()
-        wait_for(lambda: not any(map(is_running, process_ids)))
+        wait_until(lambda: not any(map(is_running, process_ids)))
 
 
 def test_closing_twice_is_no_error() -> None:

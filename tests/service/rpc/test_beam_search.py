@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -19,11 +19,11 @@ from pageturner.service.client import (
     EarlyStopping,
     FinishedEvent,
     FinishReason,
+    StreamEvent,
     SyncClient,
     TokenEvent,
 )
 from pageturner.service.client.partial_answer import PartialAnswer
-from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import InvalidArgument, RequestAborted
@@ -87,20 +87,20 @@ async def test_a_stream_tells_early_what_all_answers_begin_with() -> None:
 
 async def test_tokens_that_are_settled_come_before_the_search_ends() -> None:
     async with real_service() as service:
-        engine, settled = service.engine._engine, 0
-        plan = engine._schedule
-
-        def unhurried(now: float) -> SchedulerOutput:
-            """Events of steps that follow each other at once come joined."""
-            time.sleep(0.01)
-            return plan(now)
-
-        engine._schedule = unhurried
+        service.hold_steps()  # events of steps that follow each other at once come joined
+        settled = 0
         for first in range(3):
             stream = service.client.stream((first, 1), max_tokens=12, beam_search=BeamSearch(2))
-            events = [e async for e in stream]
-            first_tokens = [e for e in events if isinstance(e, TokenEvent) and e.tokens]
-            settled += len(first_tokens) > 1
+
+            async def read(stream: AsyncIterator[StreamEvent] = stream) -> list[StreamEvent]:
+                return [event async for event in stream]
+
+            reading = asyncio.create_task(read())
+            await service.until(lambda: service.num_live == 1)
+            while service.num_live:
+                await service.finish_step()
+            told = [event for event in await reading if isinstance(event, TokenEvent) and event.tokens]
+            settled += len(told) > 1
         assert settled
 
 

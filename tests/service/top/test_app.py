@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from support.patience import PATIENCE_SECONDS
 from support.top_readings import ScriptedSource, reading
 from textual.pilot import Pilot
 
@@ -38,11 +40,9 @@ async def viewing(
 
 async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
     """Let the view go round until it holds."""
-    for _ in range(200):
-        if holds():
-            return
-        await pilot.pause()
-    raise AssertionError("it never came true")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not holds():
+            await pilot.pause()
 
 
 def _with(told: Reading, requests: tuple[RequestInfo, ...]) -> Reading:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine
+from support.ports import reserved_port
 from support.real_service import real_service
 from support.serving import serving
 
@@ -18,13 +17,6 @@ from pageturner.service.client import Client, RequestState
 from pageturner.service.client.server_process import PROGRAM
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.top.readings import Away, Reader, Reading
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_a_reading_of_a_real_server_is_of_one_moment() -> None:
@@ -55,19 +47,23 @@ async def test_a_reading_of_a_real_server_is_of_one_moment() -> None:
 
 
 async def test_a_server_that_restarts_is_away_and_met_again() -> None:
-    port = _free_port()
-    async with Client(f"127.0.0.1:{port}") as client:
-        reader = Reader(client, MonotonicClock())
-        for _ in range(2):
-            assert isinstance(await reader.read(), Away)
-            async with serving(FakeEngine(), port=port):
-                # gRPC may hold on to the connection that failed for a moment.
-                told = [await reader.read()]
-                while isinstance(told[-1], Away):
-                    told.append(await reader.read())
-        away = await reader.read()
-        assert isinstance(away, Away)
-        assert away.reason
+    with reserved_port() as port:
+        async with Client(f"127.0.0.1:{port}") as client:
+            await _check_that_it_is_met_again(client, port)
+
+
+async def _check_that_it_is_met_again(client: Client, port: int) -> None:
+    reader = Reader(client, MonotonicClock())
+    for _ in range(2):
+        assert isinstance(await reader.read(), Away)
+        async with serving(FakeEngine(), port=port):
+            # gRPC may hold on to the connection that failed for a moment.
+            told = [await reader.read()]
+            while isinstance(told[-1], Away):
+                told.append(await reader.read())
+    away = await reader.read()
+    assert isinstance(away, Away)
+    assert away.reason
 
 
 async def test_a_server_that_loads_is_a_state_and_no_end() -> None:
