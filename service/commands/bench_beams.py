@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from pageturner.service.commands.counts import add_counts
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
@@ -28,15 +29,13 @@ _SAID = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("concurrency", 4, "requests at once"),
         ("width", 4, "beams of each search, and samples of each request that samples"),
         ("output-tokens", 64, "tokens of each answer"),
         ("rounds", 5, "rounds of each kind of request, in turns"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     add_config_flags(parser)
     parser.set_defaults(measure=measure)

@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
-from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
     from pageturner.service.bench.served_cache import CacheResult, ServedFigures
@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", choices=CASES, action="append", help="one of the cases; may be given again (default all)"
     )
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("requests", 64, "requests of each case"),
         (
             "system-tokens",
@@ -33,10 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
         ("rounds", 1, "runs of either server, in turns; figures are their medians"),
         ("seed", 0, "of the first round's prompts"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     parser.set_defaults(measure=run)
     add_config_flags(parser)
@@ -46,9 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.served_cache import cache_cases, measure_case
     from pageturner.service.bench.served_tiers import NUM_SERVERS, TierLoad, measure_tiers
 
-    for name in ("requests", "system_tokens", "rounds"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{getattr(arguments, name)} is below 1")
+    check_counts(arguments, "requests", "system_tokens", "rounds")
     chosen = arguments.only or CASES
     cases = [
         case

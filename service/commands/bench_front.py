@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
@@ -15,16 +16,14 @@ _MOST_STREAMS = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("streams", 64, "requests at once"),
         ("prompt-tokens", 64, "tokens of each prompt, about"),
         ("output-tokens", 256, "tokens of each output"),
         ("rounds", 3, "rounds, each with clients and without"),
         ("client-processes", 1, "processes that the streams are spread over"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     for name, seconds, doc in (
         ("step-ms", 1.0, "milliseconds that a step of the model takes; at 0 each request may run alone"),
         ("seconds", 3.0, "length of each measurement"),
@@ -85,10 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raises ConfigError for the first that is out of bounds."""
-    for name in ("streams", "prompt_tokens", "output_tokens", "rounds", "client_processes"):
-        value = getattr(arguments, name)
-        if value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is below 1")
+    check_counts(arguments, "streams", "prompt_tokens", "output_tokens", "rounds", "client_processes")
     if arguments.streams > _MOST_STREAMS:
         raise ConfigError("--streams", f"{arguments.streams} is over {_MOST_STREAMS}")
     if arguments.client_processes > arguments.streams:

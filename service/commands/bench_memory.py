@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.flags import add_config_flags, config_flags
 from pageturner.service.commands.output import note, write
 from pageturner.service.commands.progress import Advance, progress
@@ -39,16 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose step times: a simulated machine, by name or file, or `this`, which computes every step "
         "with the model (default %(default)s)",
     )
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("requests", 600, "requests of the trace"),
         ("kv-tokens", 32768, "tokens of the KV budget"),
         ("longest", 2048, "tokens of the longest sequence"),
         ("most", 256, "sequences that run at once at most"),
         ("seed", 0, "of the trace"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (.png, .svg, .pdf)")
     parser.set_defaults(measure=run)
@@ -105,9 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("requests", "kv_tokens", "longest", "most"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{getattr(arguments, name)} is below 1")
+    check_counts(arguments, "requests", "kv_tokens", "longest", "most")
     if arguments.longest < 2:
         raise ConfigError("--longest", "a prompt and an answer are 2 tokens at least")
     if arguments.kv_tokens < arguments.longest:

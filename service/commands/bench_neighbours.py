@@ -6,26 +6,24 @@ import argparse
 import dataclasses
 import json
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
-from pageturner.service.errors import ConfigError
 
 EXAMPLE = "pageturner bench neighbours --concurrency 1 --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("concurrency", 1, "requests at once"),
         ("prompt-tokens", 128, "tokens of each prompt"),
         ("output-tokens", 128, "tokens of each output"),
         ("rounds", 3, "rounds of each kind, in turns"),
         ("neighbours", 1, "busy programs beside the service"),
         ("idle-seconds", 5, "seconds without requests at the end"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     add_config_flags(parser)
     parser.set_defaults(measure=measure)
@@ -36,9 +34,9 @@ def measure(arguments: argparse.Namespace) -> int:
     from pageturner.service.bench.neighbours import measure_neighbours
     from pageturner.service.bench.throughput import ThroughputLoad
 
-    for name in ("concurrency", "prompt_tokens", "output_tokens", "rounds", "neighbours", "idle_seconds"):
-        if (value := getattr(arguments, name)) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is below 1")
+    check_counts(
+        arguments, "concurrency", "prompt_tokens", "output_tokens", "rounds", "neighbours", "idle_seconds"
+    )
     workload = ThroughputLoad(arguments.concurrency, arguments.prompt_tokens, arguments.output_tokens)
     with progress(arguments.rounds + 1) as advance:
         result = measure_neighbours(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
@@ -15,15 +16,13 @@ EXAMPLE = "pageturner bench overload --deadline 5 --multiples 1,2,5 --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("prompt-tokens", 64, "tokens of each prompt"),
         ("output-tokens", 32, "tokens of each output"),
         ("at-once", 64, "max_num_seqs of the server"),
         ("queue", 64, "max_waiting of the server"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     for name, seconds, doc in (
         ("deadline", 5.0, "seconds that each request has"),
         ("seconds", 20.0, "length of each phase"),
@@ -103,9 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raises ConfigError for the first that is out of bounds."""
-    for name in ("prompt_tokens", "output_tokens", "at_once", "queue"):
-        if (value := getattr(arguments, name)) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is below 1")
+    check_counts(arguments, "prompt_tokens", "output_tokens", "at_once", "queue")
     for name, most in (("deadline", 3600), ("seconds", 3600)):
         if not 0 < (value := getattr(arguments, name)) < most:
             raise ConfigError(f"--{name}", f"{value} is not in (0, {most})")

@@ -7,23 +7,21 @@ import dataclasses
 import json
 import signal
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
-from pageturner.service.errors import ConfigError
 
 EXAMPLE = "pageturner bench resume --streams 32 --rounds 3 --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("streams", 32, "streams at once, of eight kinds in turns"),
         ("output-tokens", 96, "tokens of each choice, at most"),
         ("rounds", 3, "servers to be ended, one after the other"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument(
         "--signal",
         choices=("KILL", "TERM"),
@@ -42,9 +40,7 @@ def measure(arguments: argparse.Namespace) -> int:
     """
     from pageturner.service.bench.resume import ResumeLoad, measure_resume
 
-    for name in ("streams", "output_tokens", "rounds"):
-        if (value := getattr(arguments, name)) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is below 1")
+    check_counts(arguments, "streams", "output_tokens", "rounds")
     load = ResumeLoad(arguments.streams, arguments.output_tokens)
     with progress(arguments.rounds) as advance:
         result = measure_resume(

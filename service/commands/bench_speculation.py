@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.flags import add_config_flags, config_arguments
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
@@ -25,13 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", default="1,16", metavar="N,...", help="requests at once (default 1,16)"
     )
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("output-tokens", 128, "tokens of each answer"),
         ("rounds", 5, "rounds of each server, in turns"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     add_config_flags(parser)
     parser.set_defaults(measure=measure)
@@ -41,9 +40,7 @@ def measure(arguments: argparse.Namespace) -> int:
     """Print the figures. Raises ConfigError for a number below 1, PageturnerError if a server fails."""
     from pageturner.service.bench.speculation import SpeculationLoad, measure_speculation
 
-    for name in ("output_tokens", "rounds"):
-        if (value := getattr(arguments, name)) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is below 1")
+    check_counts(arguments, "output_tokens", "rounds")
     counts = [_count(part) for part in arguments.concurrency.split(",")]
     loads = [SpeculationLoad(kind, count, arguments.output_tokens) for count in counts for kind in KINDS]
     with progress(len(loads)) as advance:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from pageturner.service.commands.counts import check_counts
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
@@ -61,10 +62,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from pageturner.service.model.kv_dtypes import POOL_DTYPES
     from pageturner.service.startup.container import own_processors, processor_limit, usable_processors
 
-    for name in ("context", "chunk", "threads"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name}", f"{value} is below 1")
+    check_counts(arguments, "context", "chunk", "threads")
     machine = compiler_flags(arguments.code)
     num_threads = arguments.threads or usable_processors(own_processors(), processor_limit())
     cases = []

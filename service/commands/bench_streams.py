@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from pageturner.service.commands.counts import add_counts
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
@@ -15,16 +16,14 @@ _MOST_STREAMS = 16384
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("streams", 2000, "streams that are open at once"),
         ("unread", 0, "streams beside them whose clients hang and read nothing"),
         ("connections", 500, "connections that they are spread over"),
         ("client-processes", 2, "processes that make them"),
         ("output-tokens", 64, "tokens of each answer"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument(
         "--step-ms", type=float, default=50.0, metavar="X", help="time of a step of the model (default 50)"
     )

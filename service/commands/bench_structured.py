@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from pageturner.service.commands.counts import add_counts, check_counts
 from pageturner.service.commands.flags import add_config_flags, config_arguments, load_from
 from pageturner.service.commands.output import write
 from pageturner.service.commands.progress import progress
 from pageturner.service.config import cache_directory
-from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
     from pageturner.service.bench.structured import StructuredResult
@@ -22,14 +22,12 @@ EXAMPLE = "pageturner bench structured --concurrency 16 --rounds 5 --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default, doc in (
+    add_counts(
+        parser,
         ("concurrency", 16, "requests at once"),
         ("output-tokens", 96, "tokens of each answer"),
         ("rounds", 5, "rounds of each kind of answer, in turns"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{doc} (default {default})"
-        )
+    )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     add_config_flags(parser)
     parser.set_defaults(measure=measure)
@@ -39,9 +37,7 @@ def measure(arguments: argparse.Namespace) -> int:
     """Print the figures. Raises ConfigError for a number below 1, PageturnerError if a request fails."""
     from pageturner.service.bench.structured import StructuredLoad, measure_structured
 
-    for name in ("concurrency", "output_tokens", "rounds"):
-        if (value := getattr(arguments, name)) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}", f"{value} is below 1")
+    check_counts(arguments, "concurrency", "output_tokens", "rounds")
     load = StructuredLoad(arguments.concurrency, arguments.output_tokens)
     model = load_from(arguments).config.model
     with progress(arguments.rounds) as advance:

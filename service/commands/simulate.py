@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pageturner.service.commands.counts import check_counts
 from pageturner.service.commands.output import note, show, write
 from pageturner.service.commands.policy_authoring import find_modules_in
 from pageturner.service.commands.progress import progress, reading
@@ -169,10 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Raises ConfigError."""
-    for name in ("seeds", "limit", "concurrency", "replicas", "routers"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name}", f"{value} is below 1")
+    check_counts(arguments, "seeds", "limit", "concurrency", "replicas", "routers")
     for name in ("speed", "slo_ttft", "slo_tpot"):
         value = getattr(arguments, name)
         if not 0 < value < math.inf:
