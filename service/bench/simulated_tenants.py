@@ -12,7 +12,7 @@ from dataclasses import replace
 from pageturner.policies import registry
 from pageturner.service.bench.tenants import FLOOD, QUIET, Answers, TenantsLoad, TenantsResult
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.replica import SimulatedRequest
+from pageturner.service.simulator.outcomes import SimulatedRequest
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.workload import Segment, SimulatedWorkload, WorkloadRequest
 

@@ -11,38 +11,16 @@ deadlines.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pageturner.service.simulator.chunks import Chains, ChunkCache
+from pageturner.service.simulator.decode_batch import DecodeBatch, Job
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.replica import Outcome, Progress
+from pageturner.service.simulator.outcomes import NOTHING, Outcome, Progress
 from pageturner.service.simulator.stretches import StretchTime
 from pageturner.service.simulator.workload import WorkloadRequest
-
-
-@dataclass(slots=True)
-class _Job:
-    """A request on this server.
-
-    num_known: tokens of prompt and answer. num_computed: of those, while it is prefilled. last_step: the
-    server's count of decode steps at which it ends, once it decodes. digests: its chain, of which it holds
-    the first num_chunks while it runs. num_cached: prompt tokens found in the cache when it first started;
-    below 0 before that.
-    """
-
-    index: int
-    num_prompt: int
-    num_output: int
-    digests: tuple[int, ...]
-    num_known: int
-    num_computed: int = 0
-    last_step: int = 0
-    num_chunks: int = 0
-    num_cached: int = -1
 
 
 class CoarseReplica:
@@ -67,14 +45,12 @@ class CoarseReplica:
         self._refused: list[int] = []
         self._model = machine.step_time
         self._time = StretchTime.of(machine.step_time)
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[Job] = deque()
         self._queued_tokens = 0
-        self._prefilling: list[_Job] = []
-        self._decoding: list[tuple[int, int, _Job]] = []  # by last_step, then index: a heap
-        self._num_steps = 0  # of decodes
-        self._context = 0  # tokens that the next step's decodes read together
+        self._prefilling: list[Job] = []
+        self._decoding = DecodeBatch()
         self._private = 0  # tokens of running requests outside of the chunks that they hold
-        self._chunks: list[tuple[_Job, int]] = []  # of the step under way: who is prefilled, and how far
+        self._chunks: list[tuple[Job, int]] = []  # of the step under way: who is prefilled, and how far
         self._began = 0.0
         self._stretch = 0  # decode steps under way, at once; 0 where nothing decodes
         self._is_mixed = False
@@ -114,7 +90,7 @@ class CoarseReplica:
             return
         num_output = min(planned.output.num_tokens, options.max_model_len - num_prompt)
         digests = self._chains.of(index).digests if self._has_cache else ()
-        job = _Job(index, num_prompt, num_output, digests, num_prompt)
+        job = Job(index, num_prompt, num_output, digests, num_prompt)
         self._waiting.append(job)
         self._queued_tokens += num_prompt
         if self.until is not None and not self._is_mixed and len(self._waiting) == 1 and self._fits(job):
@@ -132,11 +108,11 @@ class CoarseReplica:
             self.until = now + self._mixed_seconds()
         elif num_decoding:
             self._stretch = self._longest_stretch()
-            self.until = now + self._time.seconds(self._stretch, num_decoding, self._context)
+            self.until = now + self._time.seconds(self._stretch, num_decoding, self._decoding.context)
         else:
             self.until = None
         if not self._refused:
-            return _NOTHING
+            return NOTHING
         refused, self._refused = self._refused, []
         return Progress((), refused)
 
@@ -145,17 +121,11 @@ class CoarseReplica:
         self.until = None
         started: list[int] = []
         ended: list[int] = []
-        steps, decoding = self._stretch, self._decoding
-        num_decoding = len(decoding)
-        self._num_steps += steps
-        self._context += steps * num_decoding
-        self._private += steps * num_decoding
-        self.num_scheduled_tokens += steps * num_decoding
-        while decoding and decoding[0][0] <= self._num_steps:
-            job = heapq.heappop(decoding)[2]
-            num_known = job.num_prompt + job.num_output
-            self._context -= num_known
-            self._end(job, num_known)
+        num_tokens = self._stretch * len(self._decoding)
+        self._private += num_tokens
+        self.num_scheduled_tokens += num_tokens
+        for job in self._decoding.advance(self._stretch):
+            self._end(job)
             ended.append(job.index)
         for job, num_tokens in self._chunks:
             self.num_scheduled_tokens += num_tokens
@@ -172,7 +142,7 @@ class CoarseReplica:
     def _mixed_seconds(self) -> float:
         """Of a step that prefills, beside the decodes."""
         model, count = self._model, len(self._decoding)
-        seconds = self._time.seconds(1, count, self._context)
+        seconds = self._time.seconds(1, count, self._decoding.context)
         for job, num_tokens in self._chunks:
             start = job.num_computed
             num_pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
@@ -190,15 +160,15 @@ class CoarseReplica:
         """Decode steps until the first ends or the blocks do."""
         count = len(self._decoding)
         room = self._num_free_tokens() // count
-        return max(1, min(self._decoding[0][0] - self._num_steps, room))
+        return max(1, min(self._decoding.steps_to_an_end, room))
 
     def _cut(self, now: float) -> None:
         """End the stretch with the step that is under way at `now`."""
-        count = len(self._decoding)
-        steps = self._time.steps_until(now - self._began, count, self._context)
+        count, context = len(self._decoding), self._decoding.context
+        steps = self._time.steps_until(now - self._began, count, context)
         if steps < self._stretch:
             self._stretch = steps
-            self.until = self._began + self._time.seconds(steps, count, self._context)
+            self.until = self._began + self._time.seconds(steps, count, context)
 
     # --- who runs --------------------------------------------------------------------------
 
@@ -221,7 +191,7 @@ class CoarseReplica:
             chunks.append((job, count))
             budget -= count
 
-    def _fits(self, job: _Job) -> bool:
+    def _fits(self, job: Job) -> bool:
         """Whether a slot is free, and blocks for every token that it knows beside the watermark."""
         num_running = len(self._prefilling) + len(self._decoding)
         if num_running >= self._options.max_num_seqs:
@@ -231,7 +201,7 @@ class CoarseReplica:
         needed = job.num_known - held * self._chunk + self._block_size
         return needed + (self._watermark if num_running else 0) <= self._num_free_tokens()
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: Job) -> None:
         num_chunks = min(len(job.digests), job.num_known // self._chunk)
         chain = job.digests[:num_chunks]
         hit = self._cache.num_hits(chain) * self._chunk
@@ -245,27 +215,25 @@ class CoarseReplica:
         self._private += job.num_known - num_chunks * self._chunk
         self._prefilling.append(job)
 
-    def _first_token(self, job: _Job, started: list[int], ended: list[int]) -> None:
+    def _first_token(self, job: Job, started: list[int], ended: list[int]) -> None:
         """Its prompt is computed, so it gets a token; it decodes from now on, or has ended."""
         if job.num_known == job.num_prompt:
             started.append(job.index)
         job.num_known += 1
         self._private += 1
-        num_left = job.num_prompt + job.num_output - job.num_known
-        if num_left == 0:
-            self._end(job, job.num_known)
-            ended.append(job.index)
+        if job.num_known < job.num_prompt + job.num_output:
+            self._decoding.add(job)
             return
-        job.last_step = self._num_steps + num_left
-        self._context += job.num_known
-        heapq.heappush(self._decoding, (job.last_step, job.index, job))
+        self._end(job)
+        ended.append(job.index)
 
-    def _end(self, job: _Job, num_known: int) -> None:
+    def _end(self, job: Job) -> None:
+        num_known = job.num_known
         self._leave(job, num_known, num_known)
         self._cache.add(job.digests[job.num_chunks : (num_known - 1) // self._chunk])
         self._outcomes[job.index] = Outcome(job.num_output, max(0, job.num_cached))
 
-    def _leave(self, job: _Job, num_known: int, num_computed: int) -> None:
+    def _leave(self, job: Job, num_known: int, num_computed: int) -> None:
         """Give its blocks up; of what is computed, full chunks stay cached."""
         self._cache.release(job.digests[: job.num_chunks], num_computed // self._chunk)
         self._private -= num_known - job.num_chunks * self._chunk
@@ -289,34 +257,17 @@ class CoarseReplica:
             self._preempt()
 
     def _preempt(self) -> None:
-        steps = self._num_steps
-        decoding = min(
-            self._decoding, key=lambda entry: (_num_known(entry[2], steps), -entry[1]), default=None
-        )
-        prefilling = min(self._prefilling, key=lambda job: (job.num_computed, -job.index), default=None)
-        if prefilling is not None and (
-            decoding is None or prefilling.num_computed <= _num_known(decoding[2], steps)
-        ):
-            self._prefilling.remove(prefilling)
-            self._leave(prefilling, prefilling.num_known, prefilling.num_computed)
-            job = prefilling
+        decoding = self._decoding.shortest()
+        job = min(self._prefilling, key=lambda job: (job.num_computed, -job.index), default=None)
+        if job is not None and (decoding is None or job.num_computed <= decoding[0]):
+            self._prefilling.remove(job)
+            self._leave(job, job.num_known, job.num_computed)
         else:
             assert decoding is not None, "nothing runs, and blocks are short"
-            job = decoding[2]
-            self._decoding.remove(decoding)
-            heapq.heapify(self._decoding)
-            job.num_known = _num_known(job, steps)
-            self._context -= job.num_known
+            job = decoding[1]
+            self._decoding.remove(job)
             self._leave(job, job.num_known, job.num_known - 1)
         job.num_computed = job.num_chunks = 0
         self._waiting.appendleft(job)
         self._queued_tokens += job.num_known
         self.num_preemptions += 1
-
-
-_NOTHING = Progress()
-
-
-def _num_known(job: _Job, num_steps: int) -> int:
-    """Tokens of a request that decodes, after so many steps of its server."""
-    return job.num_prompt + job.num_output - (job.last_step - num_steps)

@@ -18,7 +18,7 @@ from pageturner.service.simulator.figures import (
 from pageturner.service.simulator.fleet import FleetSetup, simulate_fleet
 from pageturner.service.simulator.fleet_figures import figures_of_fleet, ttfts_of
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.replica import PoolSample
+from pageturner.service.simulator.outcomes import PoolSample
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.workload import SimulatedWorkload
 

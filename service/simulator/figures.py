@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pageturner.service.simulator.replica import SimulatedRequest
+from pageturner.service.simulator.outcomes import SimulatedRequest
 from pageturner.service.simulator.simulation import SimulationResult
 
 Figures = Mapping[str, float]

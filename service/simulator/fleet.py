@@ -23,7 +23,8 @@ from pageturner.service.simulator.chunks import Chains
 from pageturner.service.simulator.coarse import CoarseReplica
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.replica import Outcome, Progress, SchedulerReplica
+from pageturner.service.simulator.outcomes import Outcome, Progress
+from pageturner.service.simulator.replica import SchedulerReplica
 from pageturner.service.simulator.workload import SimulatedWorkload, WorkloadRequest
 
 _FINISH, _ARRIVAL, _BEGIN, _REPORT = range(4)

@@ -6,22 +6,16 @@ It does what the engine does, step by step, and leaves the clock to its caller: 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.outputs import (
     FinishedEvent,
     SampledSequence,
-    SampledToken,
-    ScheduledSequence,
     SchedulerOutput,
     SchedulerStats,
-    TextDelta,
     TokenEvent,
 )
-from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.core.scheduling.intake import asked_work, check_deadline
 from pageturner.service.errors import PageturnerError
@@ -29,6 +23,8 @@ from pageturner.service.flight.step_work import work_of
 from pageturner.service.simulator.acceptance import SimulatedDrafter
 from pageturner.service.simulator.errors import SimulationStuck
 from pageturner.service.simulator.machine import SimulatedMachine
+from pageturner.service.simulator.null_model import NullStopCondition, sampled_tokens
+from pageturner.service.simulator.outcomes import NOTHING, Outcome, PoolSample, Progress, SimulatedRequest
 from pageturner.service.simulator.tenancy import TenantLedger
 from pageturner.service.simulator.workload import SimulatedWorkload
 
@@ -40,72 +36,6 @@ MAX_SAMPLES = 256
 FIRST_SAMPLE_INTERVAL = 8
 """Steps between two samples of the pools, which cost time a block. When a run has MAX_SAMPLES, every other
 one goes and they get twice as rare."""
-
-_NO_TEXT = TextDelta("")
-
-
-class NullStopCondition:
-    """For requests without text."""
-
-    def start(self, seq_id: int, request: NewRequest) -> None:
-        return None
-
-    def append(self, seq_id: int, token_id: int, *, may_stop: bool, is_stop_token: bool) -> TextDelta:
-        return _NO_TEXT
-
-    def finish(self, seq_id: int) -> str:
-        return ""
-
-
-@dataclass(slots=True)
-class SimulatedRequest:
-    """What became of one request. Times are virtual seconds; None where it did not happen.
-
-    token_times: of every token of its first choice.
-    """
-
-    arrived_at: float
-    tenant: str
-    num_prompt_tokens: int
-    priority: int = 0
-    ended_at: float | None = None
-    token_times: array[float] = field(default_factory=lambda: array("d"))
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    error: PageturnerError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSample:
-    """The pools at one moment."""
-
-    at: float
-    num_waiting: int
-    num_running: int
-    used_share: float
-    wasted_share: float
-    host_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a fleet is told of a request that ended. num_cached_tokens: of its prompt."""
-
-    num_output_tokens: int
-    num_cached_tokens: int
-    has_failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Requests by their index in the workload: whose first token came, and who ended, in that order."""
-
-    started: Sequence[int] = ()
-    ended: Sequence[int] = ()
-
-
-_NOTHING = Progress()
 
 
 class SchedulerReplica:
@@ -220,7 +150,7 @@ class SchedulerReplica:
         if output:
             self._num_empty = 0
             self._sampled = tuple(
-                SampledSequence(row.seq_id, row.epoch, _sampled_tokens(part, row.seed))
+                SampledSequence(row.seq_id, row.epoch, sampled_tokens(part, row.seed))
                 for part in output.scheduled
                 for row in part.samples
             )
@@ -231,7 +161,7 @@ class SchedulerReplica:
             if self._num_empty > MAX_EMPTY_SCHEDULES:
                 raise SimulationStuck(f"at {now:.3f} s the scheduler plans nothing for its requests")
             self.until = now + EMPTY_SCHEDULE_SECONDS
-        return Progress((), (*refused, *expired)) if refused or expired else _NOTHING
+        return Progress((), (*refused, *expired)) if refused or expired else NOTHING
 
     def finish(self) -> Progress:
         """What it did until `until` is done."""
@@ -239,7 +169,7 @@ class SchedulerReplica:
         now, output = self.until, self._output
         self.until = None
         if output is None:
-            return _NOTHING
+            return NOTHING
         progress = self._settle(self._scheduler.update(output, self._sampled, now), now)
         self._num_steps += 1
         if self._num_steps % self._sample_interval == 0:
@@ -316,14 +246,3 @@ class SchedulerReplica:
                     self._tenants.ended(record.tenant)
                 ended.append(index)
         return Progress(started, ended)
-
-
-def _sampled_tokens(part: ScheduledSequence, seed: int) -> tuple[SampledToken, ...]:
-    """The drafts that come true, and the token behind them; one token where there are none."""
-    first = part.end - part.num_drafts
-    tokens = [seed + first]
-    for draft in part.token_ids[len(part.token_ids) - part.num_drafts :]:
-        if draft != tokens[-1]:
-            break
-        tokens.append(tokens[-1] + 1)
-    return tuple(map(SampledToken, tokens))

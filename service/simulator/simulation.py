@@ -13,7 +13,8 @@ from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.simulator.arrivals import Arrivals
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.replica import PoolSample, SchedulerReplica, SimulatedRequest
+from pageturner.service.simulator.outcomes import PoolSample, SimulatedRequest
+from pageturner.service.simulator.replica import SchedulerReplica
 from pageturner.service.simulator.tenancy import TenantLedger
 from pageturner.service.simulator.workload import SimulatedWorkload
 

@@ -17,7 +17,7 @@ from pageturner.service.core.scheduling.pace import Pace
 from pageturner.service.errors import DeadlineTooClose, DeadlineUnreachable
 from pageturner.service.simulator.acceptance import Acceptance
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.replica import SimulatedRequest
+from pageturner.service.simulator.outcomes import SimulatedRequest
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.step_time import StepTimeModel
 from pageturner.service.simulator.synthetic import Synthetic

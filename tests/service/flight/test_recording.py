@@ -27,7 +27,7 @@ from pageturner.service.flight import recording as recording_module
 from pageturner.service.flight.recorder import FlightRecorder
 from pageturner.service.flight.recording import LineFile, RecordedEngine, WorkloadRecorder
 from pageturner.service.flight.records import Setting
-from pageturner.service.simulator.replica import NullStopCondition
+from pageturner.service.simulator.null_model import NullStopCondition
 
 ENGINE = RecordedEngine(
     "toy", CacheOptions(num_blocks=32, block_size=4), SchedulerOptions(max_model_len=64), 4096, Rates()

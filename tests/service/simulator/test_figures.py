@@ -9,7 +9,7 @@ import pytest
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.errors import DeadlineExceeded
 from pageturner.service.simulator.figures import METRIC, Slo, figures_of, interval
-from pageturner.service.simulator.replica import PoolSample, SimulatedRequest
+from pageturner.service.simulator.outcomes import PoolSample, SimulatedRequest
 from pageturner.service.simulator.simulation import SimulationResult
 
 
