@@ -16,7 +16,7 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError
 
 from pageturner.policies import registry
-from pageturner.service.client.backoff import rest_seconds
+from pageturner.service.backoff import rest_seconds
 from pageturner.service.core.clock import Clock
 from pageturner.service.errors import InvalidArgument, MixedServers, NoReplica
 from pageturner.service.routing.options import LoadReport, Replica, Routed

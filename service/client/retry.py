@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from pageturner.service.client.backoff import doubled
+from pageturner.service.backoff import doubled
 from pageturner.service.client.balancing import Balancer, Balancing, Mixed, Placement, Wanted
 from pageturner.service.client.failures import is_temporary, retry_after
 from pageturner.service.client.partial_answer import PartialAnswer

@@ -16,6 +16,7 @@ from itertools import dropwhile
 
 from structlog.typing import FilteringBoundLogger
 
+from pageturner.service.client.async_connection import AsyncConnection
 from pageturner.service.client.calls import StreamCall
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
@@ -24,10 +25,11 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.block_receiver import BlockReceiver
 from pageturner.service.engine.handover import HandoverOptions
 from pageturner.service.errors import HandoverRefused, PageturnerError
-from pageturner.service.handover.peers import Peer, Peers
+from pageturner.service.routing.peers import Peer, Peers
 from pageturner.v1 import transfer_pb2 as pb
 
 _METHOD = pb.DESCRIPTOR.services_by_name["TransferService"].methods_by_name["Prefill"]
+Prefiller = Peer[AsyncConnection]
 PATH = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
 
 
@@ -54,7 +56,7 @@ class RemotePrefill:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: Peers[AsyncConnection],
         receiver: BlockReceiver,
         hasher: PrefixHasher,
         own: OwnKv,
@@ -76,7 +78,9 @@ class RemotePrefill:
             return
         hashes = self._wanted(new, await look())
         first = len(hashes.before)
-        asked: set[Peer] = set()  # each once: all of them silent cost their patience, and no more
+        asked: set[Peer[AsyncConnection]] = (
+            set()
+        )  # each once: all of them silent cost their patience, and no more
         while hashes.missing and (peer := self._peers.choose(asked)) is not None:
             asked.add(peer)
             num_tokens = len(hashes.missing) * self._own.block_size
@@ -86,10 +90,12 @@ class RemotePrefill:
             except PageturnerError as error:
                 is_refusal = isinstance(error, HandoverRefused)
                 if self._peers.failed(peer, str(error), is_refusal=is_refusal):
-                    self._logger.warning("handover_failed", server=peer.address, reason=str(error))
+                    self._logger.warning(
+                        "handover_failed", server=peer.server.target.address, reason=str(error)
+                    )
             except Exception as error:  # a fault of ours costs the hand-over, and no request
                 self._peers.failed(peer, type(error).__name__, is_refusal=False)
-                self._logger.error("handover_fault", server=peer.address, exc_info=error)
+                self._logger.error("handover_fault", server=peer.server.target.address, exc_info=error)
             else:
                 self._peers.succeeded(peer)
                 return
@@ -102,7 +108,8 @@ class RemotePrefill:
 
     async def close(self) -> None:
         """Let go of the connections."""
-        await self._peers.close()
+        for peer in self._peers:
+            await peer.server.close()
 
     def _may_ask(self, new: NewRequest) -> bool:
         """Not for one that is better, or can only be, computed here, whatever is cached."""
@@ -128,7 +135,7 @@ class RemotePrefill:
             missing = []
         return _Wanted(hashes[:num_here], missing)
 
-    async def _take_in(self, peer: Peer, new: NewRequest, first: int, hashes: list[bytes]) -> None:
+    async def _take_in(self, peer: Prefiller, new: NewRequest, first: int, hashes: list[bytes]) -> None:
         """Raises PageturnerError where the server fails, or gives something else than blocks in order."""
         last = first + len(hashes)
         request = pb.PrefillRequest(
@@ -142,7 +149,7 @@ class RemotePrefill:
         )
         left = None if new.deadline is None else max(0.0, new.deadline - self._clock.now())
         call = StreamCall(PATH, request, pb.PrefillResponse, _as_it_is, left)
-        async with aclosing(peer.connection.follow(call)) as messages:
+        async with aclosing(peer.server.follow(call)) as messages:
             index = first
             async for message in self._within_patience(messages):
                 if message.WhichOneof("news") != "block":

@@ -21,8 +21,8 @@ from pageturner.service.engine.block_sender import BlockSender
 from pageturner.service.engine.handover import Handover, HandoverOptions
 from pageturner.service.engine.lower_tier import LowerTier
 from pageturner.service.errors import ConfigError, InvalidArgument
-from pageturner.service.handover.peers import Peers
 from pageturner.service.handover.remote_prefill import OwnKv, RemotePrefill
+from pageturner.service.routing.peers import Peers
 from pageturner.service.startup.loading import LoadedModel
 from pageturner.service.startup.tiers import bytes_of
 
@@ -100,7 +100,7 @@ def build_handover(
         tls_ca=None if options.prefill_tls_ca == "system" else options.prefill_tls_ca,
     )
     own = OwnKv(fingerprint, layout_of(model), model.cache.block_size, model.block_bytes)
-    peers = Peers(tuple(AsyncConnection(target, credentials) for target in targets), clock)
+    peers = Peers([AsyncConnection(target, credentials) for target in targets], clock.now)
     return RemotePrefill(peers, opened.receiver, hasher, own, options, clock, logger)
 
 

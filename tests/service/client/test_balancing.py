@@ -14,8 +14,8 @@ import pytest
 from support.fake_engine import FakeEngine, accepted, echo
 from support.serving import Served, serving
 
+from pageturner.service.backoff import FIRST_REST
 from pageturner.service.client import AcceptedEvent, Client, SyncClient
-from pageturner.service.client.backoff import FIRST_REST
 from pageturner.service.client.balancing import (
     Balancer,
     Balancing,

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from support.scripted import recording_logger
 
+from pageturner.service.backoff import FIRST_REST, LONGEST_REST
 from pageturner.service.client.async_connection import AsyncConnection
-from pageturner.service.client.backoff import FIRST_REST, LONGEST_REST
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.prefix_summary import PrefixSummary
@@ -19,8 +19,8 @@ from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.block_receiver import BlockReceiver
 from pageturner.service.engine.handover import HandoverOptions
 from pageturner.service.errors import EngineDead
-from pageturner.service.handover.peers import REFUSED_REST, Peers
 from pageturner.service.handover.remote_prefill import OwnKv, RemotePrefill
+from pageturner.service.routing.peers import REFUSED_REST, Peers
 
 BLOCK = 16
 PATIENCE = 10.0
@@ -42,11 +42,11 @@ class SlowServer:
         yield
 
 
-def peers_of(*servers: SlowServer, clock: ManualClock) -> Peers:
-    return Peers(tuple(cast(AsyncConnection, server) for server in servers), clock)
+def peers_of(*servers: SlowServer, clock: ManualClock) -> Peers[AsyncConnection]:
+    return Peers([cast(AsyncConnection, server) for server in servers], clock.now)
 
 
-def remote_prefill(peers: Peers, clock: ManualClock) -> RemotePrefill:
+def remote_prefill(peers: Peers[AsyncConnection], clock: ManualClock) -> RemotePrefill:
     logger, _ = recording_logger()
     receiver = BlockReceiver(64, lambda block: memoryview(bytearray(4)), logger)
     options = HandoverOptions("decode", ("a:1",), min_tokens=2 * BLOCK, patience_seconds=PATIENCE)

@@ -1,45 +1,48 @@
-"""The servers that compute prompts for this one: which of them is asked next, and which is left alone."""
+"""The servers that compute prompts for one that decodes: which is asked next, and which is left alone.
+
+Each decoding server reckons by what it asked itself, as a router without reports does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from pageturner.service.client.async_connection import AsyncConnection
-from pageturner.service.client.backoff import rest_seconds
-from pageturner.service.core.clock import Clock
+from pageturner.service.backoff import rest_seconds
+
+Server = TypeVar("Server")
+"""How one is reached: a connection, or its number in a simulation."""
 
 REFUSED_REST = 60.0
 """Seconds that one is left alone whose KV means nothing here: it must be started anew, with other weights."""
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class Peer(Generic[Server]):
     """One server. num_tokens: that it was asked for and has not given yet."""
 
-    connection: AsyncConnection
+    server: Server
     num_tokens: int = 0
     num_failures: int = 0
     rests_until: float = 0.0
     last_reason: str = ""
 
-    @property
-    def address(self) -> str:
-        """Where it is."""
-        return self.connection.target.address
 
+class Peers(Generic[Server]):
+    """Bound to one thread. now: seconds, of any clock that never goes back."""
 
-class Peers:
-    """Lives on the event loop."""
+    def __init__(self, servers: Iterable[Server], now: Callable[[], float]) -> None:
+        self._peers = [Peer(server) for server in servers]
+        self._now = now
 
-    def __init__(self, connections: tuple[AsyncConnection, ...], clock: Clock) -> None:
-        self._peers = [Peer(connection) for connection in connections]
-        self._clock = clock
+    def __iter__(self) -> Iterator[Peer[Server]]:
+        return iter(self._peers)
 
-    def choose(self, asked: Container[Peer] = ()) -> Peer | None:
+    def choose(self, asked: Container[Peer[Server]] = ()) -> Peer[Server] | None:
         """The one that has fewest tokens to compute for this server, and longest ago had to; None while all
         but those that were asked are left alone."""
-        now = self._clock.now()
+        now = self._now()
         ready = [peer for peer in self._peers if peer.rests_until <= now and peer not in asked]
         if not ready:
             return None
@@ -48,16 +51,16 @@ class Peers:
         self._peers.append(chosen)  # of equals, the next one is another
         return chosen
 
-    def succeeded(self, peer: Peer) -> None:
+    def succeeded(self, peer: Peer[Server]) -> None:
         """It gave what it was asked for."""
         peer.num_failures, peer.last_reason = 0, ""
 
-    def failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> bool:
+    def failed(self, peer: Peer[Server], reason: str, *, is_refusal: bool) -> bool:
         """It did not, for this reason. Whether that is news.
 
         Calls that were under way there together fail together, and make its rest no longer.
         """
-        now = self._clock.now()
+        now = self._now()
         if is_refusal:
             peer.rests_until = max(peer.rests_until, now + REFUSED_REST)
         elif peer.rests_until <= now:
@@ -65,8 +68,3 @@ class Peers:
             peer.num_failures += 1
         is_news, peer.last_reason = reason != peer.last_reason, reason
         return is_news
-
-    async def close(self) -> None:
-        """Let go of the connections."""
-        for peer in self._peers:
-            await peer.connection.close()
