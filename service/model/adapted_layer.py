@@ -33,6 +33,9 @@ class AdaptedLayer:
         return self._project("down", self._ops.silu_and_mul(self._project("gate_up", normed))), residual
 
     def _project(self, name: Projection, rows: torch.Tensor) -> torch.Tensor:
-        output, read = self._layer.project(name, rows)
-        self._low_rank.add(output, read, self._rows, [getattr(part, name) for part in self._parts])
-        return output
+        low_ranks = [getattr(part, name) for part in self._parts]
+
+        def add(product: torch.Tensor, read: torch.Tensor) -> None:
+            self._low_rank.add(product, read, self._rows, low_ranks)
+
+        return self._layer.project(name, rows, add)

@@ -34,9 +34,6 @@ class AdapterStore:
     def __init__(self) -> None:
         self._weights: dict[str, AdapterWeights] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._weights)
-
     def put(self, weights: AdapterWeights) -> None:
         """From now on steps may have it."""
         self._weights[weights.digest] = weights
@@ -50,11 +47,11 @@ class AdapterStore:
 
         Raises AdapterError for one that is not there.
         """
+        if not any(sequence.adapter for sequence in output.scheduled):
+            return None
         places: dict[str, int] = {"": -1}
         for sequence in output.scheduled:
             places.setdefault(sequence.adapter, len(places) - 1)
-        if len(places) == 1:
-            return None
         counts = [len(sequence.token_ids) for sequence in output.scheduled]
         of_sequence = np.array([places[sequence.adapter] for sequence in output.scheduled], dtype=np.int32)
         rows = AdapterRows(np.repeat(of_sequence, counts), len(places) - 1)

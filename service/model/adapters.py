@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -51,7 +52,7 @@ class AdapterWeights:
 
     digest: of all that its results hang on beside the model: equal content has one digest wherever it lies.
     rank: the largest of a module. modules: those that it changes, by their last name. num_bytes: as it lies
-    in memory.
+    in memory. Of a model on several ranks, layers and num_bytes are this rank's part; the rest is of all.
     """
 
     digest: str
@@ -61,21 +62,36 @@ class AdapterWeights:
     layers: tuple[LayerLowRank, ...]
 
 
+class FactorCut(Protocol):
+    """What one of several ranks holds of a module's factors."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in] of B A."""
+        ...
+
+    def of_factors(self, factors: Factors) -> Factors:
+        """The rank's part of whole ones."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterShapes:
     """What adapters must fit: a model, and the bounds of its server.
 
-    row_groups: of each layer's PROJECTIONS, inputs that share a scale where rows are quantised; empty where
-    they are not.
+    config: of the whole model. max_bytes: of an adapter's file, and of what one rank holds of it. row_groups:
+    of each layer's PROJECTIONS, inputs that share a scale where rows are quantised; empty where they are not.
+    cuts: of every module, by the last part of its name; empty for a model that is whole on one rank.
     """
 
     config: DecoderConfig
     max_rank: int
     max_bytes: int
     row_groups: tuple[tuple[int, ...], ...] = ()
+    cuts: Mapping[str, FactorCut] = field(default_factory=dict)
 
     def products(self, layer: int) -> Mapping[str, ProductSizes]:
-        """Of one layer, by name."""
+        """Of one layer of the whole model, by name."""
         config = self.config
         hidden, inner, qkv = config.hidden_size, config.intermediate_size, tuple(config.qkv_sizes)
         sizes = ((qkv, hidden), ((hidden,), qkv[0]), ((inner, inner), hidden), ((hidden,), inner))
@@ -84,6 +100,23 @@ class AdapterShapes:
             name: ProductSizes(*size, group)
             for name, size, group in zip(PROJECTIONS, sizes, groups, strict=True)
         }
+
+    def held(self, layer: int) -> Mapping[str, ProductSizes]:
+        """Likewise, as this rank computes them."""
+        products = self.products(layer)
+        if not self.cuts:
+            return products
+        held = {}
+        for name, whole in products.items():
+            shapes = [self.cuts[_last_of(module)].shape for module in _parts_of(name)]
+            held[name] = ProductSizes(tuple(outputs for outputs, _ in shapes), shapes[0][1], whole.group)
+        return held
+
+    def cut(self, module: str, factors: Factors | None) -> Factors | None:
+        """What of a module's factors this rank computes with."""
+        if factors is None or not self.cuts:
+            return factors
+        return self.cuts[_last_of(module)].of_factors(factors)
 
 
 def read_adapter(
@@ -112,11 +145,11 @@ def read_adapter(
     num_bytes = sum(part.num_bytes for layer in layers for part in layer.products() if part is not None)
     if num_bytes > shapes.max_bytes:
         raise AdapterError(f"takes {num_bytes} bytes; all adapters may take {shapes.max_bytes}")
-    names = {name.rpartition(".")[2] for name in modules}
+    names = set(map(_last_of, modules))
     return AdapterWeights(
         sha256(content + settings.described().encode()).hexdigest()[:32],
         max(factors.a.shape[0] for factors in modules.values()),
-        tuple(name for part in MODULES if (name := part.rpartition(".")[2]) in names),
+        tuple(name for part in MODULES if (name := _last_of(part)) in names),
         num_bytes,
         layers,
     )
@@ -201,8 +234,8 @@ def _layer(
     device: torch.device | None,
 ) -> LayerLowRank:
     products: dict[str, LowRank | None] = {}
-    for name, sizes in shapes.products(index).items():
-        parts = [modules.get(f"model.layers.{index}.{place}") for place in _parts_of(name)]
+    for name, sizes in shapes.held(index).items():
+        parts = [shapes.cut(place, modules.get(f"model.layers.{index}.{place}")) for place in _parts_of(name)]
         moved = [part and Factors(part.a.to(device), part.b.to(device)) for part in parts]
         products[name] = ops.prepare(moved, sizes)
     return LayerLowRank(**products)
@@ -211,3 +244,7 @@ def _layer(
 def _parts_of(product: str) -> Iterator[str]:
     """The modules of a product, in the order of its outputs."""
     return (module for module, place in _PLACES.items() if place[0] == product)
+
+
+def _last_of(module: str) -> str:
+    return module.rpartition(".")[2]

@@ -25,6 +25,7 @@ from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.quantised_products import load_quantised_products
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
+from pageturner.service.model.tensor_parallel.cuts import gathered_cuts, summed_cuts
 from pageturner.service.model.tensor_parallel.decoder import ParallelDecoder
 from pageturner.service.model.tensor_parallel.parallel_layers import GatheredLayer, SummedLayer
 from pageturner.service.model.tensor_parallel.sharded_weights import ShardedPackedFile, ShardedWeights
@@ -144,7 +145,9 @@ def _build_lean(
         model = Decoder(config, products, ops, options.max_position)
     else:
         layers = [SummedLayer(layer.products, collectives) for layer in products.layers]
-        model = ParallelDecoder(config, shards, products, layers, collectives, ops, options.max_position)
+        model = ParallelDecoder(
+            config, shards, products, layers, summed_cuts, collectives, ops, options.max_position
+        )
     if deterministic and (reason := batch_variance(model, ops, block_size)):
         raise ModelError(f"deterministic: {reason}")
     return BuiltModel(model, ops, deterministic)
@@ -184,7 +187,9 @@ def _build_quantised(
             GatheredLayer(layer.products, shards, config.head_dim, collectives, ops)
             for layer in products.layers
         ]
-        model = ParallelDecoder(config, shards, products, layers, collectives, ops, options.max_position)
+        model = ParallelDecoder(
+            config, shards, products, layers, gathered_cuts, collectives, ops, options.max_position
+        )
     if options.deterministic is False or not (options.deterministic or ops.row_invariant):
         return BuiltModel(model, ops, deterministic=False)
     if (reason := batch_variance(model, ops, block_size)) is None:

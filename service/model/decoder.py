@@ -6,7 +6,8 @@ Residual additions are fused into the norm that follows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,9 +20,10 @@ from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.low_rank import AdapterRows, LowRankBackend, LowRankOps
 from pageturner.kernels.packed import TILE
 from pageturner.kernels.torch_low_rank import TorchLowRankOps
+from pageturner.service.errors import AdapterError
 from pageturner.service.model.adapted_layer import AdaptedLayer
 from pageturner.service.model.adapter_store import BatchAdapters
-from pageturner.service.model.adapters import AdapterWeights
+from pageturner.service.model.adapters import AdapterShapes, AdapterWeights, read_adapter
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.dense_products import load_dense_products
@@ -64,7 +66,19 @@ class Decoder:
             AttentionSpec(config.attention_scale, window) for window in config.sliding_windows
         )
         self._ops = ops
-        self.low_rank, self.row_groups = _low_rank_ops(config, products, ops)
+        self.low_rank, self.row_groups = low_rank_ops(products, ops, config.qkv_sizes)
+
+    def read_adapter(self, folder: Path, max_rank: int, max_bytes: int) -> AdapterWeights:
+        """What a folder holds, on the model's device and as its products take it; one of several ranks has
+        its part. Raises AdapterError, also where there is no memory for it."""
+        shapes = self._adapter_shapes(max_rank, max_bytes)
+        try:
+            return read_adapter(folder, shapes, self.low_rank, self.device)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise AdapterError(f"there is no memory for it on {self.device}") from error
+
+    def _adapter_shapes(self, max_rank: int, max_bytes: int) -> AdapterShapes:
+        return AdapterShapes(self.config, max_rank, max_bytes, self.row_groups)
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; logits [len(batch.logit_rows), vocab_size]."""
@@ -143,15 +157,16 @@ class QuantisedDecoder(Decoder):
         return adapters.rows, [self._adapters[weights] for weights in adapters.weights]
 
 
-def _low_rank_ops(
-    config: DecoderConfig, products: Products, ops: PagedOps
+def low_rank_ops(
+    products: Products, ops: PagedOps, sizes: Iterable[int]
 ) -> tuple[LowRankOps, tuple[tuple[int, ...], ...]]:
-    """What adds adapters to these products, and the groups of their rows."""
+    """What adds adapters to these products, and the groups of their rows. sizes: outputs of all parts of all
+    products that may not be multiples of TILE."""
     if isinstance(ops, LowRankBackend):
         return ops.low_rank_ops(products.dtype), ()
     if not isinstance(ops, CpuOps):
         return TorchLowRankOps(products.dtype), ()
-    if isinstance(products, QuantisedProducts) and not any(size % TILE for size in config.qkv_sizes):
+    if isinstance(products, QuantisedProducts) and not any(size % TILE for size in sizes):
         return CpuPackedLowRankOps(ops.library), tuple(layer.products.row_groups for layer in products.layers)
     return CpuLowRankOps(ops.library), ()
 

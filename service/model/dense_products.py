@@ -12,7 +12,7 @@ from pageturner.kernels.interface import PagedOps
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.linear import HEAD_ROW_TILES, Linear, LinearFactory
 from pageturner.service.model.packing import check_left
-from pageturner.service.model.products import Layer, OpenLayer, Projection
+from pageturner.service.model.products import Add, Layer, OpenLayer, Projection
 from pageturner.service.model.weight_source import WeightSource
 
 Take = Callable[..., torch.Tensor]
@@ -42,9 +42,11 @@ class _DenseLayer:
         normed, residual = self.ops.rms_norm(hidden, self.mlp_norm, self.eps, residual)
         return self.down(self.ops.silu_and_mul(self.gate_up(normed))), residual
 
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, name: Projection, rows: torch.Tensor, add: Add) -> torch.Tensor:
         products = {"qkv": self.merged, "out": self.output, "gate_up": self.gate_up, "down": self.down}
-        return products[name](rows), rows
+        product = products[name](rows)
+        add(product, rows)
+        return product
 
 
 class DenseProducts:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -31,6 +31,10 @@ class LayerProducts(Protocol):
         ...
 
 
+Add = Callable[[torch.Tensor, torch.Tensor], None]
+"""Adds to a product [T, out], in place, what comes of the rows [T, in] that it is of. On one of several ranks
+both are this rank's, and the product is made whole after it."""
+
 Projection = Literal["qkv", "out", "gate_up", "down"]
 PROJECTIONS: tuple[Projection, ...] = ("qkv", "out", "gate_up", "down")
 """The four products of a layer, in the order of a forward."""
@@ -52,8 +56,8 @@ class OpenLayer(LayerProducts, Protocol):
     @property
     def mlp_norm(self) -> torch.Tensor: ...
 
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(one product [T, out], the rows [T, in] that it is of: what adapters multiply)."""
+    def project(self, name: Projection, rows: torch.Tensor, add: Add) -> torch.Tensor:
+        """One product [T, out] of the rows [T, in], with what `add` adds to it."""
         ...
 
 

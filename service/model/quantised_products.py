@@ -17,7 +17,7 @@ from pageturner.kernels.packed import PackedWeight, rows_of
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.packed_file import PackedSource
 from pageturner.service.model.packing import EMBEDDING, HEAD
-from pageturner.service.model.products import PROJECTIONS, Layer, Projection
+from pageturner.service.model.products import PROJECTIONS, Add, Layer, Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,10 @@ class QuantisedLayer:
     def mlp(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.ops.norm_mlp(hidden, self.mlp_norm, self.eps, self.gate_up, self.down, residual)
 
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.ops.linear(rows, self._weight(name)), rows
+    def project(self, name: Projection, rows: torch.Tensor, add: Add) -> torch.Tensor:
+        product = self.ops.linear(rows, self._weight(name))
+        add(product, rows)
+        return product
 
     @property
     def row_groups(self) -> tuple[int, ...]:

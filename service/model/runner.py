@@ -45,7 +45,7 @@ class Runner:
         if not output.scheduled:
             return torch.empty(0, self.model.vocab_size, dtype=self.model.dtype, device=self._kv_cache.device)
         batch = build_batch(output, self._kv_cache.layout.block_size, self._kv_cache.device, self._resolve)
-        if self._adapters and (adapters := self._adapters.bind(output)) is not None:
+        if self._adapters is not None and (adapters := self._adapters.bind(output)) is not None:
             batch = replace(batch, adapters=adapters)
         self._kv_cache.await_copies(batch.attention)
         return self._forward(batch, self._kv_cache)

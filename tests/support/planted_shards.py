@@ -11,6 +11,7 @@ import pytest
 from pageturner.service.model import build
 from pageturner.service.model.options import Quantization
 from pageturner.service.model.tensor_parallel import (
+    cuts,
     decoder,
     parallel_layers,
     parallel_products,
@@ -58,14 +59,18 @@ def _of_weights(right: str, wrong: str, family: str = "llama") -> ShardBug:
     return ShardBug(sharded_weights, right, wrong, build, "ShardedWeights", family)
 
 
+def _of_cuts(right: str, wrong: str) -> ShardBug:
+    return ShardBug(cuts, right, wrong, sharded_weights, "summed_cuts")
+
+
 def _of_packed_weights(right: str, wrong: str) -> ShardBug:
     return ShardBug(sharded_weights, right, wrong, build, "ShardedPackedFile", scheme="int8")
 
 
 PLANTED_SHARD_BUGS = {
-    "a shard off by a head": _of_weights(
-        '"o_proj": _Cut((hidden, q_size), inputs=heads)',
-        '"o_proj": _Cut((hidden, q_size), inputs=_moved(heads, width if shard.rank == 0 else -width))',
+    "a shard off by a head": _of_cuts(
+        "inputs=scaled(shard.heads, config.head_dim)",
+        "inputs=scaled(moved(shard.heads, -1 if shard.rank else 1), config.head_dim)",
     ),
     "a forgotten sum of what attention adds": _of_sums(
         "        added = self._layer.out(attended)\n        self._collectives.all_reduce(added)\n",
@@ -79,9 +84,9 @@ PLANTED_SHARD_BUGS = {
     "a bias added on every rank": _of_weights(
         "return bias if self._shard.rank == 0 else torch.zeros_like(bias)", "return bias", "llama_bias"
     ),
-    "the first rank's rows of up on every rank": _of_weights(
-        '"up_proj": _Cut((inner, hidden), outputs=(shard.inner,))',
-        '"up_proj": _Cut((inner, hidden), outputs=(range(len(shard.inner)),))',
+    "the first rank's rows of up on every rank": _of_cuts(
+        '"up_proj": Cut((inner, hidden), outputs=(shard.inner,))',
+        '"up_proj": Cut((inner, hidden), outputs=(range(len(shard.inner)),))',
     ),
     "gathered logits in the wrong order": _of_products(
         "self._products.head(hidden, residual), self._widths)",
@@ -91,11 +96,11 @@ PLANTED_SHARD_BUGS = {
         "        rows.masked_fill_(elsewhere[:, None], 0)\n", ""
     ),
     "a packed value read as the key of its head": _of_packed_weights(
-        "_moved(kv_heads, q_size), _moved(kv_heads, q_size + k_size)",
-        "_moved(kv_heads, q_size), _moved(kv_heads, q_size)",
+        "moved(kv_heads, q_size), moved(kv_heads, q_size + k_size)",
+        "moved(kv_heads, q_size), moved(kv_heads, q_size)",
     ),
     "packed rows of up taken from gate": _of_packed_weights(
-        "outputs=(shard.inner, _moved(shard.inner, inner))", "outputs=(shard.inner, shard.inner)"
+        "outputs=(shard.inner, moved(shard.inner, inner))", "outputs=(shard.inner, shard.inner)"
     ),
     "gated rows moved by a column": _of_gatherings(
         "self._ops.silu_and_mul(gate_up), self._inner)",
@@ -109,5 +114,54 @@ PLANTED_SHARD_BUGS = {
         "plan_shards",
         size=4,
         changes=(("num_key_value_heads", 2),),
+    ),
+}
+
+
+def _of_adapters(right: str, wrong: str, scheme: Quantization = "none") -> ShardBug:
+    name = "summed_cuts" if scheme == "none" else "gathered_cuts"
+    return ShardBug(cuts, right, wrong, build, name, scheme=scheme)
+
+
+PLANTED_ADAPTER_BUGS = {
+    "B of the first rank's outputs on every rank": _of_adapters(
+        "b = torch.cat([b[part.start : part.stop] for part in self.outputs])",
+        "b = torch.cat([b[: len(part)] for part in self.outputs])",
+    ),
+    "A of the first rank's inputs on every rank": _of_adapters(
+        "a = a[:, self.inputs.start : self.inputs.stop].clone()", "a = a[:, : len(self.inputs)].clone()"
+    ),
+    "values of the first rank's heads on every rank": _of_adapters(
+        '"v_proj": Cut((k_size, hidden), outputs=(kv_heads,))',
+        '"v_proj": Cut((k_size, hidden), outputs=(range(len(kv_heads)),))',
+    ),
+    "what is added to `down` cut by other outputs than its weight": _of_adapters(
+        '"down_proj": Cut((hidden, inner), outputs=(shard.hidden,))',
+        '"down_proj": Cut((hidden, inner), outputs=(range(len(shard.hidden)),))',
+        "int8",
+    ),
+    "what is added left out of the sum": ShardBug(
+        parallel_layers,
+        "        product = self._layer.project(name, rows, add)\n"
+        '        if name in ("out", "down"):\n'
+        "            self._collectives.all_reduce(product)\n"
+        "        return product\n",
+        "        product = self._layer.project(name, rows, lambda product, read: None)\n"
+        '        if name in ("out", "down"):\n'
+        "            self._collectives.all_reduce(product)\n"
+        "        add(product, rows)\n"
+        "        return product\n",
+        build,
+        "SummedLayer",
+    ),
+    "rows of this rank alone read by what is added": ShardBug(
+        parallel_layers,
+        "return self._whole(self._layer.project(name, gather_columns(self._collectives, rows, widths), add))",
+        "gathered = gather_columns(self._collectives, rows, widths)\n"
+        "        return self._whole(self._layer.project(name, gathered, lambda product, read: add(\n"
+        "            product, read.roll(rows.shape[1], 1))))",
+        build,
+        "GatheredLayer",
+        scheme="int8",
     ),
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 
 from pageturner.service.errors import RankLost
 from pageturner.service.model.tensor_parallel.collectives import Collectives
 from pageturner.service.model.tensor_parallel.torch_collectives import TorchCollectives
 from support.rank_processes import Tell
-from support.sharded import TinyModel, in_chunks
+from support.sharded import TinyModel, in_chunks, in_company
 
 SIZES = (1, 5, 1000, 100_000)
 """Rows of three: a few bytes, and more than a slot of shared memory holds."""
@@ -76,3 +79,10 @@ def check_and_lose(collectives: Collectives, tell: Tell) -> None:
 def run_in_chunks(model: TinyModel, collectives: Collectives, tell: Tell) -> None:
     """Runs the rank's part of a model and tells the logits."""
     tell(model.run(in_chunks, collectives).tolist())
+
+
+def run_in_company(
+    model: TinyModel, adapters: Mapping[str, Path], collectives: Collectives, tell: Tell
+) -> None:
+    """Likewise, with adapters."""
+    tell(model.run_adapted(in_company, adapters, collectives).tolist())

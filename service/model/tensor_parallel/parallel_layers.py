@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from pageturner.kernels.interface import PagedOps
-from pageturner.service.model.products import OpenLayer, Projection
+from pageturner.service.model.products import Add, OpenLayer, Projection
 from pageturner.service.model.quantised_products import QuantisedLayer
 from pageturner.service.model.tensor_parallel.collectives import Collectives, gather_columns
 from pageturner.service.model.tensor_parallel.shards import Shard
@@ -35,12 +35,12 @@ class SummedLayer:
         self._collectives.all_reduce(added)
         return added, residual
 
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """rows: this rank's."""
-        product, read = self._layer.project(name, rows)
+    def project(self, name: Projection, rows: torch.Tensor, add: Add) -> torch.Tensor:
+        """rows: this rank's. What is added is added up with the rest."""
+        product = self._layer.project(name, rows, add)
         if name in ("out", "down"):
             self._collectives.all_reduce(product)
-        return product, read
+        return product
 
 
 class GatheredLayer:
@@ -80,13 +80,12 @@ class GatheredLayer:
         rows = gather_columns(self._collectives, self._ops.silu_and_mul(gate_up), self._inner)
         return self._whole(layer.ops.linear(rows, layer.down)), residual
 
-    def project(self, name: Projection, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """rows: this rank's. What is read is all ranks'."""
+    def project(self, name: Projection, rows: torch.Tensor, add: Add) -> torch.Tensor:
+        """rows: this rank's. `add` is given this rank's outputs, of `out` and `down` with all ranks' rows."""
         if name in ("qkv", "gate_up"):
-            return self._layer.project(name, rows)
+            return self._layer.project(name, rows, add)
         widths = self._attended if name == "out" else self._inner
-        product, read = self._layer.project(name, gather_columns(self._collectives, rows, widths))
-        return self._whole(product), read
+        return self._whole(self._layer.project(name, gather_columns(self._collectives, rows, widths), add))
 
     def _whole(self, columns: torch.Tensor) -> torch.Tensor:
         return gather_columns(self._collectives, columns, self._hidden)

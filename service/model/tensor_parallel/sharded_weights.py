@@ -7,7 +7,6 @@ shard's own config, by the names of the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,6 +18,7 @@ from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.packing import EMBEDDING, HEAD
 from pageturner.service.model.pages import own_pages
 from pageturner.service.model.quantised_products import LayerShapes
+from pageturner.service.model.tensor_parallel.cuts import Cut, moved, scaled, summed_cuts
 from pageturner.service.model.tensor_parallel.shards import Shard
 from pageturner.service.model.weight_source import WeightSource
 
@@ -31,40 +31,13 @@ class PartSource(WeightSource, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """By outputs, side by side, or by inputs. whole: [out, in] before."""
-
-    whole: tuple[int, int]
-    outputs: tuple[range, ...] = ()
-    inputs: range = range(0)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """[out, in] of what is left."""
-        return (sum(map(len, self.outputs)) or self.whole[0], len(self.inputs) or self.whole[1])
-
-
 class ShardedWeights:
     """A `WeightSource` of a shard. source: of the whole model, that `config` describes."""
 
     def __init__(self, source: PartSource, config: DecoderConfig, shard: Shard) -> None:
         self._source, self._shard = source, shard
-        q_size, k_size, _ = config.qkv_sizes
-        hidden, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
-        heads, kv_heads = _scaled(shard.heads, width), _scaled(shard.kv_heads, width)
-        vocabulary = _Cut((config.vocab_size, hidden), outputs=(shard.vocabulary,))
-        self._cuts: Mapping[str, _Cut] = {
-            "q_proj": _Cut((q_size, hidden), outputs=(heads,)),
-            "k_proj": _Cut((k_size, hidden), outputs=(kv_heads,)),
-            "v_proj": _Cut((k_size, hidden), outputs=(kv_heads,)),
-            "o_proj": _Cut((hidden, q_size), inputs=heads),
-            "gate_proj": _Cut((inner, hidden), outputs=(shard.inner,)),
-            "up_proj": _Cut((inner, hidden), outputs=(shard.inner,)),
-            "down_proj": _Cut((hidden, inner), inputs=shard.inner),
-            "embed_tokens": vocabulary,
-            "lm_head": vocabulary,
-        }
+        vocabulary = Cut((config.vocab_size, config.hidden_size), outputs=(shard.vocabulary,))
+        self._cuts = {**summed_cuts(config, shard), "embed_tokens": vocabulary, "lm_head": vocabulary}
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The shard's part. Raises ModelError for a weight that is missing or of another shape."""
@@ -99,14 +72,14 @@ class ShardedPackedFile:
         self._file = file
         self._arena = _Arena(file.num_bytes)
         (q_size, k_size, _), hidden, inner = config.qkv_sizes, config.hidden_size, config.intermediate_size
-        heads, kv_heads = _scaled(shard.heads, config.head_dim), _scaled(shard.kv_heads, config.head_dim)
-        keys, values = _moved(kv_heads, q_size), _moved(kv_heads, q_size + k_size)
-        vocabulary = _Cut((config.vocab_size, hidden), outputs=(shard.vocabulary,))
-        self._cuts: Mapping[str, _Cut] = {
-            "qkv": _Cut((q_size + 2 * k_size, hidden), outputs=(heads, keys, values)),
-            "out": _Cut((hidden, q_size), outputs=(shard.hidden,)),
-            "gate_up": _Cut((2 * inner, hidden), outputs=(shard.inner, _moved(shard.inner, inner))),
-            "down": _Cut((hidden, inner), outputs=(shard.hidden,)),
+        heads, kv_heads = scaled(shard.heads, config.head_dim), scaled(shard.kv_heads, config.head_dim)
+        keys, values = moved(kv_heads, q_size), moved(kv_heads, q_size + k_size)
+        vocabulary = Cut((config.vocab_size, hidden), outputs=(shard.vocabulary,))
+        self._cuts: Mapping[str, Cut] = {
+            "qkv": Cut((q_size + 2 * k_size, hidden), outputs=(heads, keys, values)),
+            "out": Cut((hidden, q_size), outputs=(shard.hidden,)),
+            "gate_up": Cut((2 * inner, hidden), outputs=(shard.inner, moved(shard.inner, inner))),
+            "down": Cut((hidden, inner), outputs=(shard.hidden,)),
             EMBEDDING: vocabulary,
             HEAD: vocabulary,
         }
@@ -145,11 +118,3 @@ class _Arena:
         begin, self._used = self._used, self._used + size
         assert self._used <= len(self._bytes), "shards are no larger than the whole"
         return self._bytes[begin : self._used]
-
-
-def _scaled(part: range, factor: int) -> range:
-    return range(part.start * factor, part.stop * factor)
-
-
-def _moved(part: range, offset: int) -> range:
-    return range(part.start + offset, part.stop + offset)

@@ -165,7 +165,8 @@ def test_an_adapter_that_was_dropped_fails_its_step_alone(
     session = PagedSession(decoder, ops, block_size=16, adapters=store)
     adapted, plain = session.add(tokens_of(1), digests["all"]), session.add(tokens_of(2))
     output = session.output([(adapted, 3), (plain, 3)])
-    store.drop(digests["all"])
+    for digest in filter(None, digests.values()):  # a store without any is no other case
+        store.drop(digest)
     with pytest.raises(AdapterError, match="not in memory"):
         session.runner.forward(output)
     assert len(session.runner.forward(SchedulerOutput(1, output.scheduled[1:]))) == 1
