@@ -48,7 +48,7 @@ def add_up(collectives: Collectives, hidden: int, output: SchedulerOutput) -> No
 
 def main() -> None:
     """The program of ranks from 1 on."""
-    channel, patience = begin(*sys.argv[1:3]), Patience()
+    channel, patience = begin(*sys.argv[1:]).steps, Patience()
     messages.send(channel, Hello(FORMAT, __version__))
     told = expect(messages.receive(channel), Assignment)
     torch.set_num_threads(1)

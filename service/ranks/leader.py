@@ -70,12 +70,17 @@ class Leader:
         except OSError as error:
             self._await_ends(0.0)
             for process in self._processes:
-                process.channel.close()
+                process.close()
                 process.pulse.close()
             raise ConfigError(KEY, f"a process of rank {rank} is refused: {error.strerror}") from error
         pulses = {process.rank: process.pulse for process in self._processes}
         self._lookout = Lookout(pulses, self._lose, patience.loading, now)
         self._lookout.start()
+
+    @property
+    def processes(self) -> tuple[RankProcess, ...]:
+        """Of the ranks from 1, in their order."""
+        return self._processes
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -100,7 +105,7 @@ class Leader:
         self._await_ends(self.patience.ending)
         self._lookout.close()
         for process in self._processes:
-            process.channel.close()
+            process.close()
 
     # A rank that is lost
 
@@ -137,8 +142,8 @@ class Leader:
             callback(loss)
         self._await_ends(self.patience.ending)
 
-    def _lost(self, rank: int, why: str = "") -> RankLost:
-        """The error to be raised where a rank turns out to be lost."""
+    def lost(self, rank: int, why: str = "") -> RankLost:
+        """The error to be raised where a rank turns out to be lost. From any thread."""
         self._lose(rank, why)
         return self._loss or RankLost(f"rank {rank} is ended")
 
@@ -159,7 +164,7 @@ class Leader:
             try:
                 messages.send(process.channel, message_of(process.rank), self.patience.loading)
             except (ChannelClosed, TimeoutError):
-                raise self._lost(process.rank) from None
+                raise self.lost(process.rank) from None
 
     def hear(self, kind: type[_M], timeout: float | None = None) -> list[tuple[RankProcess, _M]]:
         """A message of each rank. timeout: None to wait for as long as it gives signs of life.
@@ -175,11 +180,11 @@ class Leader:
                 raise self._refusal(process, message)
             return messages.expect(message, kind)
         except ChannelClosed:
-            raise self._lost(process.rank) from None
+            raise self.lost(process.rank) from None
         except TimeoutError:
-            raise self._lost(process.rank, f"it did not say {kind.__name__} within {timeout:g} s") from None
+            raise self.lost(process.rank, f"it did not say {kind.__name__} within {timeout:g} s") from None
         except BadMessage as error:
-            raise self._lost(process.rank, f"it is not understood: {error}") from error
+            raise self.lost(process.rank, f"it is not understood: {error}") from error
 
     def _refusal(self, process: RankProcess, refused: Refused) -> PageturnerError:
         self._logger.error("rank_refused", rank=process.rank, reason=refused.reason, detail=refused.detail)
@@ -195,7 +200,7 @@ class Leader:
                     if isinstance(message, Refused):
                         return self._refusal(process, message)
             except ChannelClosed:
-                return self._lost(process.rank)
+                return self.lost(process.rank)
             except (TimeoutError, BadMessage):
                 continue
         return loss
@@ -208,7 +213,7 @@ class Leader:
             try:
                 process.channel.send(STEP, encoded, self.patience.step)
             except (ChannelClosed, TimeoutError):
-                raise self._lost(process.rank) from None
+                raise self.lost(process.rank) from None
 
     def outcomes(self) -> tuple[str, ...]:
         """Of the step that was sent, once rank 0 has carried it out: what failed, on whichever ranks it did.
@@ -224,12 +229,12 @@ class Leader:
                 else:
                     messages.expect(message, Done)
             except ChannelClosed:
-                raise self._lost(process.rank) from None
+                raise self.lost(process.rank) from None
             except TimeoutError:
                 why = f"it has not carried out a step {self.patience.step:g} s after rank 0 had"
-                raise self._lost(process.rank, why) from None
+                raise self.lost(process.rank, why) from None
             except BadMessage as error:
-                raise self._lost(process.rank, f"it is not understood: {error}") from error
+                raise self.lost(process.rank, f"it is not understood: {error}") from error
         return failures
 
     def _await_ends(self, timeout: float) -> None:

@@ -15,6 +15,12 @@
     End                                     ->              its process ends
 
 In the place of any of its own a rank may say Refused, and ends.
+
+Beside all this, through a socket of their own, so that no step waits for a file:
+
+    LoadAdapter                             ->              reads it, and lets steps find its part
+                                            <- AdapterLoaded or AdapterRefused
+    ForgetAdapters                          ->              they go
 """
 
 from __future__ import annotations
@@ -123,8 +129,58 @@ class Refused:
     detail: str = field(default="")
 
 
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read an adapter, and hold it as this number. folder: by its whole path. digest: what rank 0 has read
+    there. max_rank, max_bytes: bounds, as rank 0's."""
+
+    number: int
+    folder: str
+    digest: str
+    max_rank: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """num_bytes: of this rank's part."""
+
+    number: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRefused:
+    """It is not held here."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetAdapters:
+    """Hold these no more, as far as they are held. Not answered."""
+
+    numbers: tuple[int, ...]
+
+
 Message = (
-    Hello | Assignment | Identity | Join | Capacity | Sizes | Ready | Done | Failed | Renew | End | Refused
+    Hello
+    | Assignment
+    | Identity
+    | Join
+    | Capacity
+    | Sizes
+    | Ready
+    | Done
+    | Failed
+    | Renew
+    | End
+    | Refused
+    | LoadAdapter
+    | AdapterLoaded
+    | AdapterRefused
+    | ForgetAdapters
 )
 KINDS: tuple[type[Message], ...] = (
     Hello,
@@ -139,6 +195,10 @@ KINDS: tuple[type[Message], ...] = (
     Renew,
     End,
     Refused,
+    LoadAdapter,
+    AdapterLoaded,
+    AdapterRefused,
+    ForgetAdapters,
 )
 _NUMBERS: Mapping[type[Message], int] = {kind: number for number, kind in enumerate(KINDS, STEP + 1)}
 _CONVERTER = strict_converter()

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from pageturner.service.ranks.channel import Channel
@@ -24,13 +24,18 @@ OURS_TO_IGNORE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 meanwhile."""
 
 
+_NUM_SOCKETS = 3
+
+
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One rank's process, and rank 0's ends of the two sockets that it was born with."""
+    """One rank's process, and rank 0's ends of the sockets that it was born with: of steps, of adapters, and
+    of signs of life."""
 
     rank: int
     process: subprocess.Popen[bytes]
     channel: Channel
+    adapters: Channel
     pulse: socket.socket
 
     @property
@@ -48,6 +53,11 @@ class RankProcess:
         if code < 0:
             return f"it was ended by {_signal_name(-code)}"
         return f"it ended with exit code {code}"
+
+    def close(self) -> None:
+        """Let go of the channels. Closing twice is no error."""
+        self.channel.close()
+        self.adapters.close()
 
     def kill(self) -> None:
         """At once, if it lives; a stopped process too."""
@@ -71,44 +81,53 @@ def _signal_name(number: int) -> str:
 
 
 def start_rank(rank: int, program: Sequence[str]) -> RankProcess:
-    """Start one. program: its command line, to which the numbers of its two sockets are added.
+    """Start one. program: its command line, to which the numbers of its sockets are added.
 
     It inherits no other socket, so that each end is closed when its one owner ends. Nobody else can speak to
-    it, and it needs neither a port nor a secret. Raises OSError where the system refuses it.
+    it, and it needs neither a port nor a secret. Raises OSError where the system refuses it, and leaves
+    nothing then.
     """
-    ours, theirs = socket.socketpair()
-    pulse, their_pulse = socket.socketpair()
-    with theirs, their_pulse:
-        try:
-            process = subprocess.Popen(  # noqa: S603 # the program of this very environment
-                [*program, str(theirs.fileno()), str(their_pulse.fileno())],
-                pass_fds=(theirs.fileno(), their_pulse.fileno()),
-                stdin=subprocess.DEVNULL,
-                # Standard output is rank 0's to speak on, and whoever reads it waits for its end.
-                stdout=subprocess.DEVNULL,
-                # Ctrl-C in the terminal is for rank 0, which ends the others in order.
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            pulse.close()
-            raise
-    return RankProcess(rank, process, Channel(ours), pulse)
+    with ExitStack() as ours, ExitStack() as theirs:
+        pairs = []
+        for _ in range(_NUM_SOCKETS):
+            mine, its = socket.socketpair()
+            pairs.append((ours.enter_context(mine), theirs.enter_context(its)))
+        numbers = [its.fileno() for _, its in pairs]
+        process = subprocess.Popen(  # noqa: S603 # the program of this very environment
+            [*program, *map(str, numbers)],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            # Standard output is rank 0's to speak on, and whoever reads it waits for its end.
+            stdout=subprocess.DEVNULL,
+            # Ctrl-C in the terminal is for rank 0, which ends the others in order.
+            start_new_session=True,
+        )
+        ours.pop_all()
+    steps, adapters, pulse = (mine for mine, _ in pairs)
+    return RankProcess(rank, process, Channel(steps), Channel(adapters), pulse)
 
 
-def begin(steps: str, pulse: str) -> Channel:
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """A rank's ends of the sockets of steps and of adapters."""
+
+    steps: Channel
+    adapters: Channel
+
+
+def begin(steps: str, adapters: str, pulse: str) -> Channels:
     """What any program of a rank does first: it outlives no rank 0, and what else ends it is rank 0's to say.
 
-    steps, pulse: the numbers of its sockets.
+    Its arguments are those of the program: the numbers of its sockets.
     """
     for number in OURS_TO_IGNORE:
         signal.signal(number, signal.SIG_IGN)
     # Not sys.exit: the thread that computes may wait in a collective for ever.
     Pulse(_inherited(int(pulse)), lambda: os._exit(EXIT_ORPHANED)).start()
-    return Channel(_inherited(int(steps)))
+    return Channels(Channel(_inherited(int(steps))), Channel(_inherited(int(adapters))))
 
 
 def _inherited(number: int) -> socket.socket:
-    """One of the two, which no process that this one starts is to hold open."""
+    """One of them, which no process that this one starts is to hold open."""
     os.set_inheritable(number, False)
     return socket.socket(fileno=number)

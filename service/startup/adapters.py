@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.service.engine.adapter_options import AdapterOptions
@@ -13,9 +12,9 @@ from pageturner.service.engine.adapter_reports import AdapterFiles, NoAdapters
 from pageturner.service.engine.adapters import Adapters
 from pageturner.service.errors import AdapterError, ConfigError, InvalidArgument
 from pageturner.service.model.adapter_store import AdapterStore
-from pageturner.service.model.adapters import AdapterShapes, AdapterWeights, read_adapter
+from pageturner.service.model.adapters import AdapterWeights
 from pageturner.service.model.decoder import Decoder
-from pageturner.service.model.tensor_parallel.decoder import ParallelDecoder
+from pageturner.service.ranks.adapters import RankedAdapters
 from pageturner.service.startup.loading import LoadedModel
 
 
@@ -52,16 +51,11 @@ class DecoderAdapters:
     refusal: str | None = None
 
     def __init__(self, decoder: Decoder, store: AdapterStore, options: AdapterOptions) -> None:
-        self._shapes = AdapterShapes(
-            decoder.config, options.max_rank, int(options.memory), decoder.row_groups
-        )
-        self._decoder, self._store = decoder, store
+        self._decoder, self._store, self._options = decoder, store, options
 
     def read(self, folder: Path) -> _Read:
-        try:
-            weights = read_adapter(folder, self._shapes, self._decoder.low_rank, self._decoder.device)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise AdapterError(f"there is no memory for it on {self._decoder.device}") from error
+        options = self._options
+        weights = self._decoder.read_adapter(folder, options.max_rank, int(options.memory))
         return _Read(weights, self._store)
 
     def drop(self, digest: str) -> None:
@@ -73,10 +67,10 @@ def build_adapters(model: LoadedModel, options: AdapterOptions, logger: Filterin
     files: AdapterFiles = NoAdapters(
         f"adapters are served by the lean decoder; {model.artifacts.name} runs on {model.model.backend}"
     )
-    if isinstance(model.model, ParallelDecoder):
-        files = NoAdapters("adapters are served by a model that is whole on one rank, not by its shards")
-    elif isinstance(model.model, Decoder):
+    if isinstance(model.model, Decoder):
         files = DecoderAdapters(model.model, model.adapters, options)
+        if model.ranks is not None:
+            files = RankedAdapters(files, model.ranks.leader, options.max_rank, int(options.memory))
     adapters = Adapters(files, options, logger)
     for name, folder in options.load.items():
         try:

@@ -1,6 +1,6 @@
 """The program of a rank other than 0: loads its part of the model, and carries out what rank 0 sends.
 
-Started by `service.ranks.processes` with the numbers of two sockets, and told everything over the first; it
+Started by `service.ranks.processes` with the numbers of its sockets, and told everything over the first; it
 reads neither a file of configuration nor the environment. It lives no longer than rank 0 does.
 """
 
@@ -11,6 +11,7 @@ import sys
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from pageturner import __version__
@@ -20,7 +21,7 @@ from pageturner.service.ranks.channel import Channel, ChannelClosed
 from pageturner.service.ranks.codec import FORMAT
 from pageturner.service.ranks.leader import Patience
 from pageturner.service.ranks.messages import Assignment, End, Hello, Identity, Join, Refused, Sizes, expect
-from pageturner.service.ranks.processes import EXIT_ORPHANED, begin
+from pageturner.service.ranks.processes import EXIT_ORPHANED, Channels, begin
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -30,19 +31,20 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """The program. Its arguments: the numbers of the sockets of steps and of signs of life."""
-    sys.exit(run(begin(*sys.argv[1:3])))
+    """The program. Its arguments: the numbers of its sockets."""
+    sys.exit(run(begin(*sys.argv[1:])))
 
 
-def run(channel: Channel) -> int:
+def run(channels: Channels) -> int:
     """Serve as a rank; the exit code."""
+    channel = channels.steps
     try:
         messages.send(channel, Hello(FORMAT, __version__))
         import torch  # noqa: F401 # seconds, in which rank 0 reads the model's files
 
         assignment = expect(messages.receive(channel), Assignment)
         try:
-            _serve(channel, assignment)
+            _serve(channels, assignment)
         except ChannelClosed:
             raise
         except PageturnerError as error:
@@ -61,13 +63,15 @@ def _refuse(channel: Channel, error: PageturnerError) -> None:
         pass
 
 
-def _serve(channel: Channel, assignment: Assignment) -> None:
+def _serve(channels: Channels, assignment: Assignment) -> None:
     import structlog
 
     from pageturner.service.config import LoadedConfig, load_config
     from pageturner.service.logs import structured
+    from pageturner.service.model.decoder import Decoder
     from pageturner.service.model.loader import load_artifacts
     from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
+    from pageturner.service.ranks.adapters import AdapterHolder
     from pageturner.service.ranks.follower import Follower
     from pageturner.service.ranks.meeting import RenewedCollectives, find_store
     from pageturner.service.startup.container import anonymous_memory
@@ -75,6 +79,7 @@ def _serve(channel: Channel, assignment: Assignment) -> None:
     from pageturner.service.startup.parts import choose_threads, load_part
     from pageturner.service.startup.placement import choose_backend
 
+    channel = channels.steps
     given = {**assignment.config, "model.device": assignment.device}
     config = load_config(environ={}, given=given).config
     loaded = LoadedConfig(config, dict.fromkeys(assignment.stated, "rank 0"))
@@ -101,6 +106,9 @@ def _serve(channel: Channel, assignment: Assignment) -> None:
     collectives.meet(0, loading)
     peers = FollowingPeers(channel, collectives)
     part = load_part(loaded, config.model, artifacts, backend, before_loading, logger, peers)
+    if isinstance(part.model, Decoder):
+        holder = AdapterHolder(channels.adapters, part.model.read_adapter, part.adapters, logger)
+        Thread(target=holder.run, name="pageturner-adapters", daemon=True).start()
     gc.collect()
     gc.freeze()
     follower = Follower(channel, part.kv_cache, part.runner.forward, collectives, logger, patience.step)

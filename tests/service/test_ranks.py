@@ -8,19 +8,26 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
-from support.model_folders import save_chat_model
+from support.model_folders import save_chat_model, save_plain_adapter
 from support.processes import is_running
 
 from pageturner.service.client import Completion, SyncClient, TokenEvent
 from pageturner.service.client.server_process import PROGRAM
-from pageturner.service.errors import EngineDead, NonFiniteLogits, PageturnerError, StepFailed
+from pageturner.service.errors import (
+    AdapterNotFound,
+    EngineDead,
+    InvalidArgument,
+    NonFiniteLogits,
+    PageturnerError,
+    StepFailed,
+)
 from pageturner.service.llm import LLM
 from pageturner.service.startup import ranks
 
@@ -44,6 +51,13 @@ def planted_all_reduce(self, tensor):
         tensor[nan_rows] = float("nan")
     all_reduce(self, tensor)
 Runner.forward, RenewedCollectives.all_reduce = planted_forward, planted_all_reduce
+from pageturner.service.model.decoder import Decoder
+read_adapter = Decoder.read_adapter
+def planted_read(self, folder, max_rank, max_bytes):
+    if folder.name == "full":
+        raise MemoryError("planted: rank 1 is full")
+    return read_adapter(self, folder, max_rank, max_bytes)
+Decoder.read_adapter = planted_read
 """
 
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12] * 20, [1, 2], [300]]
@@ -60,6 +74,21 @@ def answers(llm: LLM) -> list[tuple[int, ...]]:
     return list(map(tokens_of, found))
 
 
+ADAPTERS = ("", "a", "b", "a")
+"""Of PROMPTS."""
+
+
+def adapted_answers(llm: LLM) -> list[tuple[int, ...]]:
+    """Likewise, all at once, each with its adapter."""
+
+    def ask(prompt: list[int], adapter: str) -> tuple[int, ...]:
+        (found,) = llm.generate([prompt], adapter=adapter, max_tokens=24, temperature=0, ignore_eos=True)
+        return tokens_of(found)
+
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        return list(threads.map(ask, PROMPTS, ADAPTERS))
+
+
 def tokens_of(completion: Completion) -> tuple[int, ...]:
     return tuple(token.token_id for token in completion.choices[0].tokens)
 
@@ -70,19 +99,40 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[tuple[int, ...]]:
-    """On one rank."""
-    with LLM(options(model, 1), cache={"num_blocks": 64, "swap_space": "0"}) as llm:
-        return answers(llm)
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: save_plain_adapter(model, folder / name, seed) for seed, name in enumerate(("a", "b", "full"))
+    }
 
 
 @pytest.fixture(scope="module")
-def two_ranks(model: Path) -> Iterator[LLM]:
-    """Rank 1 fails in the middle of a step that begins with POISON, and computes no number behind NAN."""
+def on_one_rank(
+    model: Path, adapters: Mapping[str, Path]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The answers without adapters, and with them."""
+    given = {"load": {name: str(adapters[name]) for name in "ab"}}
+    with LLM(options(model, 1), cache={"num_blocks": 64, "swap_space": "0"}, adapters=given) as llm:
+        return answers(llm), adapted_answers(llm)
+
+
+@pytest.fixture(scope="module")
+def expected(on_one_rank: tuple[list[tuple[int, ...]], list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
+    return on_one_rank[0]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model: Path, adapters: Mapping[str, Path]) -> Iterator[LLM]:
+    """Rank 1 fails in the middle of a step that begins with POISON, computes no number behind NAN, and has no
+    memory for the adapter `full`."""
     program = (*ranks.RANK_PROGRAM[:-1], _FAILS_IN_THE_MIDDLE + ranks.RANK_PROGRAM[-1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "RANK_PROGRAM", program)
-        llm = LLM(options(model, 2), cache={"num_blocks": 64, "swap_space": "64KiB"})
+        llm = LLM(
+            options(model, 2),
+            cache={"num_blocks": 64, "swap_space": "64KiB"},
+            adapters={"load": {"a": str(adapters["a"])}},
+        )
     with llm:
         yield llm
 
@@ -124,6 +174,26 @@ def test_what_goes_wrong_on_one_rank_costs_its_request_alone(
     assert isinstance(results[0], error)
     assert told in str(results[0])
     assert answers(two_ranks) == expected
+
+
+def test_adapters_come_and_go_on_both_ranks(
+    two_ranks: LLM,
+    adapters: Mapping[str, Path],
+    on_one_rank: tuple[list[tuple[int, ...]], list[tuple[int, ...]]],
+) -> None:
+    plain, adapted = on_one_rank
+    assert all(ours != theirs for ours, theirs in zip(plain[1:], adapted[1:], strict=True))
+    two_ranks.load_adapter("b", adapters["b"])
+    assert adapted_answers(two_ranks) == adapted
+    with pytest.raises(InvalidArgument, match="path: rank 1: MemoryError: planted: rank 1 is full"):
+        two_ranks.load_adapter("b", adapters["full"])
+    assert [info.name for info in two_ranks.adapters()] == ["a", "b"]
+    assert adapted_answers(two_ranks) == adapted
+    assert two_ranks.unload_adapter("b") == 0
+    with pytest.raises(AdapterNotFound):
+        two_ranks.generate([[1, 2]], adapter="b", max_tokens=1)
+    two_ranks.load_adapter("b", adapters["b"])
+    assert adapted_answers(two_ranks) == adapted
 
 
 class Served:

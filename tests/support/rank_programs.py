@@ -1,6 +1,6 @@
 """Ranks without a model: processes that follow rank 0 as the real ones do, and misbehave as they are told.
 
-Run as a program, with the numbers of two sockets behind its own arguments: `python rank_programs.py NAME
+Run as a program, with the numbers of its sockets behind its own arguments: `python rank_programs.py NAME
 ...`.
 """
 
@@ -73,7 +73,7 @@ class Model:
 
 
 def main() -> None:
-    name, *arguments, steps, pulse = sys.argv[1:]
+    name, *arguments, steps, _, pulse = sys.argv[1:]
     channel = Channel(socket(fileno=int(steps)))
     Pulse(socket(fileno=int(pulse)), lambda: os._exit(3), BEAT).start()
     if name == "of another version":
