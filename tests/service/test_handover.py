@@ -17,10 +17,10 @@ from support.handing_over import TinyServer, dear_tokens, tiny_server
 from support.model_folders import save_chat_model
 from support.serving import serving
 
+from pageturner.service import backoff
 from pageturner.service.config import load_config
 from pageturner.service.engine.handover import HandedBlock, PrefillOrder
 from pageturner.service.errors import ConfigError, EngineDead, HandoverRefused
-from pageturner.service.handover import peers
 from pageturner.service.handover.remote_prefill import RemotePrefill
 from pageturner.service.rpc import transfer
 
@@ -210,7 +210,7 @@ async def test_servers_that_are_away_silent_or_busy_with_refusing_hold_up_nobody
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rest in ("FIRST_REST", "LONGEST_REST"):
-        monkeypatch.setattr(peers, rest, 3600.0)  # none ends before the second prompt, on any machine
+        monkeypatch.setattr(backoff, rest, 3600.0)  # none ends before the second prompt, on any machine
     silent = socket.create_server(("127.0.0.1", 0))  # it takes connections, and no call
     targets = "127.0.0.1:9", f"127.0.0.1:{silent.getsockname()[1]}"
     with silent:
