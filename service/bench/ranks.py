@@ -103,9 +103,8 @@ def measure_steps(
     logger: FilteringBoundLogger,
     counts: Sequence[int] = DECODES,
 ) -> Iterator[StepCost]:
-    """One after the other. hidden: width of the rows that are added up, in float32. cache_dir: of
-    compiled kernels. Raises
-    PageturnerError."""
+    """One after the other. hidden: width of the rows that are added up, in float32. cache_dir: of compiled
+    kernels. Raises PageturnerError."""
     with _idle_ranks(size, hidden, cache_dir, logger) as (ranks, collectives):
         for count in counts:
             whole_bytes, step_bytes, encode, decode = _code(count)

@@ -125,15 +125,8 @@ class Balancer:
 
     def report(self, address: str, serialized: bytes) -> None:
         """The load that came with the end of a call. One that can't be read tells nothing."""
-        report: Any = OrcaLoadReport()
-        try:
-            report.ParseFromString(serialized)
-        except DecodeError:
-            return
-        named = report.named_metrics
-        if REQUESTS_RUNNING in named:
-            num_requests = int(named[REQUESTS_RUNNING]) + int(named.get(REQUESTS_WAITING, 0.0))
-            load = LoadReport(int(named.get(QUEUED_TOKENS, 0.0)), num_requests)
+        load = _read_load(serialized)
+        if load is not None:
             with self._lock:
                 self._router.report(address, load, self._router.mark())
 
@@ -203,6 +196,20 @@ class Placement:
         if self._routed is not None:
             self._balancer.ended(self._routed)
             self._routed = None
+
+
+def _read_load(serialized: bytes) -> LoadReport | None:
+    """None for what is no report, or has no number where one of ours has a count."""
+    report: Any = OrcaLoadReport()
+    try:
+        report.ParseFromString(serialized)
+        named = report.named_metrics
+        if REQUESTS_RUNNING not in named:
+            return None
+        num_requests = int(named[REQUESTS_RUNNING]) + int(named.get(REQUESTS_WAITING, 0.0))
+        return LoadReport(int(named.get(QUEUED_TOKENS, 0.0)), num_requests)
+    except (DecodeError, ValueError, OverflowError):
+        return None
 
 
 def _differing(mine: dict[str, str], theirs: dict[str, str]) -> str:

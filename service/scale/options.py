@@ -188,7 +188,11 @@ def _service_values(loaded: LoadedConfig, options: ScaleOptions) -> Mapping[str,
     source = loaded.config.model.source
     if "model.source" in stated and Path(source).exists():
         stated["model.source"] = str(Path(source).absolute())  # replicas run in folders of their own
-    if loaded.config.auth.identities is not None:
-        stated["auth.identities"] = str(loaded.config.auth.identities.absolute())
+    auth, adapters = loaded.config.auth, loaded.config.adapters
+    for key, path in (("auth.identities", auth.identities), ("adapters.folder", adapters.folder)):
+        if path is not None:
+            stated[key] = str(path.absolute())
+    if adapters.load:
+        stated["adapters.load"] = {name: str(Path(path).absolute()) for name, path in adapters.load.items()}
     stated.setdefault("model.num_threads", max(1, int(options.num_cpus)))
     return stated

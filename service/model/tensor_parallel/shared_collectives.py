@@ -52,7 +52,7 @@ def open_shared(
     """
     slot_bytes = min(SLOT_BYTES, MOST_BYTES // (2 * size)) // ALIGNMENT * ALIGNMENT
     num_bytes = region_bytes(size, slot_bytes)
-    path = None
+    path, descriptor = None, -1
     try:
         if rank == 0:
             descriptor, name = tempfile.mkstemp(prefix="pageturner-", dir=FOLDER)
@@ -67,6 +67,8 @@ def open_shared(
         store.wait([f"shares {other}" for other in range(size)], timeout)
         memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
     except (RuntimeError, OSError) as error:
+        if descriptor >= 0:
+            os.close(descriptor)
         raise RankLost(f"rank {rank} of {size} shares no memory with the others: {error}") from error
     finally:
         if path is not None:

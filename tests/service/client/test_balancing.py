@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import AsyncIterator
@@ -28,7 +29,13 @@ from pageturner.service.client.targets import parse_target
 from pageturner.service.core.clock import ManualClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.errors import InvalidArgument, MixedServers
-from pageturner.service.rpc.load_report import load_report
+from pageturner.service.rpc.load_report import (
+    QUEUED_TOKENS,
+    REQUESTS_RUNNING,
+    REQUESTS_WAITING,
+    OrcaLoadReport,
+    load_report,
+)
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 
@@ -65,6 +72,15 @@ def test_the_least_load_is_that_of_what_was_sent_and_of_what_servers_report() ->
     assert chosen(made, Wanted(1000)) == "b:1"
     made.report("b:1", b"\xff no report")
     assert [chosen(made, Wanted(10_000)) for _ in range(2)] == ["b:1", "a:1"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_report_of_no_number_tells_nothing_and_costs_no_answer(value: float) -> None:
+    made, _ = balancer("least-load")
+    for name in (REQUESTS_RUNNING, REQUESTS_WAITING, QUEUED_TOKENS):
+        metrics = {REQUESTS_RUNNING: 9.0, REQUESTS_WAITING: 9.0, QUEUED_TOKENS: 9.0, name: value}
+        made.report("a:1", OrcaLoadReport(named_metrics=metrics).SerializeToString())
+    assert chosen(made) == "a:1"
 
 
 def test_a_session_stays_wherever_the_client_is() -> None:

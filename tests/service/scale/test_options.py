@@ -57,6 +57,20 @@ def test_every_machine_reads_what_was_stated_and_no_environment(
     assert loaded.model.num_threads == 2
 
 
+def test_paths_are_those_of_where_the_application_is_deployed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas run in folders of their own."""
+    monkeypatch.chdir(tmp_path)
+    settings = read_arguments(
+        {"auth.identities": "identities.toml", "adapters": {"folder": "all", "load": {"sql": "all/sql"}}}
+    )
+    loaded = pickle.loads(pickle.dumps(settings)).load().config
+    assert loaded.auth.identities == tmp_path / "identities.toml"
+    assert loaded.adapters.folder == tmp_path / "all"
+    assert loaded.adapters.load == {"sql": str(tmp_path / "all/sql")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -75,6 +77,13 @@ def test_ranks_that_do_not_come_are_missed(shares: bool, tmp_path: Path) -> None
         meet(cpu, store, 0, 2, timedelta(seconds=0.2), library)
     assert not is_initialized()
     assert not {path for path in set(FOLDER.iterdir()) - before if path.name.startswith("pageturner-")}
+    assert not [path for path in _open_files() if path.startswith(f"{FOLDER}/pageturner-")]
+
+
+def _open_files() -> Iterator[str]:
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the look itself
+            yield str(descriptor.readlink())
 
 
 def two_ends(library: ctypes.CDLL) -> list[Exchange]:
