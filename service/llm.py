@@ -24,11 +24,11 @@ from typing import Self, TypeVar, Unpack
 from structlog.typing import FilteringBoundLogger
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.client import calls
+from pageturner.service.client import admin_calls
 from pageturner.service.client.messages import build
 from pageturner.service.client.prompts import to_chat, to_prompt
+from pageturner.service.client.to_wire import to_request, to_score_request
 from pageturner.service.client.values import Completion, Options, PromptLike, ScoreOptions, Turn
-from pageturner.service.client.wire import to_request, to_score_request
 from pageturner.service.config import LoadedConfig, cache_directory, load_config
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
@@ -243,14 +243,14 @@ class LLM:
 
     def set_policies(
         self,
-        policies: Mapping[str, PolicySpec] = calls.NO_POLICIES,
+        policies: Mapping[str, PolicySpec] = admin_calls.NO_POLICIES,
         *,
-        shadows: Mapping[str, PolicySpec | None] = calls.NO_POLICIES,
+        shadows: Mapping[str, PolicySpec | None] = admin_calls.NO_POLICIES,
         preset: str = "",
         expected_revision: int | None = None,
     ) -> PoliciesInfo:
         """As `Client.set_policies`, of classes of one's own too (`"module:Class"`)."""
-        request = calls.set_policies(policies, shadows, preset, expected_revision).request
+        request = admin_calls.set_policies(policies, shadows, preset, expected_revision).request
         assert isinstance(request, admin_pb2.SetPoliciesRequest)
         return self._thread.run(self._engine.set_policies(from_wire.to_policy_change(request, "LLM")))
 

@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.client import calls
+from pageturner.service.client import admin_calls, calls
 from pageturner.service.client.answer_streams import AsyncAnswerStream
 from pageturner.service.client.async_connection import AsyncConnection
 from pageturner.service.client.async_servers import AsyncServers
 from pageturner.service.client.balancing import Balancing, Mixed
 from pageturner.service.client.calls import AnswerCall
 from pageturner.service.client.credentials import CredentialOptions, Credentials, given_credentials
+from pageturner.service.client.from_wire import most_telling
 from pageturner.service.client.retry import STANDARD, Retried, Retry, balanced
 from pageturner.service.client.targets import DEFAULT_TARGET, parse_targets
 from pageturner.service.client.values import (
@@ -35,7 +36,6 @@ from pageturner.service.client.values import (
     ScoreOptions,
     Turn,
 )
-from pageturner.service.client.wire import most_telling
 from pageturner.service.core.clock import Clock, MonotonicClock
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.core.prefix_summary import PrefixSummary
@@ -189,17 +189,17 @@ class Client:
 
     async def server_info(self) -> ServerInfo:
         """What runs there: version, sizes, measured rates, configuration."""
-        return await self._servers.ask(calls.server_info())
+        return await self._servers.ask(admin_calls.server_info())
 
     async def policies(self) -> PoliciesInfo:
         """The policy of each axis, and how the shadows compare."""
-        return await self._servers.ask(calls.policies())
+        return await self._servers.ask(admin_calls.policies())
 
     async def set_policies(
         self,
-        policies: Mapping[str, PolicySpec] = calls.NO_POLICIES,
+        policies: Mapping[str, PolicySpec] = admin_calls.NO_POLICIES,
         *,
-        shadows: Mapping[str, PolicySpec | None] = calls.NO_POLICIES,
+        shadows: Mapping[str, PolicySpec | None] = admin_calls.NO_POLICIES,
         preset: str = "",
         expected_revision: int | None = None,
     ) -> PoliciesInfo:
@@ -209,15 +209,15 @@ class Client:
         expected_revision: refuse unless it is in force. Raises InvalidArgument, or StaleRevision; nothing
         is changed then.
         """
-        return await self._servers.ask(calls.set_policies(policies, shadows, preset, expected_revision))
+        return await self._servers.ask(admin_calls.set_policies(policies, shadows, preset, expected_revision))
 
     async def load(self) -> SchedulerStats:
         """The scheduler's gauges and counters."""
-        return await self._servers.ask(calls.load())
+        return await self._servers.ask(admin_calls.load())
 
     async def tenants(self, limit: int = 100) -> TenantsReport:
         """What tenants hold, may have and were refused: at most `limit`, those that hold most first."""
-        return await self._servers.ask(calls.tenants(limit))
+        return await self._servers.ask(admin_calls.tenants(limit))
 
     async def drain(self, grace_seconds: float | None = None) -> DrainOutcome:
         """End the server's work in order, and wait until it has ended; leaving before ends nothing of it.
@@ -225,11 +225,11 @@ class Client:
         grace_seconds: how long running requests may go on, by default as the server is configured. The
         process stays, drained, until it is told to end.
         """
-        return await self._servers.ask(calls.drain(grace_seconds))
+        return await self._servers.ask(admin_calls.drain(grace_seconds))
 
     def watch_load(self, interval_seconds: float) -> AsyncGenerator[SchedulerStats, None]:
         """The load now and then every so often, without end."""
-        return self._servers.follow(calls.watch_load(interval_seconds))
+        return self._servers.follow(admin_calls.watch_load(interval_seconds))
 
     async def list_requests(
         self,
@@ -244,30 +244,32 @@ class Client:
 
         page_token: `next_page_token` of the page before. states: those alone, if any is given.
         """
-        return await self._servers.ask(calls.list_requests(page_size, page_token, order, states, tenant))
+        return await self._servers.ask(
+            admin_calls.list_requests(page_size, page_token, order, states, tenant)
+        )
 
     async def abort_requests(
         self, *request_ids: str, tenant: str | None = None
     ) -> Mapping[str, AbortOutcome]:
         """End any tenant's requests, by the ids of `list_requests`, or those of one by its own ids; what
         became of each."""
-        return await self._servers.ask(calls.abort_requests(request_ids, tenant))
+        return await self._servers.ask(admin_calls.abort_requests(request_ids, tenant))
 
     async def blocks(self) -> BlockPoolMap:
         """What each block of the device pool is used for, and by which request."""
-        return await self._servers.ask(calls.blocks())
+        return await self._servers.ask(admin_calls.blocks())
 
     async def prefix_summary(self) -> PrefixSummary:
         """Which prompts' beginnings the server's prefix cache holds, as fingerprints of blocks."""
-        return await self._servers.ask(calls.prefix_summary())
+        return await self._servers.ask(admin_calls.prefix_summary())
 
     def watch_prefix_summary(self, interval_seconds: float) -> AsyncGenerator[PrefixSummary, None]:
         """The same now, and again whenever it has changed, without end; only changes cross the wire."""
-        return self._servers.follow(calls.watch_prefix_summary(interval_seconds))
+        return self._servers.follow(admin_calls.watch_prefix_summary(interval_seconds))
 
     async def activity(self) -> Activity:
         """What was done since the server's start: tokens, ends, latencies."""
-        return await self._servers.ask(calls.activity())
+        return await self._servers.ask(admin_calls.activity())
 
     async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
         """Let requests name the adapter in a folder of the server's, below the one that it loads from.
@@ -275,20 +277,20 @@ class Client:
         Raises InvalidArgument for one that is not served; nothing is changed then. A name that is loaded
         already stands for the new one from then on.
         """
-        return await self._servers.ask(calls.load_adapter(name, os.fspath(path)))
+        return await self._servers.ask(admin_calls.load_adapter(name, os.fspath(path)))
 
     async def unload_adapter(self, name: str, wait_seconds: float = 0.0) -> int:
         """Let no request name an adapter any more; how many still have it after so long, and go on."""
-        return await self._servers.ask(calls.unload_adapter(name, wait_seconds))
+        return await self._servers.ask(admin_calls.unload_adapter(name, wait_seconds))
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:
         """The adapters that requests may name, then those that wait for the end of their last request."""
-        return await self._servers.ask(calls.adapters())
+        return await self._servers.ask(admin_calls.adapters())
 
     async def flight_record(self) -> bytes:
         """What the scheduler was told and decided of late, without text: a file for `pageturner replay`
         and `pageturner explain`."""
-        return b"".join([chunk async for chunk in self._servers.follow(calls.flight_record())])
+        return b"".join([chunk async for chunk in self._servers.follow(admin_calls.flight_record())])
 
     async def is_serving(
         self, service: str = calls.GENERATION_SERVICE, *, timeout_seconds: float | None = None

@@ -23,8 +23,8 @@ from pageturner.service.client.failures import (
 )
 from pageturner.service.client.partial_answer import PartialAnswer
 from pageturner.service.client.retry import Routing
+from pageturner.service.client.to_wire import to_timeout
 from pageturner.service.client.values import Completion, CompletionBuilder
-from pageturner.service.client.wire import to_timeout
 from pageturner.service.core.outputs import TokenEvent
 from pageturner.service.engine.api import StreamEvent
 from pageturner.service.errors import DeadlineExceeded, DuplicateRequest, PageturnerError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pageturner.service.client.wire import from_message
+from pageturner.service.client.from_wire import from_message
 from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, ScoredTokensEvent, TokenEvent
 from pageturner.service.engine.api import AcceptedEvent, StreamEvent
 from pageturner.v1 import generation_pb2

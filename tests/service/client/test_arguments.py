@@ -13,9 +13,17 @@ from support.fake_engine import FakeEngine
 from support.serving import serving
 
 from pageturner.policies.spec import PolicySpec
-from pageturner.service.client import ChatMessage, ChatPrompt, Client, SyncClient, TextPrompt, calls
+from pageturner.service.client import (
+    ChatMessage,
+    ChatPrompt,
+    Client,
+    SyncClient,
+    TextPrompt,
+    admin_calls,
+    calls,
+)
 from pageturner.service.client.prompts import to_chat, to_prompt
-from pageturner.service.client.wire import LONGEST_TIMEOUT_SECONDS, to_timeout
+from pageturner.service.client.to_wire import LONGEST_TIMEOUT_SECONDS, to_timeout
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import DeadlineExceeded, InvalidArgument
 from pageturner.v1 import generation_pb2 as pb
@@ -261,7 +269,9 @@ async def test_a_timeout_of_nothing_is_over() -> None:
 
 
 def test_options_of_a_policy_are_json() -> None:
-    message = calls.set_policies({"queue": PolicySpec("p", {"a": 1.5, "b": LONE})}, {}, "", None).request
+    message = admin_calls.set_policies(
+        {"queue": PolicySpec("p", {"a": 1.5, "b": LONE})}, {}, "", None
+    ).request
     (choice,) = message.policies.values()  # type: ignore[attr-defined] # it is a SetPoliciesRequest
     assert {name: json.loads(value) for name, value in choice.options.items()} == {"a": 1.5, "b": LONE}
 
@@ -278,7 +288,7 @@ def test_a_value_that_json_has_not_is_refused_by_its_name() -> None:
             to_chat([USER], {"a": value})
         assert caught.value.field == "prompt.chat.template_variables[a]"
         with pytest.raises(InvalidArgument, match=reason) as caught:
-            calls.set_policies({"queue": PolicySpec("p", {"b": value})}, {}, "", None)
+            admin_calls.set_policies({"queue": PolicySpec("p", {"b": value})}, {}, "", None)
         assert caught.value.field == "policies[queue].options[b]"
     with pytest.raises(TypeError, match=r"template_variables\[a\]: Object of type object"):
         to_chat([USER], {"a": object()})
@@ -288,4 +298,4 @@ def test_a_value_that_json_has_not_is_refused_by_its_name() -> None:
 def test_a_policy_that_is_no_spec_is_refused_by_its_axis() -> None:
     policies: Any = {"queue": "fcfs"}
     with pytest.raises(TypeError, match=r"policies\[queue\] is of type str, not a PolicySpec"):
-        calls.set_policies(policies, {}, "", None)
+        admin_calls.set_policies(policies, {}, "", None)

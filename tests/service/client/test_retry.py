@@ -75,6 +75,11 @@ def test_waits_stay_at_the_longest_however_often_a_call_is_tried() -> None:
     assert set(waits[5:]) == {3.0}
 
 
+def test_no_wait_at_all_may_be_wanted() -> None:
+    tries = attempts(1, first_wait_seconds=0.0, longest_wait_seconds=0.0)
+    assert [tries.after(AWAY) for _ in range(3)] == [0.0] * 3
+
+
 @pytest.mark.parametrize("error", [AWAY, Loading("x"), Draining("x"), EngineDead("x"), QueueFull("x", 0.0)])
 def test_what_may_pass_is_tried_again(error: PageturnerError) -> None:
     assert attempts(1).after(error) is not None

@@ -77,6 +77,14 @@ def test_a_report_counts_what_was_sent_before_it_was_asked_for_and_no_more() -> 
     assert (router.view("a").num_queued_tokens, router.view("a").num_requests) == (70, 4)
 
 
+def test_however_often_loads_change_the_order_of_loads_takes_no_more_memory() -> None:
+    router = router_of(*"abcd", policy=RoundRobin())  # which never asks for the least loaded
+    for _ in range(200):
+        router.ended(router.route(num_prompt_tokens=10))
+        assert len(router._fleet._heap) <= 4 * 4 + 64
+    assert router._fleet.least_loaded().load == min(router.view(name).load for name in "abcd")
+
+
 def test_a_herd_does_not_form_on_an_old_report() -> None:
     """Sixty requests between two reports: by the report alone all would go to the one that was idle."""
     router = router_of("busy", "idle", "idler")
