@@ -19,7 +19,7 @@ from pageturner.service.errors import ConfigError
 if TYPE_CHECKING:
     from pageturner.service.simulator.acceptance import Acceptance
     from pageturner.service.simulator.experiment import WorkloadOfSeed
-    from pageturner.service.simulator.fleet import FleetSetup
+    from pageturner.service.simulator.fleet_setup import FleetSetup
     from pageturner.service.simulator.workload import SimulatedWorkload
 
 HELP = "compare scheduling policies on a workload, on a virtual clock"
@@ -179,7 +179,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 def _fleet(arguments: argparse.Namespace) -> FleetSetup | None:
     """None for one server. Raises ConfigError for flags of several without --replicas."""
-    from pageturner.service.simulator.fleet import FleetSetup
+    from pageturner.service.simulator.fleet_setup import FleetSetup
 
     if arguments.replicas is None:
         given = ("routing", "servers", "report_interval")

@@ -27,7 +27,7 @@ from pageturner.policies.presets import find_preset
 from pageturner.policies.spec import PolicySpec, parse_spec, parse_value, split_outside
 from pageturner.service.errors import ConfigError
 from pageturner.service.simulator.experiment import Contender
-from pageturner.service.simulator.fleet import FleetSetup
+from pageturner.service.simulator.fleet_setup import FleetSetup
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.tables import read_table
 

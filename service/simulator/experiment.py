@@ -15,10 +15,11 @@ from pageturner.service.simulator.figures import (
     figures_of,
     interval,
 )
-from pageturner.service.simulator.fleet import FleetSetup, simulate_fleet
+from pageturner.service.simulator.fleet import simulate_fleet
 from pageturner.service.simulator.fleet_figures import figures_of_fleet, ttfts_of
+from pageturner.service.simulator.fleet_setup import FleetSetup
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.outcomes import PoolSample
+from pageturner.service.simulator.pool_samples import PoolSample
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.workload import SimulatedWorkload
 

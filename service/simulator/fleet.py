@@ -1,8 +1,9 @@
 """Many servers behind routers, on one virtual clock.
 
 A heap of events: a request arrives and is routed, a server begins a step and ends it, a server reports its
-load. Of what happens at one moment steps end first, then requests arrive, then steps begin, as in the loop of
-one server; so a fleet of one gives the figures of `simulation`, to the last digit.
+load. Of what happens at one moment steps end first, then requests arrive, then what servers sent each other,
+then steps begin, as in the loop of one server; so a fleet of one gives the figures of `simulation`, to the
+last digit.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
 from random import Random
 from typing import Protocol
 
 from pageturner.policies.interfaces import PolicySet, RoutingPolicy
-from pageturner.service.routing.options import LoadReport, Replica, Routed, RouterOptions
+from pageturner.service.routing.options import LoadReport, Replica, Routed
 from pageturner.service.routing.router import Router
+from pageturner.service.simulator.apart import servers_apart
 from pageturner.service.simulator.arrivals import Arrivals
 from pageturner.service.simulator.chunks import Chains
 from pageturner.service.simulator.coarse import CoarseReplica
 from pageturner.service.simulator.errors import WorkloadError
+from pageturner.service.simulator.fleet_result import FleetResult, RequestTable
+from pageturner.service.simulator.fleet_setup import FleetSetup
+from pageturner.service.simulator.handing_over import HandoverCounts, Handovers
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.outcomes import Outcome, Progress
 from pageturner.service.simulator.replica import SchedulerReplica
 from pageturner.service.simulator.workload import SimulatedWorkload, WorkloadRequest
 
-_FINISH, _ARRIVAL, _BEGIN, _REPORT = range(4)
+_FINISH, _ARRIVAL, _ACTION, _BEGIN, _REPORT = range(5)
 
 
 class SimulatedReplica(Protocol):
@@ -48,60 +52,6 @@ class SimulatedReplica(Protocol):
     def outcome(self, index: int) -> Outcome: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSetup:
-    """The servers, and those who send to them.
-
-    is_coarse: `coarse.CoarseReplica` in the place of the scheduler. num_routers: each knows what it sent
-    itself, and of the rest what servers report. report_seconds: between two reports of one server; 0 for
-    none, as where a lone router sees all. chunk_tokens: that a digest stands for. router: how each reckons.
-    """
-
-    num_replicas: int
-    is_coarse: bool = False
-    num_routers: int = 1
-    report_seconds: float = 0.0
-    chunk_tokens: int = 256
-    router: RouterOptions = RouterOptions()
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for what could not be run."""
-        for name in ("num_replicas", "num_routers", "chunk_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 <= self.report_seconds < math.inf:
-            raise ValueError(f"report_seconds must be finite and at least 0, not {self.report_seconds}")
-
-
-class RequestTable:
-    """What became of each request, by its index. Times are virtual seconds, NaN where it did not happen."""
-
-    def __init__(self, size: int) -> None:
-        self.arrived_at = array("d", [math.nan]) * size
-        self.first_at = array("d", [math.nan]) * size
-        self.ended_at = array("d", [math.nan]) * size
-        self.num_output = array("q", [0]) * size
-        self.num_cached = array("q", [0]) * size
-        self.replica = array("q", [-1]) * size
-        self.has_failed = bytearray(size)
-
-    def __len__(self) -> int:
-        return len(self.arrived_at)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetResult:
-    """A whole run. num_scheduled_tokens, num_preemptions: by replica. num_faults: bad answers of the routing
-    policy."""
-
-    requests: Sequence[WorkloadRequest]
-    table: RequestTable
-    seconds: float
-    num_scheduled_tokens: tuple[int, ...]
-    num_preemptions: tuple[int, ...]
-    num_faults: int
-
-
 def simulate_fleet(
     workload: SimulatedWorkload,
     machine: SimulatedMachine,
@@ -115,10 +65,16 @@ def simulate_fleet(
 
     Raises SimulationStuck as a scheduler does, and WorkloadError for what coarse replicas cannot run.
     """
-    return _FleetRun(workload, machine, policies, setup, routing, seed).run()
+    return FleetRun(workload, machine, policies, setup, routing, seed).run()
 
 
-class _FleetRun:
+class FleetRun:
+    """One run, of which `simulate_fleet` says what it takes. It is the stage of hand-overs too
+    (`handing_over.Stage`).
+
+    replicas: the servers by number, for who looks at them when it has ended.
+    """
+
     def __init__(
         self,
         workload: SimulatedWorkload,
@@ -136,55 +92,96 @@ class _FleetRun:
         self._setup = setup
         self._arrivals = Arrivals(workload, machine.request_seconds)
         self._chains = Chains(requests, setup.chunk_tokens)
-        self._replicas: list[SimulatedReplica] = [
-            CoarseReplica(requests, machine, self._chains)
-            if setup.is_coarse
-            else SchedulerReplica(workload, machine, policies)
-            for _ in range(setup.num_replicas)
-        ]
-        self._names = [f"r{number}" for number in range(setup.num_replicas)]
+        num_decode = setup.num_replicas - setup.num_prefill
+        self.replicas: Sequence[SimulatedReplica]
+        self._handovers: Handovers | None = None
+        if setup.num_prefill:
+            self.replicas, self._handovers = servers_apart(
+                workload, machine, policies, setup.handover, num_decode, setup.num_prefill, self
+            )
+        elif setup.is_coarse:
+            self.replicas = [CoarseReplica(requests, machine, self._chains) for _ in range(num_decode)]
+        else:
+            self.replicas = [SchedulerReplica(workload, machine, policies) for _ in range(num_decode)]
+        self._names = [f"r{number}" for number in range(num_decode)]
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._routers = [self._router(machine, routing, f"{seed}/{k}") for k in range(setup.num_routers)]
         self._sessions = _first_of_each(requests)
         self._table = RequestTable(len(requests))
         self._routed: dict[int, tuple[Router, Routed]] = {}
         self._events: list[tuple[float, int, int]] = []
-        self._now = 0.0
+        self._actions: dict[int, Callable[[], None]] = {}
+        self._num_actions = 0
+        self._lost: Container[int] = ()
+        self._now = self._seconds = 0.0
 
     def run(self) -> FleetResult:
-        arrivals, events, replicas = self._arrivals, self._events, self._replicas
+        """To the end of the last request, and of what servers have yet to send each other."""
+        arrivals, events, replicas = self._arrivals, self._events, self.replicas
+        num_reports = 0
         if self._setup.report_seconds:
-            period, count = self._setup.report_seconds, len(replicas)
-            self._events += [(period * (n + 1) / count, _REPORT, n) for n in range(count)]
-        seconds = 0.0
-        while arrivals.next_at < math.inf or self._routed:
+            period, num_reports = self._setup.report_seconds, len(self._names)
+            events += [(period * (n + 1) / num_reports, _REPORT, n) for n in range(num_reports)]
+        self._plan_loss()
+        while arrivals.next_at < math.inf or len(events) > num_reports:
             if not events or (arrivals.next_at, _ARRIVAL) < events[0][:2]:
                 at, index = arrivals.pop()
                 self._now = max(self._now, at)
                 self._arrive(at, index)
                 continue
             self._now, kind, number = heapq.heappop(events)
-            replica = replicas[number]
-            if kind == _FINISH:
-                if replica.until == self._now:  # else it was cut short, and another event says when
-                    self._settle(replica, replica.finish())
-                    heapq.heappush(events, (self._now, _BEGIN, number))
-            elif kind == _BEGIN:
-                if replica.until is None:
-                    self._settle(replica, replica.begin(self._now))
-                    self._expect_end(number, replica)
-            else:
-                self._report(number, replica)
+            if kind == _ACTION:
+                self._actions.pop(number)()
                 continue
-            seconds = self._now
-        return FleetResult(
-            self._requests,
-            self._table,
-            seconds,
-            tuple(replica.num_scheduled_tokens for replica in replicas),
-            tuple(replica.num_preemptions for replica in replicas),
-            sum(router.num_faults for router in self._routers),
-        )
+            replica = replicas[number]
+            if kind == _REPORT:
+                self._report(number, replica)
+            elif number in self._lost:
+                continue
+            elif kind == _FINISH:
+                if replica.until == self._now:  # else it was cut short, and another event says when
+                    self._settle(number, replica.finish())
+                    heapq.heappush(events, (self._now, _BEGIN, number))
+            elif replica.until is None:
+                self._settle(number, replica.begin(self._now))
+                self._expect_end(number, replica)
+        return self._result()
+
+    # --- for hand-overs --------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The virtual clock."""
+        return self._now
+
+    def later(self, at: float, action: Callable[[], None]) -> None:
+        """As of `handing_over.Stage`."""
+        self._actions[self._num_actions] = action
+        heapq.heappush(self._events, (at, _ACTION, self._num_actions))
+        self._num_actions += 1
+
+    def wake(self, number: int) -> None:
+        """As of `handing_over.Stage`."""
+        if self.replicas[number].until is None:
+            heapq.heappush(self._events, (self._now, _BEGIN, number))
+
+    def submit(self, index: int, at: float, number: int) -> None:
+        """As of `handing_over.Stage`."""
+        replica = self.replicas[number]
+        before = replica.until
+        replica.submit(index, at, self._now)
+        if before is None:
+            heapq.heappush(self._events, (self._now, _BEGIN, number))
+        elif replica.until != before:
+            self._expect_end(number, replica)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _plan_loss(self) -> None:
+        handovers, loses_at = self._handovers, self._setup.handover.loses_at
+        if handovers is not None and loses_at is not None:
+            self._lost = handovers.lost
+            self.later(loses_at, lambda: handovers.lose(len(self._names)))
 
     def _router(self, machine: SimulatedMachine, routing: RoutingPolicy, seed: str) -> Router:
         router = Router(routing, Random(seed).randrange, self._setup.router)
@@ -206,22 +203,24 @@ class _FleetRun:
             tenant=planned.tenant,
         )
         number = self._number_of[routed.replica_id]
-        replica = self._replicas[number]
         table.arrived_at[index] = at - self._late
         table.replica[index] = number
         self._routed[index] = router, routed
-        before = replica.until
-        replica.submit(index, at, self._now)
-        if before is None:
-            heapq.heappush(self._events, (self._now, _BEGIN, number))
-        elif replica.until != before:
-            self._expect_end(number, replica)
+        if self._handovers is None:
+            self.submit(index, at, number)
+        else:
+            self._handovers.take_in(index, at, number)
 
     def _expect_end(self, number: int, replica: SimulatedReplica) -> None:
         if replica.until is not None:
             heapq.heappush(self._events, (replica.until, _FINISH, number))
 
-    def _settle(self, replica: SimulatedReplica, progress: Progress) -> None:
+    def _settle(self, number: int, progress: Progress) -> None:
+        replica = self.replicas[number]
+        if self._handovers is not None and number >= len(self._names):
+            for index in progress.ended:
+                self._handovers.ended(number, index, has_failed=replica.outcome(index).has_failed)
+            return
         now, first_at = self._now, self._table.first_at
         for index in progress.started:
             first_at[index] = now
@@ -232,7 +231,7 @@ class _FleetRun:
 
     def _end(self, index: int, replica: SimulatedReplica) -> None:
         table, outcome = self._table, replica.outcome(index)
-        table.ended_at[index] = self._now
+        self._seconds = table.ended_at[index] = self._now
         table.num_output[index] = outcome.num_output_tokens
         table.num_cached[index] = outcome.num_cached_tokens
         table.has_failed[index] = outcome.has_failed
@@ -245,6 +244,26 @@ class _FleetRun:
         for router in self._routers:
             router.report(self._names[number], report, router.mark())
         heapq.heappush(self._events, (self._now + self._setup.report_seconds, _REPORT, number))
+
+    def _result(self) -> FleetResult:
+        replicas, table = self.replicas, self._table
+        exact = [replica for replica in replicas[: len(self._names)] if isinstance(replica, SchedulerReplica)]
+        num_handed = sum(replica.num_handed_tokens for replica in exact)
+        num_hit = sum(table.num_cached) - num_handed
+        if self._handovers is not None:
+            num_hit += self._handovers.num_hit_tokens
+        return FleetResult(
+            self._requests,
+            table,
+            self._seconds,
+            tuple(replica.num_scheduled_tokens for replica in replicas),
+            tuple(replica.num_preemptions for replica in replicas),
+            sum(router.num_faults for router in self._routers),
+            array("d", sorted(gap for replica in exact for gap in replica.gaps())),
+            max(0, num_hit),
+            num_handed,
+            HandoverCounts() if self._handovers is None else self._handovers.counts,
+        )
 
 
 def _first_of_each(requests: Sequence[WorkloadRequest]) -> array[int]:

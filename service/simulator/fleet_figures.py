@@ -12,7 +12,7 @@ from pageturner.service.simulator.figures import (
     Slo,
     percentile,
 )
-from pageturner.service.simulator.fleet import FleetResult
+from pageturner.service.simulator.fleet_result import FleetResult
 
 
 def ttfts_of(result: FleetResult) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a simulated server tells of its requests and of its pools."""
+"""What a simulated server tells of its requests."""
 
 from __future__ import annotations
 
@@ -26,18 +26,6 @@ class SimulatedRequest:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     error: PageturnerError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSample:
-    """The pools at one moment."""
-
-    at: float
-    num_waiting: int
-    num_running: int
-    used_share: float
-    wasted_share: float
-    host_share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ It does what the engine does, step by step, and leaves the clock to its caller: 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise, takewhile
 
 from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.outputs import (
@@ -16,15 +18,18 @@ from pageturner.service.core.outputs import (
     SchedulerStats,
     TokenEvent,
 )
+from pageturner.service.core.request import NewRequest
 from pageturner.service.core.scheduler import Scheduler
 from pageturner.service.core.scheduling.intake import asked_work, check_deadline
-from pageturner.service.errors import PageturnerError
+from pageturner.service.errors import PageturnerError, RequestAborted
 from pageturner.service.flight.step_work import work_of
 from pageturner.service.simulator.acceptance import SimulatedDrafter
 from pageturner.service.simulator.errors import SimulationStuck
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.null_model import NullStopCondition, sampled_tokens
-from pageturner.service.simulator.outcomes import NOTHING, Outcome, PoolSample, Progress, SimulatedRequest
+from pageturner.service.simulator.outcomes import NOTHING, Outcome, Progress, SimulatedRequest
+from pageturner.service.simulator.peer_tiers import PeerTier
+from pageturner.service.simulator.pool_samples import PoolSamples
 from pageturner.service.simulator.tenancy import TenantLedger
 from pageturner.service.simulator.workload import SimulatedWorkload
 
@@ -32,14 +37,11 @@ EMPTY_SCHEDULE_SECONDS = 0.002
 """Virtual seconds after which the engine, too, asks again when there was work and no plan."""
 
 MAX_EMPTY_SCHEDULES = 1 << 16
-MAX_SAMPLES = 256
-FIRST_SAMPLE_INTERVAL = 8
-"""Steps between two samples of the pools, which cost time a block. When a run has MAX_SAMPLES, every other
-one goes and they get twice as rare."""
 
 
 class SchedulerReplica:
-    """One server. workload: of which `submit` names requests. tenants: told of what each gets.
+    """One server. workload: of which `submit` names requests. tenants: told of what each gets. tier: the
+    servers behind its host tier, if there are any.
 
     records: what became of those submitted, by index. samples: of its pools. until: when what it does ends;
     None while it does nothing.
@@ -51,18 +53,20 @@ class SchedulerReplica:
         machine: SimulatedMachine,
         policies: PolicySet,
         tenants: TenantLedger | None = None,
+        tier: PeerTier | None = None,
     ) -> None:
         self.records: dict[int, SimulatedRequest] = {}
-        self.samples: list[PoolSample] = []
+        self.samples = PoolSamples(machine.cache.block_size)
         self.until: float | None = None
         self.num_scheduled_tokens = 0
         self.num_recomputed_tokens = 0
         self._requests = workload.requests
         self._model = machine.step_time
-        self._cache = machine.cache
         self._options = machine.scheduler
         self._late = machine.request_seconds
         rates = (machine.measured or machine.step_time).rates(machine.block_bytes)
+        if tier is not None:
+            rates = replace(rates, disk_read_bytes_per_second=tier.bytes_per_second)
         speculation = machine.speculation
         if speculation.row_cost is None:
             speculation = replace(speculation, row_cost=machine.row_cost)
@@ -74,7 +78,10 @@ class SchedulerReplica:
             rates,
             speculation=speculation,
             drafter=SimulatedDrafter(workload.acceptance),
+            disk=tier,
         )
+        self._tier = tier
+        self._cancelled: list[int] = []
         self._has_deadlines = any(request.deadline_seconds for request in workload.requests)
         self._tenants = tenants
         self._high_water: dict[int, int] = {}
@@ -82,8 +89,6 @@ class SchedulerReplica:
         self._output: SchedulerOutput | None = None
         self._sampled: tuple[SampledSequence, ...] = ()
         self._num_empty = 0
-        self._sample_interval = FIRST_SAMPLE_INTERVAL
-        self._num_steps = 0
 
     def stats(self) -> SchedulerStats:
         """The scheduler's own."""
@@ -112,9 +117,50 @@ class SchedulerReplica:
         record = self.records[index]
         return Outcome(record.num_output_tokens, record.num_cached_tokens, record.error is not None)
 
+    @property
+    def num_handed_tokens(self) -> int:
+        """That came into the host tier from other servers."""
+        return self._scheduler.stats().num_disk_hit_tokens_total
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Prompt tokens that were found, wherever."""
+        return self._scheduler.stats().num_prefix_hit_tokens_total
+
+    def hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
+        """Of the full blocks of a prompt; none where no prefix is cached."""
+        manager = self._scheduler.manager
+        if manager.hasher is None:
+            return []
+        return manager.hasher.chain(token_ids, manager.block_size, adapter="", salt="")
+
+    def num_held(self, hashes: Sequence[bytes]) -> int:
+        """How many of a prompt's first blocks the device has cached."""
+        lookup = self._scheduler.manager.device.lookup
+        return sum(1 for _ in takewhile(lambda block_hash: lookup(block_hash) is not None, hashes))
+
+    def gaps(self) -> Iterator[float]:
+        """Seconds between two tokens, of requests that ended well."""
+        for record in self.records.values():
+            if record.error is None:
+                times = record.token_times
+                yield from (later - sooner for sooner, later in pairwise(times))
+
+    def check_integrity(self) -> None:
+        """As of `Scheduler.check_integrity`."""
+        self._scheduler.check_integrity()
+
     def submit(self, index: int, at: float, now: float) -> None:
         """It is sent here, and taken before the next step, which tells if it was refused. As of `accept`."""
         self._inbox.append((index, at))
+
+    def cancel(self, index: int) -> None:
+        """Its caller left: before the next step it ends, unless it has."""
+        self._cancelled.append(index)
+
+    def new_request(self, index: int, at: float) -> NewRequest:
+        """What the scheduler is given of it."""
+        return self._requests[index].to_request(str(index), at)
 
     def accept(self, index: int, at: float, now: float) -> bool:
         """It enters the queue, between two steps; False if it is refused, and so ended.
@@ -122,7 +168,7 @@ class SchedulerReplica:
         at: when it arrived, late by the machine's `request_seconds`, which its latencies count.
         """
         planned = self._requests[index]
-        new = planned.to_request(str(index), at)
+        new = self.new_request(index, at)
         num_prompt = len(new.prompt_token_ids)
         record = SimulatedRequest(at - self._late, planned.tenant, num_prompt, planned.priority)
         self.records[index] = record
@@ -141,11 +187,18 @@ class SchedulerReplica:
     def begin(self, now: float) -> Progress:
         """Take what was sent, expire what is late and begin the next step, if there is anything to do. Raises
         SimulationStuck if the scheduler does not advance what it holds."""
-        scheduler = self._scheduler
+        scheduler, tier = self._scheduler, self._tier
         refused = [index for index, at in self._inbox if not self.accept(index, at, now)]
         self._inbox.clear()
+        for index in self._cancelled:
+            self._settle(scheduler.abort_request(str(index), RequestAborted("its caller left")), now)
+        self._cancelled.clear()
+        if tier is not None and (moved := tier.take_ended()):
+            scheduler.end_transfers(moved, now)
         expired = self._settle(scheduler.expire(now), now).ended if self._has_deadlines else ()
         output = scheduler.schedule(now)
+        if tier is not None and (transfers := scheduler.take_transfers()):
+            tier.start(transfers, now)
         self._output, self.until = None, None
         if output:
             self._num_empty = 0
@@ -171,28 +224,9 @@ class SchedulerReplica:
         if output is None:
             return NOTHING
         progress = self._settle(self._scheduler.update(output, self._sampled, now), now)
-        self._num_steps += 1
-        if self._num_steps % self._sample_interval == 0:
-            self.sample(now)
+        if self.samples.is_due():
+            self.samples.take(self._scheduler.stats(), now)
         return progress
-
-    def sample(self, now: float) -> None:
-        """Note how full the pools are."""
-        stats = self._scheduler.stats()
-        num_slots = max(1, stats.num_blocks_used * self._cache.block_size)
-        self.samples.append(
-            PoolSample(
-                at=now,
-                num_waiting=stats.num_waiting,
-                num_running=stats.num_running,
-                used_share=stats.num_blocks_used / stats.num_blocks,
-                wasted_share=stats.num_wasted_slots / num_slots,
-                host_share=stats.num_host_blocks_used / max(1, stats.num_host_blocks),
-            )
-        )
-        if len(self.samples) >= MAX_SAMPLES:
-            self.samples = self.samples[::2]
-            self._sample_interval *= 2
 
     # --- inside ----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pageturner.service.simulator.fleet import FleetSetup
+from pageturner.service.simulator.fleet_setup import FleetSetup
 from pageturner.service.simulator.synthetic import Synthetic
 
 NUM_SERVERS = 16

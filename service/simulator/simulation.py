@@ -13,7 +13,8 @@ from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.simulator.arrivals import Arrivals
 from pageturner.service.simulator.machine import SimulatedMachine
-from pageturner.service.simulator.outcomes import PoolSample, SimulatedRequest
+from pageturner.service.simulator.outcomes import SimulatedRequest
+from pageturner.service.simulator.pool_samples import PoolSample
 from pageturner.service.simulator.replica import SchedulerReplica
 from pageturner.service.simulator.tenancy import TenantLedger
 from pageturner.service.simulator.workload import SimulatedWorkload
@@ -57,10 +58,10 @@ def simulate(workload: SimulatedWorkload, machine: SimulatedMachine, policies: P
             now = max(now, arrivals.next_at)
         else:
             break
-    replica.sample(now)
+    replica.samples.take(replica.stats(), now)
     return SimulationResult(
         requests=tuple(replica.records[index] for index in range(len(workload.requests))),
-        samples=tuple(replica.samples),
+        samples=tuple(replica.samples.taken),
         stats=replica.stats(),
         seconds=now,
         num_scheduled_tokens=replica.num_scheduled_tokens,

@@ -9,7 +9,8 @@ import pytest
 from pageturner.service.core.outputs import SchedulerStats
 from pageturner.service.errors import DeadlineExceeded
 from pageturner.service.simulator.figures import METRIC, Slo, figures_of, interval
-from pageturner.service.simulator.outcomes import PoolSample, SimulatedRequest
+from pageturner.service.simulator.outcomes import SimulatedRequest
+from pageturner.service.simulator.pool_samples import PoolSample
 from pageturner.service.simulator.simulation import SimulationResult
 
 

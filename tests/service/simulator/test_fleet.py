@@ -15,8 +15,10 @@ from pageturner.policies import registry
 from pageturner.service.core.options import CacheOptions
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.figures import figures_of
-from pageturner.service.simulator.fleet import FleetResult, FleetSetup, simulate_fleet
+from pageturner.service.simulator.fleet import simulate_fleet
 from pageturner.service.simulator.fleet_figures import figures_of_fleet
+from pageturner.service.simulator.fleet_result import FleetResult
+from pageturner.service.simulator.fleet_setup import FleetSetup
 from pageturner.service.simulator.machine import SimulatedMachine, load_machine
 from pageturner.service.simulator.simulation import simulate
 from pageturner.service.simulator.synthetic import Synthetic
