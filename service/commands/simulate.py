@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pageturner.service.simulator.acceptance import Acceptance
     from pageturner.service.simulator.experiment import WorkloadOfSeed
     from pageturner.service.simulator.fleet_setup import FleetSetup
+    from pageturner.service.simulator.handover import Handover
     from pageturner.service.simulator.workload import SimulatedWorkload
 
 HELP = "compare scheduling policies on a workload, on a virtual clock"
@@ -28,6 +29,9 @@ EXAMPLE = (
     "--sweep cache.num_blocks=400,800 --seeds 5 --plot out"
 )
 
+
+_HANDOVER = {"link_gbs": "link_gbs", "link_latency": "link_seconds", "lose_prefill_at": "loses_at"}
+"""Fields of `Handover` by their flag."""
 
 MAX_SCHEDULERS = 8
 """Servers up to which each is the scheduler itself unless told otherwise."""
@@ -76,6 +80,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="with --replicas: seconds between two reports of a server (none with one router, else 1)",
+    )
+    add(
+        "--prefill-replicas",
+        type=int,
+        metavar="P",
+        help="with --replicas: P of the N compute prompts for the others, and hand the KV over",
+    )
+    add(
+        "--link-gbs",
+        type=float,
+        metavar="G",
+        help="with --prefill-replicas: 1e9 bytes a second that a server sends, or takes in (12.5)",
+    )
+    add(
+        "--link-latency",
+        type=float,
+        metavar="S",
+        help="with --prefill-replicas: seconds from one server to another beside that (0.0001)",
+    )
+    add(
+        "--lose-prefill-at",
+        type=float,
+        metavar="S",
+        help="with --prefill-replicas: the first of them is lost then",
     )
     add("--machine", default="h100-8b", metavar="FILE", help="what it runs on (%(default)s)")
     add(
@@ -171,6 +199,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Raises ConfigError."""
     check_counts(arguments, "seeds", "limit", "concurrency", "replicas", "routers")
+    if (arguments.prefill_replicas or 0) < 0:
+        raise ConfigError("--prefill-replicas", f"{arguments.prefill_replicas} is below 0")
     for name in ("speed", "slo_ttft", "slo_tpot"):
         value = getattr(arguments, name)
         if not 0 < value < math.inf:
@@ -182,7 +212,7 @@ def _fleet(arguments: argparse.Namespace) -> FleetSetup | None:
     from pageturner.service.simulator.fleet_setup import FleetSetup
 
     if arguments.replicas is None:
-        given = ("routing", "servers", "report_interval")
+        given = ("routing", "servers", "report_interval", "prefill_replicas", *_HANDOVER)
         named = [name for name in given if getattr(arguments, name) is not None]
         if arguments.routers > 1:
             named.append("routers")
@@ -191,13 +221,39 @@ def _fleet(arguments: argparse.Namespace) -> FleetSetup | None:
         return None
     default = 0.0 if arguments.routers == 1 else 1.0
     interval = default if arguments.report_interval is None else arguments.report_interval
-    is_coarse = arguments.replicas > MAX_SCHEDULERS
+    num_prefill = arguments.prefill_replicas or 0
+    is_coarse = arguments.replicas > MAX_SCHEDULERS and not num_prefill
     if arguments.servers is not None:
         is_coarse = arguments.servers == "coarse"
+    handover = _handover(arguments)
     try:
-        return FleetSetup(arguments.replicas, is_coarse, arguments.routers, interval)
+        return FleetSetup(
+            arguments.replicas,
+            is_coarse,
+            arguments.routers,
+            interval,
+            num_prefill=num_prefill,
+            handover=handover,
+        )
     except ValueError as error:
-        raise ConfigError("--report-interval", str(error)) from error
+        flag = "--prefill-replicas" if "num_prefill" in str(error) else "--report-interval"
+        raise ConfigError(flag, str(error)) from error
+
+
+def _handover(arguments: argparse.Namespace) -> Handover:
+    """Raises ConfigError for a link that could not be."""
+    from pageturner.service.simulator.handover import Handover
+
+    handover = Handover()
+    for flag, name in _HANDOVER.items():
+        value = getattr(arguments, flag)
+        if value is None:
+            continue
+        try:
+            handover = replace(handover, **{name: value})
+        except ValueError as error:
+            raise ConfigError(f"--{flag.replace('_', '-')}", str(error)) from error
+    return handover
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ fair: queue=virtual-token-counter              under a name of one's own, which 
 --sweep speculation.method=none,ngram          without drafts and with them
 --sweep queue.aging_seconds=1,10               an option of the policy that the set has
 
-Where there are several servers, `routing` is an axis like the others, and `fleet.report_seconds` a bound.
+Where there are several servers, `routing` is an axis like the others, and `fleet.report_seconds` a bound; so
+are `fleet.num_prefill`, of servers that prefill for the others, and `handover.link_gbs`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pageturner.service.simulator.fleet_setup import FleetSetup
 from pageturner.service.simulator.machine import SimulatedMachine
 from pageturner.service.simulator.tables import read_table
 
-_SECTIONS = ("cache", "scheduler", "step_time", "speculation", "fleet")
+_SECTIONS = ("cache", "scheduler", "step_time", "speculation", "fleet", "handover")
 
 _NAMED = re.compile(r"(?P<name>[^=;:{]*[^=;:{\s]\s*):(?P<set>.*)", re.DOTALL)
 """A name ends at a colon that comes before any `=`; the colon of an option comes after one."""
@@ -59,6 +60,10 @@ class Setup:
             section, _, name = key.partition(".")
             if section == "fleet":
                 fleet = _changed(_several(fleet, key), name, value, "fleet.")
+            elif section == "handover":
+                fleet = _several(fleet, key)
+                handover = _changed(fleet.handover, name, value, "handover.")
+                fleet = replace(fleet, handover=handover)
             else:
                 changed = _changed(getattr(machine, section), name, value, f"{section}.")
                 try:

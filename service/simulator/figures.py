@@ -47,6 +47,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("recompute_tax", "recompute tax", "share"),
     Metric("recomputed_tokens", "recomputed tokens", ""),
     Metric("prefix_hit_share", "prefix hits", "share", True),
+    Metric("handed_share", "handed over", "of prompt tokens", None),
+    Metric("failed_handovers", "hand-overs failed", ""),
     Metric("draft_share", "drafts", "of output tokens", None),
     Metric("accepted_share", "drafts that came true", "of output tokens", True),
     Metric("kv_occupancy", "KV occupancy", "share", None),

@@ -72,7 +72,8 @@ class FleetRun:
     """One run, of which `simulate_fleet` says what it takes. It is the stage of hand-overs too
     (`handing_over.Stage`).
 
-    replicas: the servers by number, for who looks at them when it has ended.
+    replicas, handovers: the servers by number, and what goes on between them, if some prefill; for who looks
+    at them when it has ended.
     """
 
     def __init__(
@@ -94,9 +95,9 @@ class FleetRun:
         self._chains = Chains(requests, setup.chunk_tokens)
         num_decode = setup.num_replicas - setup.num_prefill
         self.replicas: Sequence[SimulatedReplica]
-        self._handovers: Handovers | None = None
+        self.handovers: Handovers | None = None
         if setup.num_prefill:
-            self.replicas, self._handovers = servers_apart(
+            self.replicas, self.handovers = servers_apart(
                 workload, machine, policies, setup.handover, num_decode, setup.num_prefill, self
             )
         elif setup.is_coarse:
@@ -178,7 +179,7 @@ class FleetRun:
     # --- inside ----------------------------------------------------------------------------
 
     def _plan_loss(self) -> None:
-        handovers, loses_at = self._handovers, self._setup.handover.loses_at
+        handovers, loses_at = self.handovers, self._setup.handover.loses_at
         if handovers is not None and loses_at is not None:
             self._lost = handovers.lost
             self.later(loses_at, lambda: handovers.lose(len(self._names)))
@@ -206,10 +207,10 @@ class FleetRun:
         table.arrived_at[index] = at - self._late
         table.replica[index] = number
         self._routed[index] = router, routed
-        if self._handovers is None:
+        if self.handovers is None:
             self.submit(index, at, number)
         else:
-            self._handovers.take_in(index, at, number)
+            self.handovers.take_in(index, at, number)
 
     def _expect_end(self, number: int, replica: SimulatedReplica) -> None:
         if replica.until is not None:
@@ -217,9 +218,9 @@ class FleetRun:
 
     def _settle(self, number: int, progress: Progress) -> None:
         replica = self.replicas[number]
-        if self._handovers is not None and number >= len(self._names):
+        if self.handovers is not None and number >= len(self._names):
             for index in progress.ended:
-                self._handovers.ended(number, index, has_failed=replica.outcome(index).has_failed)
+                self.handovers.ended(number, index, has_failed=replica.outcome(index).has_failed)
             return
         now, first_at = self._now, self._table.first_at
         for index in progress.started:
@@ -248,10 +249,7 @@ class FleetRun:
     def _result(self) -> FleetResult:
         replicas, table = self.replicas, self._table
         exact = [replica for replica in replicas[: len(self._names)] if isinstance(replica, SchedulerReplica)]
-        num_handed = sum(replica.num_handed_tokens for replica in exact)
-        num_hit = sum(table.num_cached) - num_handed
-        if self._handovers is not None:
-            num_hit += self._handovers.num_hit_tokens
+        handovers = self.handovers
         return FleetResult(
             self._requests,
             table,
@@ -260,9 +258,9 @@ class FleetRun:
             tuple(replica.num_preemptions for replica in replicas),
             sum(router.num_faults for router in self._routers),
             array("d", sorted(gap for replica in exact for gap in replica.gaps())),
-            max(0, num_hit),
-            num_handed,
-            HandoverCounts() if self._handovers is None else self._handovers.counts,
+            sum(replica.num_handed_tokens for replica in exact),
+            0 if handovers is None else handovers.num_hit_tokens,
+            HandoverCounts() if handovers is None else handovers.counts,
         )
 
 

@@ -25,7 +25,8 @@ def ttfts_of(result: FleetResult) -> list[float]:
 def figures_of_fleet(result: FleetResult, slo: Slo = DEFAULT_SLO) -> Figures:
     """Latencies are those of requests that ended well, from their arrival.
 
-    imbalance: tokens that the busiest server computed, over the mean.
+    imbalance: tokens that the busiest server computed, over the mean. prefix_hit_share: of prompt tokens,
+    those that no server computed; what was handed over another one did.
     """
     table, seconds = result.table, max(result.seconds, 1e-12)
     ttfts: list[float] = []
@@ -47,22 +48,31 @@ def figures_of_fleet(result: FleetResult, slo: Slo = DEFAULT_SLO) -> Figures:
         num_prompt += request.num_prompt_tokens
         num_cached += table.num_cached[index]
     computed = result.num_scheduled_tokens
+    num_found = max(0, num_cached - result.num_handed_tokens) + result.num_hit_tokens
     found = {
         "throughput": num_output / seconds,
         "total_throughput": (num_output + num_prompt) / seconds,
         "goodput": num_met / seconds,
         "preemptions": float(sum(result.num_preemptions)),
-        "prefix_hit_share": num_cached / max(1, num_prompt),
+        "prefix_hit_share": num_found / max(1, num_prompt),
+        "handed_share": result.num_handed_tokens / max(1, num_prompt),
+        "failed_handovers": float(result.handovers.num_failed),
         "imbalance": max(computed) * len(computed) / max(1, sum(computed)),
         "failed": float(len(table) - len(ends)),
         "seconds": result.seconds,
     }
-    for name, values in (("ttft", ttfts), ("tpot", tpots), ("e2e", ends)):
+    for name, values in (
+        ("ttft", sorted(ttfts)),
+        ("tpot", sorted(tpots)),
+        ("itl", result.gaps),
+        ("e2e", sorted(ends)),
+    ):
         if values:
-            values.sort()
             found[f"{name}_mean"] = math.fsum(values) / len(values)
             for share in SHARES:
                 found[f"{name}_p{share * 100:.0f}"] = percentile(values, share)
     if ttfts:
-        found["ttft_max"] = ttfts[-1]
+        found["ttft_max"] = max(ttfts)
+    if result.gaps:
+        found["itl_max"] = result.gaps[-1]
     return {metric.name: found[metric.name] for metric in METRICS if metric.name in found}

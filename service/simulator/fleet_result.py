@@ -31,8 +31,8 @@ class RequestTable:
 class FleetResult:
     """A whole run. num_scheduled_tokens, num_preemptions: by replica. num_faults: bad answers of the routing
     policy. gaps: seconds between two tokens of an answer, sorted; none where servers are coarse.
-    num_hit_tokens: prompt tokens that some server's cache held. num_handed_tokens: that came from the servers
-    that prefill, by the counts of their hand-overs.
+    num_handed_tokens: of prompts, that came from servers that prefill; num_hit_tokens: that these had cached.
+    handovers: what became of them.
     """
 
     requests: Sequence[WorkloadRequest]
@@ -42,6 +42,6 @@ class FleetResult:
     num_preemptions: tuple[int, ...]
     num_faults: int
     gaps: array[float]
-    num_hit_tokens: int
     num_handed_tokens: int = 0
+    num_hit_tokens: int = 0
     handovers: HandoverCounts = field(default_factory=HandoverCounts)

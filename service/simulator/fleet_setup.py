@@ -35,10 +35,8 @@ class FleetSetup:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.num_prefill < self.num_replicas:
-            most = self.num_replicas - 1
-            raise ValueError(
-                f"num_prefill must be in [0, {most}], as one server decodes, not {self.num_prefill}"
-            )
+            reason = f"must be at least 0 and below num_replicas, not {self.num_prefill}"
+            raise ValueError(f"num_prefill {reason}")
         if self.num_prefill and self.is_coarse:
             raise ValueError("num_prefill: coarse servers hand nothing over")
         if not 0 <= self.report_seconds < math.inf:

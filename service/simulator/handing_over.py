@@ -82,13 +82,15 @@ class _TakeIn:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One server that was asked for a prompt.
+    """One server that was asked for blocks of a prompt, of these hashes, behind `num_before` others.
 
     settled: by hash, whether the block may be sent. num_left: blocks that have left. has_ended, has_failed:
     the request there. is_answered: no more is sent. is_over: and that is known where it was asked.
     """
 
     take_in: _TakeIn
+    hashes: Sequence[bytes]
+    num_before: int
     peer: Peer[int]
     pump: Callable[[_Call], None]
     heard_at: float
@@ -127,6 +129,12 @@ class Handovers:
         self._prefill = prefill
         self._decode = decode
         self._calls: dict[tuple[int, int], _Call] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way, nor reckoned to be."""
+        peers = (peer for server in self._decode.values() for peer in server.peers)
+        return not self._calls and not any(peer.num_tokens for peer in peers)
 
     @property
     def num_hit_tokens(self) -> int:
@@ -178,7 +186,7 @@ class Handovers:
         wanted.asked.add(peer)
         peer.num_tokens += len(wanted.missing) * self._block_size
         self.counts.num_calls += 1
-        call = _Call(wanted, peer, self._pump, stage.now)
+        call = _Call(wanted, wanted.missing, wanted.num_before, peer, self._pump, stage.now)
         stage.later(stage.now + self._options.link_seconds, lambda: self._reach(call))
         stage.later(stage.now + self._options.patience_seconds, lambda: self._listen(call))
 
@@ -206,7 +214,7 @@ class Handovers:
             return
         call.is_over = True
         wanted, server = call.take_in, call.take_in.server
-        call.peer.num_tokens -= len(wanted.missing) * self._block_size
+        call.peer.num_tokens -= len(call.hashes) * self._block_size
         if not has_failed:
             server.peers.succeeded(call.peer)
             self._stage.submit(wanted.index, wanted.at, server.number)
@@ -229,21 +237,21 @@ class Handovers:
             self._tell_end(call, has_failed=True)
             return
         replica = self._prefill[number]
-        num_tokens = (wanted.num_before + len(wanted.missing)) * self._block_size
+        num_tokens = (call.num_before + len(call.hashes)) * self._block_size
         self._calls[number, wanted.index] = call
         replica.prefill(wanted.index, num_tokens, wanted.at, self._stage.now)
         self._stage.wake(number)
-        replica.sender.open(call, wanted.missing)
+        replica.sender.open(call, call.hashes)
 
     def _pump(self, call: _Call) -> None:
         """Send the next block, if it is there and none is on the line."""
         wanted, number = call.take_in, call.peer.server
         if call.is_sending or call.is_answered:
             return
-        if call.num_left == len(wanted.missing):
+        if call.num_left == len(call.hashes):
             self._answer(call, has_failed=False)
             return
-        block_hash = wanted.missing[call.num_left]
+        block_hash = call.hashes[call.num_left]
         is_there = call.settled.get(block_hash)
         if is_there:
             call.is_sending = True
@@ -278,7 +286,7 @@ class Handovers:
         call.is_answered = True
         wanted, number = call.take_in, call.peer.server
         replica = self._prefill[number]
-        for block_hash in wanted.missing[call.num_left :]:
+        for block_hash in call.hashes[call.num_left :]:
             replica.sender.give_up(call, block_hash)
         if self._calls.pop((number, wanted.index), None) is not None and not call.has_ended:
             replica.cancel(wanted.index)

@@ -127,6 +127,12 @@ class SchedulerReplica:
         """Prompt tokens that were found, wherever."""
         return self._scheduler.stats().num_prefix_hit_tokens_total
 
+    @property
+    def num_moving_blocks(self) -> int:
+        """Blocks of the host pool on their way to other servers, or from them."""
+        tiers = self._scheduler.manager.tiers
+        return 0 if tiers is None else tiers.num_held
+
     def hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
         """Of the full blocks of a prompt; none where no prefix is cached."""
         manager = self._scheduler.manager

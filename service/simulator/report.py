@@ -27,6 +27,7 @@ SHOWN = (
     ),
     *("preemptions", "swap_preemptions", "recompute_preemptions", "tail_preemptions", "recompute_tax"),
     *("draft_share", "accepted_share"),
+    *("handed_share", "failed_handovers"),
     *("prefix_hit_share", "kv_occupancy", "kv_waste", "imbalance", "fairness_gap"),
     *("deadline_misses", "failed"),
 )
