@@ -150,6 +150,15 @@ async def test_an_answer_that_has_begun_waits_for_full_replicas() -> None:
         await events_of(replicas, REQUEST)
 
 
+def test_full_replicas_are_asked_in_rounds_with_a_wait_behind_each() -> None:
+    tries = answers._Tries(RouteHint())
+    waits = [
+        tries.after(QueueFull("full", 1.5), replica, can_go_on=True, has_begun=True) for replica in "abababab"
+    ]
+    assert waits == [0.0, 0.0, 1.5, 0.0, 0.0, 1.5, 0.0, 0.0]
+    assert tries.hint.avoid == {"a", "b"}
+
+
 async def test_a_replica_that_dies_is_avoided_and_one_that_kills_every_replica_is_given_up() -> None:
     replicas = ScriptedReplicas([Break(1), Break(2)])
     await events_of(replicas, REQUEST)

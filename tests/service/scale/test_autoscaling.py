@@ -57,3 +57,6 @@ def test_ray_is_told_what_replicas_said() -> None:
     assert policy(context) == (3, {})
     context.aggregated_metrics = None
     assert policy(context) == (1, {})
+    context.target_num_replicas = 3
+    context.aggregated_metrics = {QUEUED_TOKENS: {"a": 0.0, "b": 0.0, "c": 0.0}, BUSY: {"a": 0.5}}
+    assert policy(context) == (1, {}), "who has not told how busy it is has no work"

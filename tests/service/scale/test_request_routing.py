@@ -86,6 +86,13 @@ def test_a_load_that_counts_a_request_is_not_added_to_what_was_sent() -> None:
     assert routing._router.view("a").num_requests == 0
 
 
+def test_what_other_routers_sent_counts_before_this_one_has_sent_anything() -> None:
+    routing = routing_of("least-tokens")
+    routing.update({"a": report_of(queued=900, requests=3, seen={"another": 7}), "b": report_of()})
+    assert routing._router.view("a").num_queued_tokens == 900
+    assert first(routing, "1", hint_of(range(40))) == "b"
+
+
 def test_replicas_that_fail_are_offered_last_and_all_are_offered() -> None:
     routing = routing_of()
     routing.update({name: report_of() for name in "abcd"})
