@@ -12,6 +12,9 @@ from support.tier_machine import FAST
 
 from pageturner.policies import registry
 from pageturner.policies.views import Rates
+from pageturner.service.core.memory.block_pool import BlockPool
+from pageturner.service.core.memory.tiers import CacheTiers
+from pageturner.service.core.memory.transfers import Discard, Load, TransferEnd
 from pageturner.service.core.options import SchedulerOptions, SpeculationOptions
 
 BLOCK_SIZE = 2
@@ -73,6 +76,18 @@ def test_without_a_host_tier_nothing_is_copied() -> None:
         served(live, OTHER, seed=seed, salt=str(seed))
     assert live.scheduler.stats().num_spilled_blocks_total == 0
     assert live.scheduler.manager.host.num_cached == 0
+
+
+def test_what_is_not_to_be_trusted_is_not_cached_when_its_load_ends() -> None:
+    host = BlockPool(4, BLOCK_SIZE)
+    tiers = CacheTiers(host, 4, FakeDisk())
+    trusted, other = (tiers.load(block_hash) for block_hash in (b"a", b"b"))
+    tiers.forget([b"b"])
+    for host_block in (trusted, other):
+        tiers.end(TransferEnd(host_block, succeeded=True), 0.0)
+    assert host.lookup(b"a") == trusted
+    assert host.lookup(b"b") is None
+    assert tiers.take_transfers() == (Load(trusted, b"a"), Load(other, b"b"), Discard(b"b"))
 
 
 @pytest.mark.parametrize("depth", [0, 1])
