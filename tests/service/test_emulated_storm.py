@@ -51,7 +51,7 @@ from pageturner.service.model.loader import load_artifacts
 from pageturner.service.startup.wiring import build_service
 
 CPU = torch.device("cpu")
-MAX_MODEL_LEN, BLOCK_SIZE = 112, 16
+MAX_MODEL_LEN, BLOCK_SIZE, NUM_AT_ONCE = 112, 16, 6
 TOLERANCE = 0.2
 """Of a log-probability: several times what bfloat16 leaves. A wrong key or value is off by more than 1."""
 SHARED = [7 * i % 120 for i in range(60)]
@@ -96,7 +96,14 @@ class Storm:
     refusals: list[str] = field(default_factory=list)
     told: list[tuple[list[int], list[SampledToken]]] = field(default_factory=list)
 
+    async def squeeze(self, engine: AsyncEngine, seed: int) -> None:
+        """Four blocks in the end, and nobody leaves: so many as run at once are more than any pool here."""
+        prompt = [self.random.randrange(3, 120) for _ in range(33)]
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=30, ignore_eos=True, logprobs=0)
+        await self._read(engine, GenerationRequest(tuple(prompt), params), math.inf)
+
     async def ask(self, engine: AsyncEngine, seed: int) -> None:
+        """Something of any length, which its client may leave."""
         random = self.random
         length = random.choice((1, 15, 16, 17, 33, random.randrange(1, 100), MAX_MODEL_LEN - 2))
         prompt = [random.randrange(3, 120) for _ in range(length)]
@@ -112,9 +119,12 @@ class Storm:
         )
         deadline = random.uniform(0.05, 2.0) if random.random() < 0.15 else None
         patience = random.randrange(20) if random.random() < 0.3 else math.inf
+        await self._read(engine, GenerationRequest(tuple(prompt), params, deadline_seconds=deadline), patience)
+
+    async def _read(self, engine: AsyncEngine, request: GenerationRequest, patience: float) -> None:
         streams: dict[int, list[SampledToken]] = defaultdict(list)
         try:
-            stream = await engine.submit(GenerationRequest(tuple(prompt), params, deadline_seconds=deadline))
+            stream = await engine.submit(request)
             try:
                 async for event in stream:
                     if isinstance(event, TokenEvent):
@@ -127,7 +137,7 @@ class Storm:
             pass
         except InvalidArgument as error:
             self.refusals.append(str(error))
-        self.told += [(prompt, tokens) for tokens in streams.values()]
+        self.told += [(list(request.prompt_token_ids), tokens) for tokens in streams.values()]
 
 
 @torch.inference_mode()
@@ -179,7 +189,7 @@ async def test_statuses_that_clients_get_under_overload(
         "cache.swap_space": "16MiB",
         "scheduler.max_model_len": str(MAX_MODEL_LEN),
         "scheduler.max_num_batched_tokens": str(random.choice((7, 24, 64))),
-        "scheduler.max_num_seqs": "6",
+        "scheduler.max_num_seqs": str(NUM_AT_ONCE),
         "policies.admission": "first-chunk",
         "policies.reclaim": "always-swap",
         "engine.max_consecutive_failures": "1000",
@@ -201,7 +211,10 @@ async def test_statuses_that_clients_get_under_overload(
     storm = Storm(random)
     await engine.start()
     try:
-        await asyncio.gather(*(storm.ask(engine, number) for number in range(30)))
+        await asyncio.gather(
+            *(storm.squeeze(engine, number) for number in range(NUM_AT_ONCE)),
+            *(storm.ask(engine, number) for number in range(30)),
+        )
     finally:
         await engine.aclose()
     steps = engine._engine._steps
