@@ -52,6 +52,9 @@ from pageturner.service.startup.wiring import build_service
 
 CPU = torch.device("cpu")
 MAX_MODEL_LEN, BLOCK_SIZE, NUM_AT_ONCE = 112, 16, 6
+WINDOWED = ("mistral_window",)
+"""Families that give up the blocks behind the window of every layer, and so need fewer."""
+
 TOLERANCE = 0.2
 """Of a log-probability: several times what bfloat16 leaves. A wrong key or value is off by more than 1."""
 SHARED = [7 * i % 120 for i in range(60)]
@@ -97,10 +100,10 @@ class Storm:
     told: list[tuple[list[int], list[SampledToken]]] = field(default_factory=list)
 
     async def squeeze(self, engine: AsyncEngine, seed: int) -> None:
-        """Four blocks in the end, and nobody leaves: so many as run at once are more than any pool here."""
+        """Four blocks in the end, and nobody leaves: what runs at once needs more than any pool here."""
         prompt = [self.random.randrange(3, 120) for _ in range(33)]
         params = SamplingParams(temperature=1.0, seed=seed, max_tokens=30, ignore_eos=True, logprobs=0)
-        await self._read(engine, GenerationRequest(tuple(prompt), params), math.inf)
+        await self._read(engine, prompt, GenerationRequest(tuple(prompt), params), math.inf)
 
     async def ask(self, engine: AsyncEngine, seed: int) -> None:
         """Something of any length, which its client may leave."""
@@ -119,9 +122,12 @@ class Storm:
         )
         deadline = random.uniform(0.05, 2.0) if random.random() < 0.15 else None
         patience = random.randrange(20) if random.random() < 0.3 else math.inf
-        await self._read(engine, GenerationRequest(tuple(prompt), params, deadline_seconds=deadline), patience)
+        request = GenerationRequest(tuple(prompt), params, deadline_seconds=deadline)
+        await self._read(engine, prompt, request, patience)
 
-    async def _read(self, engine: AsyncEngine, request: GenerationRequest, patience: float) -> None:
+    async def _read(
+        self, engine: AsyncEngine, prompt: list[int], request: GenerationRequest, patience: float
+    ) -> None:
         streams: dict[int, list[SampledToken]] = defaultdict(list)
         try:
             stream = await engine.submit(request)
@@ -137,7 +143,7 @@ class Storm:
             pass
         except InvalidArgument as error:
             self.refusals.append(str(error))
-        self.told += [(list(request.prompt_token_ids), tokens) for tokens in streams.values()]
+        self.told += [(prompt, tokens) for tokens in streams.values()]
 
 
 @torch.inference_mode()
@@ -170,7 +176,7 @@ def check_told(loaded: LoadedConfig, storm: Storm) -> int:
         *(
             pytest.param(seed, num_blocks, family, marks=pytest.mark.slow)
             for family in ("llama", "mistral_window", "qwen3", "gemma2")
-            for seed, num_blocks in ((1, 7), (2, 9), (3, 14))
+            for seed, num_blocks in ((1, 7), (2, 9), (3, 8 if family in WINDOWED else 14))
         ),
     ],
 )
