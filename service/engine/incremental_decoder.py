@@ -37,13 +37,21 @@ class ByteLevelDecoder:
 
     Bytes that can start no character come out as U+FFFD at once, by the same rule (Unicode's maximal
     subparts) as in `tokenizers`, so that equality holds for any token ids.
+
+    begins_anew: what the prompt left unfinished stays the prompt's.
     """
 
-    def __init__(self, bytes_of: Callable[[int], bytes], prompt_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        bytes_of: Callable[[int], bytes],
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        begins_anew: bool = False,
+    ) -> None:
         self._bytes_of = bytes_of
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         # A prompt may end within a character (a stream resumed from tokens): its rest belongs to us.
-        for token_id in prompt_token_ids[-NUM_CONTEXT_TOKENS:]:
+        for token_id in () if begins_anew else prompt_token_ids[-NUM_CONTEXT_TOKENS:]:
             self._utf8.decode(bytes_of(token_id))
 
     def append(self, token_id: int) -> str:
@@ -61,7 +69,8 @@ class WindowDecoder:
     character can need. Byte-fallback tokenizers replace a whole run of byte tokens if one of
     them is wrong; characters of such a run that were shown already stay, and the rest is decoded alone.
 
-    decode: ids to text, special tokens skipped. has_text: False for tokens that `decode` skips.
+    decode: ids to text, special tokens skipped. has_text: False for tokens that `decode` skips. begins_anew:
+    what the prompt left unfinished stays the prompt's, so that it is no context.
     """
 
     def __init__(
@@ -69,6 +78,8 @@ class WindowDecoder:
         decode: Callable[[Sequence[int]], str],
         has_text: Callable[[int], bool],
         prompt_token_ids: Sequence[int] = (),
+        *,
+        begins_anew: bool = False,
     ) -> None:
         self._decode = decode
         self._has_text = has_text
@@ -76,6 +87,9 @@ class WindowDecoder:
             token_id for token_id in prompt_token_ids[-NUM_CONTEXT_TOKENS:] if has_text(token_id)
         ]
         self._context_text = decode(self._context)
+        while begins_anew and self._context_text.endswith(REPLACEMENT):
+            self._context.pop()
+            self._context_text = decode(self._context)
         self._withheld: list[int] = []
 
     def append(self, token_id: int) -> str:

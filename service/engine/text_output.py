@@ -16,9 +16,10 @@ class TextOutput:
     """Implements `core.outputs.StopCondition` for one tokenizer.
 
     The text of a sequence is what its tokens add to the prompt's: a token may complete a character
-    that the prompt began, and keeps the space that divides it from the prompt. Stops are sought in
-    the new text only; one that spells a special token is met by that token too. Without a tokenizer (a
-    model of token ids) all text is empty.
+    that the prompt began, and keeps the space that divides it from the prompt. Only a text that has a form
+    completes nothing: the form begins with its first character. Stops are sought in the new text only; one
+    that spells a special token is met by that token too. Without a tokenizer (a model of token ids) all text
+    is empty.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -36,7 +37,9 @@ class TextOutput:
         decoder: IncrementalDecoder = NoText()
         special = NO_SPECIAL_STOPS
         if self._tokenizer is not None:
-            decoder = self._tokenizer.incremental_decoder(request.prompt_token_ids)
+            decoder = self._tokenizer.incremental_decoder(
+                request.prompt_token_ids, begins_anew=params.structured_output is not None
+            )
             special = SpecialStops.of(params.stop, self._tokenizer.controls)
         matcher = special.matcher(params.stop, include_stop=params.include_stop)
         is_plain = not params.stop

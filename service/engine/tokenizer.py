@@ -264,11 +264,16 @@ class Tokenizer:
         (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
-    def incremental_decoder(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDecoder:
-        """A decoder of the tokens that continue a prompt; only the prompt's last few tokens matter."""
+    def incremental_decoder(
+        self, prompt_token_ids: Sequence[int] = (), *, begins_anew: bool = False
+    ) -> IncrementalDecoder:
+        """A decoder of the tokens that continue a prompt; only the prompt's last few tokens matter.
+
+        begins_anew: a character that the prompt left unfinished is not theirs to end.
+        """
         if self._is_byte_level:
-            return ByteLevelDecoder(self.token_bytes, prompt_token_ids)
-        return WindowDecoder(self.decode, self._has_text, prompt_token_ids)
+            return ByteLevelDecoder(self.token_bytes, prompt_token_ids, begins_anew=begins_anew)
+        return WindowDecoder(self.decode, self._has_text, prompt_token_ids, begins_anew=begins_anew)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token of a byte-level tokenizer adds to the text; special tokens add nothing."""

@@ -18,6 +18,9 @@ from chaos.ledger import Ledger
 from chaos.run import EVERYTHING, Report, run
 from chaos.server import Figures
 
+EMBEDDED_FLAGS = ("--dtype=auto",)
+"""What it is served with: float32, as the small model is, would take a second a step."""
+
 EPILOG = "example: PYTHONPATH=tests python -m chaos --minutes 10 --json > chaos.json"
 
 
@@ -28,6 +31,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=1, help="faults at the same time (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults and of their order (default: 0)")
     parser.add_argument("--only", metavar="WORD", help="faults whose name holds this word")
+    parser.add_argument("--embedded", action="store_true", help="a server of the embedded model, quantised")
     parser.add_argument("--folder", type=Path, help="where the server's log is kept")
     parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
     arguments = parser.parse_args()
@@ -53,7 +57,8 @@ def main() -> int:
         told = len(ledger.problems)
 
     with tempfile.TemporaryDirectory() as temporary:
-        model = save_chat_model(Path(temporary) / "model")
+        embedded = arguments.embedded
+        model = "embedded" if embedded else save_chat_model(Path(temporary) / "model")
         work = arguments.folder or Path(temporary) / "work"
         work.mkdir(exist_ok=True)
         report = asyncio.run(
@@ -64,6 +69,7 @@ def main() -> int:
                 seconds=arguments.minutes * 60,
                 names=names,
                 at_once=arguments.at_once,
+                flags=EMBEDDED_FLAGS if embedded else (),
                 progress=progress,
             )
         )

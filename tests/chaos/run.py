@@ -63,22 +63,23 @@ def no_progress(name: str, ledger: Ledger, figures: Figures) -> None:
 
 
 async def run(
-    model: Path,
+    model: Path | str,
     folder: Path,
     *,
     seed: int,
     seconds: float = 0.0,
     names: Sequence[str] = tuple(EVERYTHING),
     at_once: int = 1,
+    flags: Sequence[str] = (),
     progress: Progress = no_progress,
 ) -> Report:
     """Every fault once, in a random order, and again until so many seconds are over.
 
-    at_once: so many faults are done at the same time, and settled together.
+    at_once: so many faults are done at the same time, and settled together. flags: of the server.
     """
     random, ledger = Random(seed), Ledger()
     began = time.monotonic()
-    async with site(model, folder, ledger) as place:
+    async with site(model, folder, ledger, flags) as place:
         before: Figures | None = None
         while len(ledger.problems) < MOST_PROBLEMS:
             for wave in waves(names, at_once, random):

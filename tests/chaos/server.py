@@ -187,7 +187,7 @@ class LogReader:
 
 @asynccontextmanager
 async def running(
-    model: Path,
+    model: Path | str,
     folder: Path,
     *,
     flags: Sequence[str] = (),

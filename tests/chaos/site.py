@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from chaos.adapter import save_adapter
+from chaos.asking import ADAPTER
 from chaos.calling import OK, Answer, request, stream
 from chaos.ledger import Ledger
 from chaos.server import Figures, ServerProcess, running
@@ -46,7 +48,7 @@ class Site:
     events of level error that the fault under way makes the server log.
     """
 
-    model: Path
+    model: Path | str
     folder: Path
     server: ServerProcess
     channel: grpc.aio.Channel
@@ -197,10 +199,13 @@ def _shown(load: admin_pb2.Load | None) -> str:
 
 
 @asynccontextmanager
-async def site(model: Path, folder: Path, ledger: Ledger) -> AsyncIterator[Site]:
-    """A server, its baseline taken when it has answered each of the prompts."""
+async def site(
+    model: Path | str, folder: Path, ledger: Ledger, flags: Sequence[str] = ()
+) -> AsyncIterator[Site]:
+    """A server with an adapter, its baseline taken when it has answered each of the prompts."""
+    adapter = save_adapter(model, folder / ADAPTER)
     async with (
-        running(model, folder) as server,
+        running(model, folder, flags=[f'--adapters-load={{ {ADAPTER} = "{adapter}" }}', *flags]) as server,
         grpc.aio.insecure_channel(server.target, options=PLAIN_CHANNEL) as channel,
     ):
         place = Site(model, folder, server, channel, ledger)

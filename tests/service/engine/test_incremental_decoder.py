@@ -73,6 +73,26 @@ def test_a_prompt_may_end_within_a_character(text: str, data: st.DataObject) -> 
     assert received + "".join(resumed) == text
 
 
+HALF = {
+    BYTE_LEVEL: next(i for i in range(BYTE_LEVEL.vocab_size) if BYTE_LEVEL.token_bytes(i) == b"\xc3"),
+    SENTENCEPIECE: sentencepiece_bpe().token_to_id("<0xC3>"),
+}
+"""The token of a byte that begins a character, and is none."""
+
+
+@pytest.mark.parametrize("tokenizer", HALF, ids=["byte-level", "sentencepiece"])
+@given(st.text(st.sampled_from("the é日"), max_size=6), st.text(st.sampled_from("é日👩x"), max_size=6))
+def test_a_text_that_begins_anew_leaves_a_half_character_to_the_prompt(
+    tokenizer: Tokenizer, before: str, text: str
+) -> None:
+    prompt = tokenizer.encode(before, add_special_tokens=False)
+    answer = tokenizer.encode(text, add_special_tokens=False)
+    expected = "".join(deltas(tokenizer.incremental_decoder(prompt), answer))
+    halved = (*prompt, HALF[tokenizer])
+    assert REPLACEMENT not in expected
+    assert "".join(deltas(tokenizer.incremental_decoder(halved, begins_anew=True), answer)) == expected
+
+
 @given(st.text(st.sampled_from("the fox. s日本é👩 "), max_size=30))
 def test_sentencepiece_deltas_join_to_the_whole_decode(text: str) -> None:
     token_ids = SENTENCEPIECE.encode(text, add_special_tokens=False)

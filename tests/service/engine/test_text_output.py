@@ -12,6 +12,7 @@ from support.tiny_tokenizers import byte_level_bpe
 from pageturner.service.core.outputs import StopCondition, TextDelta
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
+from pageturner.service.core.structured_output import StructuredOutput
 from pageturner.service.engine.text_output import TextOutput
 from pageturner.service.engine.tokenizer import Tokenizer
 
@@ -114,6 +115,16 @@ def test_stops_are_sought_in_the_answer_only() -> None:
         output.append(1, t, may_stop=True, is_stop_token=False) for t in TOKENIZER.encode("op and stop")
     ]
     assert "".join(delta.text for delta in deltas) == "op and "
+
+
+@pytest.mark.parametrize(("form", "text"), [(None, "\ufffdno"), (StructuredOutput.one_of(["no"]), "no")])
+def test_a_form_begins_with_its_own_first_character(form: StructuredOutput | None, text: str) -> None:
+    """The prompt ends within a character, which an answer of any text may complete, or show as none."""
+    half = next(i for i in range(TOKENIZER.vocab_size) if TOKENIZER.token_bytes(i) == b"\xc3")
+    output = TextOutput(TOKENIZER)
+    output.start(1, new_request(SamplingParams(structured_output=form), (0, half)))
+    deltas = [output.append(1, t, may_stop=True, is_stop_token=False) for t in TOKENIZER.encode("no")]
+    assert "".join(delta.text for delta in deltas) + output.finish(1) == text
 
 
 def test_no_stop_below_min_tokens() -> None:
