@@ -21,18 +21,25 @@ from chaos.server import Figures
 EMBEDDED_FLAGS = ("--dtype=auto",)
 """What it is served with: float32, as the small model is, would take a second a step."""
 
-EPILOG = "example: PYTHONPATH=tests python -m chaos --minutes 10 --json > chaos.json"
+EPILOG = """examples:
+  PYTHONPATH=tests python -m chaos --minutes 10 --json > chaos.json
+  PYTHONPATH=tests python -m chaos --embedded --only "all kinds" -- --num-blocks=28 --max-model-len=384
+"""
 
 
 def main() -> int:
     """0 for a run without a problem."""
-    parser = argparse.ArgumentParser("python -m chaos", description=__doc__, epilog=EPILOG)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m chaos", description=__doc__, epilog=EPILOG, formatter_class=raw
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="at least one round is run (default: 10)")
     parser.add_argument("--at-once", type=int, default=1, help="faults at the same time (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults and of their order (default: 0)")
     parser.add_argument("--only", metavar="WORD", help="faults whose name holds this word")
     parser.add_argument("--embedded", action="store_true", help="a server of the embedded model, quantised")
     parser.add_argument("--folder", type=Path, help="where the server's log is kept")
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="flags of the server, behind `--`")
     parser.add_argument("--json", action="store_true", help="figures as JSON on standard output")
     arguments = parser.parse_args()
     names = [name for name in EVERYTHING if (arguments.only or "") in name]
@@ -69,7 +76,7 @@ def main() -> int:
                 seconds=arguments.minutes * 60,
                 names=names,
                 at_once=arguments.at_once,
-                flags=EMBEDDED_FLAGS if embedded else (),
+                flags=[*(EMBEDDED_FLAGS if embedded else ()), *arguments.flags],
                 progress=progress,
             )
         )
