@@ -35,6 +35,16 @@ class Agreement:
             return self
         return Agreement(self.prefix_key, self.revision + 1, policies)
 
+    def with_change_of(self, other: Agreement) -> Agreement:
+        """Where a replica has carried out `other`: it where it is newer; both changes under one more
+        revision, this one's last, where another change has the same revision; else itself."""
+        if other.revision > self.revision:
+            return Agreement(self.prefix_key, other.revision, other.policies)
+        if other.revision < self.revision or other.policies == self.policies:
+            return self
+        both = merge(*map(admin_pb2.SetPoliciesRequest.FromString, (other.policies, self.policies)))
+        return Agreement(self.prefix_key, self.revision + 1, both.SerializeToString(deterministic=True))
+
 
 def merge(
     first: admin_pb2.SetPoliciesRequest, then: admin_pb2.SetPoliciesRequest

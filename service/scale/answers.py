@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from pageturner.service.client.failures import is_temporary, retry_after
@@ -58,12 +59,20 @@ class Replicas(Protocol):
 
 
 class Answers:
-    """replicas: that are asked. sleep: waits before a replica is asked again."""
+    """replicas: that are asked. sleep: waits before a replica is asked again. on_taken: told of each replica
+    that has taken a request, and of the hint that chose it."""
 
-    def __init__(self, replicas: Replicas, clock: Clock, sleep: Callable[[float], Awaitable[object]]) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]],
+        on_taken: Callable[[str, RouteHint], object] | None = None,
+    ) -> None:
         self._replicas = replicas
         self._clock = clock
         self._sleep = sleep
+        self._on_taken = on_taken
 
     async def stream(
         self, request: pb.GenerateStreamRequest, call: Call, hint: RouteHint
@@ -75,7 +84,7 @@ class Answers:
         """
         answer, tries, ends_at = PartialAnswer(request), _Tries(hint), _end(self._clock, call)
         while True:
-            part = _Part()
+            part = _Part(partial(self._taken, tries.hint))
             left = _left(self._clock, ends_at)
             parts = self._replicas.follow(
                 "GenerateStream",
@@ -117,14 +126,27 @@ class Answers:
             except PageturnerError as error:
                 await self._sleep(tries.after(error, replica_id, can_go_on=True))
             else:
+                self._taken(tries.hint, replica_id)
                 return found
+
+    def _taken(self, hint: RouteHint, replica_id: str) -> None:
+        if self._on_taken is not None:
+            self._on_taken(replica_id, hint)
 
 
 class _Part:
-    """What one replica's stream has come to."""
+    """What one replica's stream has come to. on_begun: told of the replica that has it."""
 
     replica_id = ""
     is_finished = False
+
+    def __init__(self, on_begun: Callable[[str], object]) -> None:
+        self._on_begun = on_begun
+
+    def begun(self, replica_id: str) -> None:
+        """A replica has the request."""
+        self.replica_id = replica_id
+        self._on_begun(replica_id)
 
 
 async def _events(
@@ -134,7 +156,7 @@ async def _events(
     async with aclosing(parts) as open_parts:
         async for each in open_parts:
             if isinstance(each, Begun):
-                part.replica_id = each.replica_id
+                part.begun(each.replica_id)
             elif isinstance(each, Failure):
                 raise each.error()
             else:

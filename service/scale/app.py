@@ -19,6 +19,7 @@ from pageturner.service.scale.on_ray import (
     COORDINATOR,
     ENGINE,
     INGRESS,
+    RayNeighbours,
     RayReplicas,
     engines,
     own_replica_id,
@@ -56,10 +57,12 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         EngineReplica,
         name=ENGINE,
         max_ongoing_requests=MANY,
+        max_surge_percent=scale.surge_percent,
         ray_actor_options={"num_cpus": scale.num_cpus, "num_gpus": scale.num_gpus},
         graceful_shutdown_timeout_s=scale.drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
+        health_check_timeout_s=10.0,  # three in a row that are late end a replica that hangs
         logging_config=_QUIET,
         request_router_config=_routing(scale),
         **_replicas(scale),
@@ -69,10 +72,11 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         name=INGRESS,
         num_replicas=scale.num_ingresses,
         max_ongoing_requests=MANY,
+        max_surge_percent=100,  # it takes no room, and calls are never without one
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=scale.drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
-    ).bind(settings, partial(RayReplicas, patience_seconds=scale.resume_seconds), engine, coordinator)
+    ).bind(settings, RayNeighbours(scale.resume_seconds, scale.num_ingresses > 1), engine, coordinator)
 
 
 def _engines(patience_seconds: float) -> RayReplicas:

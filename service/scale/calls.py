@@ -58,13 +58,22 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """A prompt that a replica was sent. fingerprints: of its full blocks, as summaries tell them, packed."""
+
+    replica_id: str
+    block_size: int
+    fingerprints: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class RouteHint:
     """What the choice of a replica goes by.
 
     digests: of the prompt's full blocks, in order, under the key that all replicas' caches share.
     session: of the caller's choosing, empty for none. avoid: replicas that have failed this request. router,
     number: who chose the replica and how many choices it made before, so that a report can say what it
-    counts.
+    counts. news: what other ingresses sent, for the router; no replica is told of it.
     """
 
     num_prompt_tokens: int = 0
@@ -76,6 +85,7 @@ class RouteHint:
     avoid: frozenset[str] = field(default_factory=frozenset)
     router: str = ""
     number: int = -1
+    news: tuple[Sent, ...] = field(default=(), repr=False)
 
 
 class ReplicaLost(Draining):

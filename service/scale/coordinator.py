@@ -15,10 +15,13 @@ import structlog
 
 from pageturner.service.errors import StaleRevision
 from pageturner.service.scale.agreement import Agreement
-from pageturner.service.scale.calls import Call, Failure
+from pageturner.service.scale.calls import Call, Failure, ReplicaLost
 from pageturner.v1 import admin_pb2 as pb
 
 KEY_BYTES = 32
+MAX_TRIES = 3
+"""Replicas that a change is shown to before it is given up, where those before died of or with it."""
+
 LOOKS, LOOK_SECONDS = 3, 0.5
 """How often replicas are looked for by a coordinator that has just started, and the time between."""
 
@@ -42,13 +45,24 @@ class Coordinator:
         self._engines = engines
         self._new_key = new_key
         self._agreement: Agreement | None = None
-        self._lock = asyncio.Lock()
+        self._changing, self._finding = asyncio.Lock(), asyncio.Lock()
         self._logger = structlog.get_logger()
 
-    async def join(self) -> Agreement:
-        """The agreement in force."""
-        async with self._lock:
-            return await self._current()
+    async def join(self, own: Agreement | None = None) -> Agreement:
+        """The agreement in force. own: what the replica that asks has carried out; where that is a change of
+        which nobody heard how it ended, as its first replica hung or this process died, it is in force for
+        all.
+
+        Waits for no change that is under way: that waits for a replica, and a replica that starts waits for
+        this.
+        """
+        if self._agreement is None:
+            async with self._finding:
+                if self._agreement is None:
+                    self._agreement = await self._found() or Agreement(self._new_key(KEY_BYTES))
+        if own is not None and not self._changing.locked():
+            self._agreement = self._agreement.with_change_of(own)
+        return self._agreement
 
     async def set_policies(self, request: bytes, call: Call) -> bytes | Failure:
         """Change the policies of all replicas, those that start later included; a SetPoliciesResponse.
@@ -56,15 +70,15 @@ class Coordinator:
         One replica tries the change first. What it refuses is in force nowhere.
         """
         message = pb.SetPoliciesRequest.FromString(request)
-        async with self._lock:
-            agreement = await self._current()
+        async with self._changing:
+            agreement = await self.join()
             try:
                 agreement.check(message)
             except StaleRevision as error:
                 return Failure.of(error)
             message.ClearField("expected_revision")
             change, changed = message.SerializeToString(), agreement.changed(message)
-            answer: bytes | Failure = await self._engines().one("agree", changed, change, call)
+            answer = await self._tried(changed, change, call)
             if isinstance(answer, Failure) or changed is agreement:
                 return answer
             self._agreement = changed
@@ -76,10 +90,18 @@ class Coordinator:
         # A replica that died meanwhile is replaced by one that joins; one that could not be reached asks.
         return next((each for each in failed if isinstance(each, Failure)), answer)
 
-    async def _current(self) -> Agreement:
-        if self._agreement is None:
-            self._agreement = await self._found() or Agreement(self._new_key(KEY_BYTES))
-        return self._agreement
+    async def _tried(self, changed: Agreement, change: bytes, call: Call) -> bytes | Failure:
+        """What the first replica says that lives to say it. Raises ReplicaLost, NoReplica."""
+        for _ in range(MAX_TRIES - 1):
+            try:
+                return await self._agreed_by_one(changed, change, call)
+            except ReplicaLost as error:
+                self._logger.warning("policies_not_tried", revision=changed.revision, reason=str(error))
+        return await self._agreed_by_one(changed, change, call)
+
+    async def _agreed_by_one(self, changed: Agreement, change: bytes, call: Call) -> bytes | Failure:
+        answer: bytes | Failure = await self._engines().one("agree", changed, change, call)
+        return answer
 
     async def _found(self) -> Agreement | None:
         """The newest that a replica has; None where there are no replicas."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from pageturner.service.engine.async_engine import AsyncEngine
     from pageturner.service.model.artifacts import ModelArtifacts
 
-RECONCILE_SECONDS = 5.0
-"""How often a replica asks for the agreement, in case it was not reached when that changed."""
+RECONCILE_SECONDS, FIRST_RECONCILE_SECONDS, NUM_FIRST = 5.0, 0.5, 20
+"""How often a replica asks for the agreement, in case it was not reached when that changed: more often at
+first, since Ray reaches a replica by all means only some time after it has started."""
 
 MAX_ROUTERS = 256
 """Of which a report says what it counts. Ingresses that are gone are forgotten first."""
@@ -63,7 +65,7 @@ class EngineReplica:
         # In a thread that ends, as `serve` loads.
         with ThreadPoolExecutor(1, "pageturner-load") as loader:
             self._engine, self._reading = await asyncio.get_running_loop().run_in_executor(
-                loader, _load, loaded, agreement.prefix_key, self._logger
+                loader, _load, loaded, settings.version, agreement.prefix_key, self._logger
             )
         await self._engine.start()
         self._services = LocalServices(
@@ -74,6 +76,7 @@ class EngineReplica:
             partial(asyncio.sleep, settings.scale.message_seconds),
         )
         self._agreement = replace(agreement, revision=0, policies=b"")
+        agreement = await coordinator.join.remote()  # it may have changed while the model was loaded
         if agreement.revision:
             refusal = await self.agree(agreement, b"", Call())
             if isinstance(refusal, Failure):
@@ -175,10 +178,10 @@ class EngineReplica:
             self._seen.popitem(last=False)
 
     async def _reconcile(self) -> None:
-        while True:
-            await asyncio.sleep(RECONCILE_SECONDS)
+        for look in itertools.count():
+            await asyncio.sleep(FIRST_RECONCILE_SECONDS if look < NUM_FIRST else RECONCILE_SECONDS)
             try:
-                agreement: Agreement = await self._coordinator.join.remote()
+                agreement: Agreement = await self._coordinator.join.remote(self._agreement)
             except Exception as error:  # Ray starts the coordinator anew, and this asks again
                 self._logger.warning("coordinator_not_reached", reason=str(error))
                 continue
@@ -186,7 +189,7 @@ class EngineReplica:
                 await self.agree(agreement, b"", Call())
 
 
-def _load(loaded: LoadedConfig, prefix_key: bytes, logger: Any) -> tuple[AsyncEngine, Reading]:
+def _load(loaded: LoadedConfig, version: str, prefix_key: bytes, logger: Any) -> tuple[AsyncEngine, Reading]:
     """The engine, not started."""
     from pageturner.service.engine.metrics import Metrics
     from pageturner.service.startup.allocator import bound_arenas
@@ -208,7 +211,7 @@ def _load(loaded: LoadedConfig, prefix_key: bytes, logger: Any) -> tuple[AsyncEn
     tokenizer = None if model.tokenizer is None else _parts(model.artifacts)
     cache = loaded.config.cache
     reading = Reading(
-        engine.models()[0], tokenizer, model.cache.block_size, cache.share_prefixes_between_tenants
+        engine.models()[0], tokenizer, model.cache.block_size, cache.share_prefixes_between_tenants, version
     )
     return engine, reading
 

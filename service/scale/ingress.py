@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from google.protobuf.message import Message
@@ -20,10 +21,9 @@ from grpc_health.v1 import health_pb2
 
 from pageturner.service.auth.identities_in_force import IdentitiesInForce
 from pageturner.service.auth.proof import Authenticator
-from pageturner.service.client.credentials import DEADLINE_KEY
 from pageturner.service.config import LoadedConfig
 from pageturner.service.core.clock import MonotonicClock
-from pageturner.service.errors import InvalidArgument, PageturnerError
+from pageturner.service.errors import PageturnerError
 from pageturner.service.logs import structured
 from pageturner.service.rpc.callers import Gatekeeper
 from pageturner.service.rpc.stream_messages import StreamMessages
@@ -31,15 +31,13 @@ from pageturner.service.rpc.tracing import trace_parent_of
 from pageturner.service.rpc.whole_answer import gathered
 from pageturner.service.scale import merging
 from pageturner.service.scale.answers import Answers
-from pageturner.service.scale.calls import Call, Failure, RouteHint
+from pageturner.service.scale.call_metadata import deadline_of, session_of
+from pageturner.service.scale.calls import Call, Failure, RouteHint, Sent
+from pageturner.service.scale.news import News, Peers
 from pageturner.service.scale.options import Settings
-from pageturner.service.scale.prompts import PromptRouting
+from pageturner.service.scale.prompts import PromptRoutings, Reading
 from pageturner.service.scale.statuses import RpcContext, Serialized, end_with
 from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
-
-SESSION_KEY = "session_id"
-"""Of the call's metadata, as Ray itself calls it: requests of one session go to one replica where the routing
-policy heeds sessions."""
 
 READY_SECONDS = 2.0
 """How long replicas may take to say whether they are ready."""
@@ -55,26 +53,43 @@ _PER_REPLICA = "it is about one replica, and there are several: see the chapter 
 _M = TypeVar("_M", bound=Message)
 
 
-class Ingress:
-    """replicas: makes what asks the engines (`on_ray.RayReplicas`) of their handle. coordinator: a handle."""
+class Neighbours(Protocol):
+    """What the ingress asks of the application's other processes (`on_ray.RayNeighbours`), by their
+    handles."""
 
-    def __init__(
-        self, settings: Settings, replicas: Callable[[Any], Any], engines: Any, coordinator: Any
-    ) -> None:
+    def engines(self, handle: Any) -> Any:
+        """A `RayReplicas` of the engines."""
+
+    def coordinator(self, handle: Any) -> Any:
+        """A `RayCoordinator`."""
+
+    @property
+    def ingresses(self) -> Callable[[], Peers] | None:
+        """All ingresses; None where there is no other."""
+
+
+class Ingress:
+    """engines, coordinator: handles."""
+
+    def __init__(self, settings: Settings, neighbours: Neighbours, engines: Any, coordinator: Any) -> None:
         loaded = settings.load()
         structured.configure(loaded.config.log)
         self._logger = structlog.get_logger()
-        self._replicas = replicas(engines)
-        self._coordinator = coordinator
-        self._answers = Answers(self._replicas, MonotonicClock(), asyncio.sleep)
-        self._server = loaded.config.server
+        self._replicas = neighbours.engines(engines)
+        self._coordinator = neighbours.coordinator(coordinator)
+        self._news = News(uuid.uuid4().hex, neighbours.ingresses, asyncio.sleep)
+        clock = MonotonicClock()
+        self._answers = Answers(self._replicas, clock, asyncio.sleep, self._news.went)
+        self._routings = PromptRoutings(settings.version, self._reading, clock)
         self._identities = _identities(loaded, self._logger)
         authenticator = (
             None if self._identities is None else Authenticator(self._identities.current, time.time)
         )
         self._gatekeeper = Gatekeeper(authenticator)
-        self._routing: PromptRouting | None = None
-        self._reading = asyncio.Lock()
+
+    async def hear(self, teller: str, news: Sequence[Sent]) -> None:
+        """What another ingress tells of its requests."""
+        self._news.hear(teller, news)
 
     # GenerationService
 
@@ -190,7 +205,7 @@ class Ingress:
         self, request: admin_pb2.SetPoliciesRequest, grpc_context: RpcContext
     ) -> admin_pb2.SetPoliciesResponse:
         async def change(call: Call) -> admin_pb2.SetPoliciesResponse:
-            answer = await self._coordinator.set_policies.remote(request.SerializeToString(), call)
+            answer = await self._coordinator.set_policies(request.SerializeToString(), call)
             if isinstance(answer, Failure):
                 raise answer.error()
             return admin_pb2.SetPoliciesResponse.FromString(answer)
@@ -217,11 +232,7 @@ class Ingress:
 
     async def _status(self) -> Any:
         """SERVING while a replica is ready."""
-        try:
-            answers = await asyncio.wait_for(self._replicas.all("is_ready"), READY_SECONDS)
-        except (PageturnerError, TimeoutError):
-            answers = []
-        is_ready = any(each is True for each in answers)
+        is_ready = await self._replicas.has_one("is_ready", bool, READY_SECONDS)
         serving = health_pb2.HealthCheckResponse.SERVING
         return serving if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -232,7 +243,7 @@ class Ingress:
         metadata = tuple(context.invocation_metadata())
         caller = self._gatekeeper.admit_early(service, metadata)
         assert caller is not None, "only certificates would have to be looked at later"
-        return Call(caller, _deadline(metadata), context.peer(), trace_parent_of(metadata))
+        return Call(caller, deadline_of(metadata), context.peer(), trace_parent_of(metadata))
 
     async def _hint(
         self,
@@ -240,18 +251,14 @@ class Ingress:
         call: Call,
         context: RpcContext,
     ) -> RouteHint:
-        session = next((str(value) for key, value in context.invocation_metadata() if key == SESSION_KEY), "")
-        routing = await self._prompt_routing()
-        return await routing.hint(request, call, session)
+        routing = await self._routings.current()
+        session = session_of(tuple(context.invocation_metadata()))
+        return replace(await routing.hint(request, call, session), news=self._news.heard())
 
-    async def _prompt_routing(self) -> PromptRouting:
-        """Made of what a replica says, once there is one."""
-        async with self._reading:
-            if self._routing is None:
-                agreement = await self._coordinator.join.remote()
-                reading = await self._replicas.one("reading")
-                self._routing = await asyncio.to_thread(PromptRouting, reading, agreement.prefix_key)
-            return self._routing
+    async def _reading(self) -> tuple[Reading, bytes]:
+        """How any replica reads prompts, and the key that all hash under."""
+        agreement = await self._coordinator.join()
+        return await self._replicas.one("reading"), agreement.prefix_key
 
     async def _unary(
         self,
@@ -292,20 +299,6 @@ class Ingress:
         if not isinstance(error, PageturnerError):
             self._logger.error("rpc_error", method=method, request_id=request_id, exc_info=error)
         return Failure.of(error, request_id)
-
-
-def _deadline(metadata: tuple[tuple[str, str | bytes], ...]) -> float | None:
-    """As the client states it in metadata. Raises InvalidArgument."""
-    stated = next((value for key, value in metadata if key == DEADLINE_KEY), None)
-    if stated is None:
-        return None
-    try:
-        seconds = float(stated)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise InvalidArgument(DEADLINE_KEY, f"{stated!r} of the metadata is not a time in seconds")
-    return seconds
 
 
 def _identities(loaded: LoadedConfig, logger: Any) -> IdentitiesInForce | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +48,10 @@ class ScaleOptions:
     message_seconds: float = 0.05
     """Tokens of a stream that come within so long of the message before are one message: each passes through
     four processes. The first token waits for nothing."""
+    surge_percent: int = 25
+    """Replicas of a new version that may start beside those of the old one, in percent of these, rounded up:
+    an old one goes once a new one serves, so that a version that fails to start takes nothing away. They need
+    room of their own; where there is none, 0 ends old ones first."""
     drain_seconds: float = 60.0
     """How long a replica that is taken away or replaced may finish what it has; what is left goes on at
     others."""
@@ -61,6 +67,8 @@ class ScaleOptions:
         for name in ("num_ingresses", "target_queued_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"scale.{name}", f"{getattr(self, name)} is not at least 1")
+        if not 0 <= self.surge_percent <= 100:
+            raise ConfigError("scale.surge_percent", f"{self.surge_percent} is not in [0, 100]")
         if not 0 < self.target_busy <= 1:
             raise ConfigError("scale.target_busy", f"{self.target_busy} is not in (0, 1]")
         if not 0 < self.num_cpus < 1e6:
@@ -97,6 +105,13 @@ class Settings:
 
     scale: ScaleOptions
     service: Mapping[str, object]
+
+    @property
+    def version(self) -> str:
+        """Names what is stated of the service: of two versions of an application, which one a replica is
+        of."""
+        stated = json.dumps(self.service, sort_keys=True, default=str)
+        return hashlib.sha256(stated.encode()).hexdigest()[:16]
 
     def load(self) -> LoadedConfig:
         """The service's configuration, the same on every machine: no environment goes over it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import tokenizers
 
+from pageturner.service.core.clock import Clock
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.engine.api import ModelInfo
 from pageturner.service.engine.chat_template import ChatTemplate
@@ -20,6 +22,9 @@ from pageturner.v1 import generation_pb2 as pb
 
 MAX_DIGESTS = 1024
 """Of one prompt: what agrees for so long is sent where it lies, whatever follows."""
+
+ASK_AGAIN_SECONDS = 1.0
+"""Between two questions for how prompts are read, while replicas of another version answer."""
 
 INLINE_CHARACTERS = 4096
 """Longer prompts are read in threads beside the event loop."""
@@ -55,13 +60,15 @@ class TokenizerParts:
 class Reading:
     """What it takes to read prompts as a replica does. tokenizer: None for a model of token ids.
 
-    block_size: tokens of a block. shares_prefixes: whether proved tenants find one another's blocks.
+    block_size: tokens of a block. shares_prefixes: whether proved tenants find one another's blocks. version:
+    of the application (`Settings.version`).
     """
 
     model: ModelInfo
     tokenizer: TokenizerParts | None
     block_size: int
     shares_prefixes: bool
+    version: str = ""
 
 
 class PromptRouting:
@@ -98,3 +105,46 @@ class PromptRouting:
             tenant="" if self._reading.shares_prefixes else call.caller.tenant,
         )
         return replace(unread, num_prompt_tokens=len(token_ids), digests=tuple(digests), block_size=size)
+
+
+class PromptRoutings:
+    """How prompts are read by the replicas that there are.
+
+    version: of this ingress. While an application is replaced, replicas of the version before may be all that
+    there are; then theirs is the way until one of this version answers. ask: (what any replica says, the key
+    that all hash under). Raises what it raises; those that wait for one answer share it and its failure.
+    """
+
+    def __init__(
+        self, version: str, ask: Callable[[], Awaitable[tuple[Reading, bytes]]], clock: Clock
+    ) -> None:
+        self._version = version
+        self._ask = ask
+        self._clock = clock
+        self._current: PromptRouting | None = None
+        self._is_own = False
+        self._asked_at = 0.0
+        self._asking: asyncio.Task[PromptRouting] | None = None
+
+    async def current(self) -> PromptRouting:
+        """As last told; waits for an answer only where there was none yet."""
+        is_due = not self._is_own and self._clock.now() - self._asked_at >= ASK_AGAIN_SECONDS
+        if self._current is None or is_due:
+            asking = self._asked()
+            if self._current is None:
+                return await asyncio.shield(asking)
+        return self._current
+
+    def _asked(self) -> asyncio.Task[PromptRouting]:
+        if self._asking is None or self._asking.done():
+            self._asked_at = self._clock.now()
+            self._asking = asyncio.create_task(self._read())
+            # What fails is told to those that wait; where nobody does, what was told before stays.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._asking
+
+    async def _read(self) -> PromptRouting:
+        reading, key = await self._ask()
+        self._current = await asyncio.to_thread(PromptRouting, reading, key)
+        self._is_own = reading.version == self._version
+        return self._current

@@ -48,6 +48,8 @@ class RequestRouting:
         key: names the request; asked for once more, the former choice is taken back. Raises NoReplica.
         """
         self.ended(key)
+        for sent in hint.news:
+            self._router.holds(sent.replica_id, _numbers(sent.fingerprints), sent.block_size)
         routed = self._router.route(
             num_prompt_tokens=hint.num_prompt_tokens,
             digests=tuple(map(fingerprint, hint.digests)),
@@ -61,7 +63,7 @@ class RequestRouting:
         first = (routed.replica_id, *routed.others)
         rest = [each for each in self._router.replica_ids if each not in first]
         rest.sort(key=lambda each: (each in hint.avoid, self._router.view(each).load))
-        return (*first, *rest), replace(hint, router=self._name, number=routed.number)
+        return (*first, *rest), replace(hint, router=self._name, number=routed.number, news=())
 
     def went_to(self, key: str, replica_id: str) -> None:
         """A replica has taken the request, perhaps not the one that was best."""

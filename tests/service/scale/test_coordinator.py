@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pageturner.service.errors import InvalidArgument, StaleRevision
 from pageturner.service.scale import coordinator as coordinators
 from pageturner.service.scale.agreement import Agreement
-from pageturner.service.scale.calls import Call, Failure
+from pageturner.service.scale.calls import Call, Failure, ReplicaLost
 from pageturner.service.scale.coordinator import Coordinator
 from pageturner.v1 import admin_pb2 as pb
 
@@ -25,6 +26,7 @@ class FakeReplica:
     agreement: Agreement
     policies: dict[str, str] = field(default_factory=dict)
     is_reached: bool = True
+    loses_answers: bool = False
 
     def agree(self, agreement: Agreement, change: bytes, call: Call) -> bytes | Failure:
         if agreement.revision > self.agreement.revision:
@@ -42,7 +44,11 @@ class FakeEngines:
         self.replicas: list[FakeReplica] = []
 
     async def one(self, method_name: str, *arguments: Any) -> Any:
-        return getattr(next(each for each in self.replicas if each.is_reached), method_name)(*arguments)
+        replica = next(each for each in self.replicas if each.is_reached)
+        answer = getattr(replica, method_name)(*arguments)
+        if replica.loses_answers:
+            raise ReplicaLost("it did, and its answer is lost")
+        return answer
 
     async def all(self, method_name: str, *arguments: Any) -> list[Any]:
         found: list[Any] = []
@@ -115,7 +121,8 @@ async def test_every_replica_is_where_the_changes_led(steps: list[tuple[str, ...
             case ("find",):
                 for each in engines.replicas:
                     each.is_reached = True
-                    each.agree(await coordinator.join(), b"", Call())  # what a replica does every few seconds
+                    # What a replica does every few seconds.
+                    each.agree(await coordinator.join(each.agreement), b"", Call())
             case ("restart",):
                 coordinator = coordinator_of(engines, lambda size: b"other" * size)
         for each in engines.replicas:
@@ -145,3 +152,73 @@ async def test_a_revision_that_is_over_is_refused() -> None:
     assert isinstance(answer, Failure)
     assert isinstance(answer.error(), StaleRevision)
     assert engines.replicas[0].policies == {"queue": "x"}
+
+
+async def test_a_replica_starts_while_a_change_waits_for_one() -> None:
+    """With no replica left: the change waits for the one that starts, and that one for nobody."""
+    engines, come = FakeEngines(), asyncio.Event()
+    coordinator = coordinator_of(engines)
+    key = (await coordinator.join()).prefix_key
+
+    async def one(method_name: str, *arguments: Any) -> Any:
+        await come.wait()
+        return engines.replicas[0].agree(*arguments)
+
+    engines.one = one  # type: ignore[method-assign]
+    changing = asyncio.create_task(coordinator.set_policies(change("queue", "x"), Call()))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await engines.start(coordinator)
+        come.set()
+        assert revision_of(await changing) == 1
+    assert engines.replicas[0].policies == {"queue": "x"}
+    assert engines.replicas[0].agreement.prefix_key == key
+
+
+async def reconcile(engines: FakeEngines, coordinator: Coordinator) -> None:
+    for _ in range(2):
+        for each in engines.replicas:
+            each.agree(await coordinator.join(each.agreement), b"", Call())
+
+
+async def test_a_change_whose_first_replica_dies_of_it_is_tried_at_others() -> None:
+    engines = FakeEngines()
+    coordinator = coordinator_of(engines)
+    for _ in range(2):
+        await engines.start(coordinator)
+    engines.replicas[0].loses_answers = True
+    one, tries = engines.one, []
+
+    async def dying(method_name: str, *arguments: Any) -> Any:
+        tries.append(method_name)
+        try:
+            return await one(method_name, *arguments)
+        except ReplicaLost:
+            engines.replicas.pop(0)
+            raise
+
+    engines.one = dying  # type: ignore[method-assign]
+    assert revision_of(await coordinator.set_policies(change("queue", "x"), Call())) == 1
+    assert len(tries) == 2
+    assert engines.replicas[0].policies == {"queue": "x"}
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_change_that_was_carried_out_unheard_comes_into_force_for_all(meanwhile: bool) -> None:
+    """Its replica hung, and lives on. meanwhile: another change got the same revision."""
+    engines = FakeEngines()
+    coordinator = coordinator_of(engines)
+    for _ in range(3):
+        await engines.start(coordinator)
+    hung = engines.replicas[0]
+    hung.loses_answers = True
+    with pytest.raises(ReplicaLost):
+        await coordinator.set_policies(change("queue", "x"), Call())
+    wanted = {"queue": "x"}
+    if meanwhile:
+        hung.is_reached = False
+        assert revision_of(await coordinator.set_policies(change("victim", "y"), Call())) == 1
+        wanted["victim"] = "y"
+    await reconcile(engines, coordinator)
+    assert [each.policies for each in engines.replicas] == [wanted] * 3
+    assert {each.agreement.revision for each in engines.replicas} == {2 if meanwhile else 1}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -29,9 +29,10 @@ from pageturner.service.errors import (
 )
 from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.scale.agreement import Agreement
-from pageturner.service.scale.calls import Begun, Call, Failure, RouteHint
+from pageturner.service.scale.calls import Begun, Call, Failure, RouteHint, Sent
 from pageturner.service.scale.ingress import Ingress
 from pageturner.service.scale.local_services import LocalServices
+from pageturner.service.scale.news import NEWS_SECONDS, Peers
 from pageturner.service.scale.options import read_arguments
 from pageturner.service.scale.prompts import Reading
 from pageturner.service.scale.statuses import RpcContext
@@ -80,20 +81,27 @@ class InProcessReplicas:
         model = replace(self._engines[0].models()[0], has_chat_template=False)
         return Reading(model, None, 4, shares_prefixes=False)
 
-    async def all(self, method_name: str, *arguments: object) -> list[Any]:
+    async def has_one(self, method_name: str, holds: Callable[[Any], bool], seconds: float) -> bool:
         assert method_name == "is_ready"
-        return [engine.condition.is_ready for engine in self._engines]
+        return any(holds(engine.condition.is_ready) for engine in self._engines)
 
 
 class FakeCoordinator:
-    """A handle: methods are called by `remote`."""
+    async def join(self) -> Agreement:
+        return Agreement(b"key")
 
-    def __init__(self) -> None:
-        self.join = self
-        self.agreement = Agreement(b"key")
 
-    async def remote(self) -> Agreement:
-        return self.agreement
+@dataclass
+class FakeNeighbours:
+    """In place of Ray's: handles are what is asked already."""
+
+    ingresses: Callable[[], Peers] | None = None
+
+    def engines(self, handle: Any) -> Any:
+        return handle
+
+    def coordinator(self, handle: Any) -> Any:
+        return handle
 
 
 class FakeContext:
@@ -130,7 +138,7 @@ class FakeContext:
 
 def ingress_of(*engines: FakeEngine, **arguments: Any) -> tuple[Ingress, InProcessReplicas]:
     replicas = InProcessReplicas(engines)
-    return Ingress(read_arguments(arguments), lambda _: replicas, None, FakeCoordinator()), replicas
+    return Ingress(read_arguments(arguments), FakeNeighbours(), replicas, FakeCoordinator()), replicas
 
 
 def request_of(*ids: int, **fields: Any) -> generation_pb2.GenerateStreamRequest:
@@ -346,3 +354,31 @@ async def test_callers_are_proved_by_the_ingress(tmp_path: Any) -> None:
     context = FakeContext()
     (_empty,) = await messages_of(ingress, request_of(72), context)
     assert isinstance(context.error(), Unauthenticated)
+
+
+class BothIngresses:
+    """In place of a broadcast to all ingresses."""
+
+    def __init__(self) -> None:
+        self.ingresses: list[Ingress] = []
+
+    async def all(self, method_name: str, *arguments: Any, seconds: float) -> list[Any]:
+        return [await getattr(each, method_name)(*arguments) for each in self.ingresses]
+
+
+async def test_an_ingress_learns_with_its_next_request_what_another_has_sent() -> None:
+    both, replicas = BothIngresses(), InProcessReplicas((FakeEngine(),))
+    both.ingresses = [
+        Ingress(read_arguments({}), FakeNeighbours(lambda: both), replicas, FakeCoordinator()) for _ in "12"
+    ]
+    first, second = both.ingresses
+    await messages_of(first, request_of(*range(9)), FakeContext())
+    await asyncio.sleep(2 * NEWS_SECONDS)
+    await messages_of(second, request_of(1), FakeContext())
+    await messages_of(second, request_of(1), FakeContext())
+    await messages_of(first, request_of(1), FakeContext())
+    sent, heard, no_more, own = replicas.hints
+    fingerprints = b"".join(digest[:4] for digest in sent.digests)
+    assert heard.news == (Sent("replica-0", 4, fingerprints),)
+    assert len(fingerprints) == 8
+    assert no_more.news == own.news == (), "each is heard once, and nothing of its own"

@@ -13,7 +13,7 @@ from pageturner.service.core.prefix_summary import PrefixSummary
 from pageturner.service.core.stats import SchedulerStats
 from pageturner.service.errors import NoReplica
 from pageturner.service.routing.router import Router
-from pageturner.service.scale.calls import RouteHint
+from pageturner.service.scale.calls import RouteHint, Sent
 from pageturner.service.scale.reports import ReplicaReport
 from pageturner.service.scale.request_routing import RequestRouting
 
@@ -156,3 +156,15 @@ def test_the_host_tier_counts_and_what_a_later_version_tells_beside_is_passed_ov
     told = ReplicaReport.of(stats, PrefixSummary(block_size=SIZE), {})
     assert told.cache_tokens == 15 * SIZE
     assert ReplicaReport.from_plain({**told.to_plain(), "told_by_a_later_version": 1}) == told
+
+
+def test_news_of_another_ingress_count_before_a_report_does_and_go_no_further() -> None:
+    hint = hint_of(range(400))
+    packed = b"".join(digest[:4] for digest in hint.digests)
+    for holder in "cab":
+        routing = routing_of()
+        routing.update({"a": report_of(), "b": report_of(), "c": report_of()})
+        news = Sent(holder, SIZE, packed), Sent("gone", SIZE, packed)
+        order, told = routing.order("x", replace(hint, news=news))
+        assert order[0] == holder
+        assert told.news == ()
