@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from pageturner.kernels.errors import KernelArgumentError
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
 from pageturner.kernels.layout import AttentionBatch, KeyOrder
 from pageturner.kernels.packed import PackedWeight
 
@@ -165,5 +166,21 @@ class QuantisedOps(Protocol):
         """(down @ (silu(gate) * up), residual) of the same: a decoder's whole feed-forward part.
 
         gate_up [2 * I, in] holds the outputs of gate, then those of up; down [out, I].
+        """
+        ...
+
+    def norm_scores(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: PackedWeight,
+        known: KnownTokens,
+        residual: torch.Tensor | None = None,
+    ) -> TokenScores:
+        """What the logits [R, V] of `norm_linear` say of known tokens, by `reference_scores.token_scores`.
+
+        Log-probabilities are right within `reference_scores.bound_of`. A row's bits depend on its own values
+        and tokens alone.
         """
         ...

@@ -15,9 +15,11 @@ import torch
 from pageturner.kernels import checks
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
 from pageturner.kernels.kv_codes import encode
 from pageturner.kernels.layout import AttentionBatch, KeyOrder, is_coded, key_tiles, split_codes
 from pageturner.kernels.packed import PackedWeight, check_mlp, check_rows, unpack
+from pageturner.kernels.reference_scores import token_scores
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What every backend's dtypes are among."""
@@ -285,3 +287,15 @@ class ReferenceQuantisedOps:
         check_mlp(gate_up.layout, down.layout)
         gated, summed = self.norm_linear(hidden, norm, eps, gate_up, residual)
         return self.linear(ReferenceOps().silu_and_mul(gated), down), summed
+
+    def norm_scores(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: PackedWeight,
+        known: KnownTokens,
+        residual: torch.Tensor | None = None,
+    ) -> TokenScores:
+        known.check(len(hidden), weight.layout.out_features)
+        return token_scores(self.norm_linear(hidden, norm, eps, weight, residual)[0], known)

@@ -8,14 +8,15 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "attention.h"
+#include "buffer.h"
 #include "embedding.h"
 #include "fused.h"
 #include "packed_low_rank.h"
+#include "scores.h"
 #include "thread_team.h"
 
 namespace pageturner {
@@ -52,34 +53,17 @@ struct DecoderStep {
   const std::int32_t* block_tables;     // [S], table_stride apart
   const std::int64_t* logit_rows;       // [R]
   void* pool;                           // strides in elements
-  float* logits;                        // [R, vocab_size]
+  float* logits;                        // [R - known.num_rows, vocab_size], of the rows that score nothing
   const AdapterLayer* const* adapters;  // [num_adapters], each with its layers
   const std::int32_t* adapter_of_row;   // [T], -1 for none; null where there are no adapters
   std::int64_t table_stride, layer_stride, block_stride, value_stride, head_stride;
   std::int32_t num_rows, num_sequences, num_logit_rows, block_size;
   std::int32_t num_adapters, adapter_ranks;  // ranks: the most of one adapter in one product, all parts together
+  KnownTokens known;                         // of the last of the R rows, which yield these in place of logits
 };
 
 // What a profile tells apart. Mirrored by forward.py.
 enum class Phase { host, embed, norm, qkv, rope, attention, quantise, out, gate_up, down, head, count };
-
-// Memory that grows to what the largest step needs. What it held is lost when it grows.
-template <class T>
-class Buffer {
- public:
-  T* of(std::size_t size) {
-    if (size > capacity) {
-      memory.reset(new T[size]);
-      capacity = size;
-    }
-    return memory.get();
-  }
-  T* data() const { return memory.get(); }
-
- private:
-  std::unique_ptr<T[]> memory;
-  std::size_t capacity = 0;
-};
 
 class DecoderForward {
  public:
@@ -119,7 +103,9 @@ class DecoderForward {
       hidden = added.data();
     }
     norm(hidden, model.norm, rows, model.head);
-    product(team, model.head, codes.data(), rows, step.logits, model.head.out_features);
+    const int sampled = rows - step.known.num_rows;
+    product(team, model.head, codes.data(), sampled, step.logits, model.head.out_features);
+    scores.score(team, model.head, codes.data() + sampled * model.head.code_row_bytes(), step.known);
     lap(Phase::head);
   }
 
@@ -136,6 +122,7 @@ class DecoderForward {
   const std::vector<DecoderLayer> layers;
   ThreadTeam team;
   StepAdapters adapters;
+  RowScores scores;
 
   // [rows, ...] of the step. codes: what the next product reads; gated: what down reads.
   Buffer<float> residual, added, picked, qkv, normed_query, normed_key, query, picked_query, attended, cos, sin;

@@ -14,9 +14,15 @@ from pageturner.kernels import checks
 from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM
 from pageturner.kernels.cpu.packed_low_rank import CpuAdapter
-from pageturner.kernels.cpu.quantised_ops import PackedWeightStruct, packed_weight_struct
+from pageturner.kernels.cpu.quantised_ops import (
+    KnownTokensStruct,
+    PackedWeightStruct,
+    known_tokens_struct,
+    packed_weight_struct,
+)
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
 from pageturner.kernels.layout import CODE_DTYPES, KEY_TILE, AttentionBatch, KeyOrder, token_elements
 from pageturner.kernels.low_rank import AdapterRows, LayerLowRank, LayerSizes, ProductSizes
 from pageturner.kernels.packed import PackedWeight
@@ -35,6 +41,9 @@ PHASES = (
     "head",
 )
 """forward.h's Phase."""
+
+NOTHING_KNOWN = KnownTokens(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
+"""Of no row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +167,7 @@ class _StepArgs(ctypes.Structure):
         *((name, c_int64) for name in ("value_stride", "head_stride")),
         *((name, c_int32) for name in ("num_rows", "num_sequences", "num_logit_rows", "block_size")),
         *((name, c_int32) for name in ("num_adapters", "adapter_ranks")),
+        ("known", KnownTokensStruct),
     )
 
 
@@ -201,12 +211,35 @@ class CpuDecoder:
     ) -> torch.Tensor:
         """token_ids int64 [T], logit_rows int64 [R] of rows -> logits float32 [R, vocab_size].
 
+        As `forward_scored`, where no row scores.
+        """
+        return self.forward_scored(token_ids, batch, logit_rows, NOTHING_KNOWN, pool, adapters)[0]
+
+    def forward_scored(
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        logit_rows: torch.Tensor,
+        known: KnownTokens,
+        pool: torch.Tensor,
+        adapters: tuple[AdapterRows, Sequence[CpuAdapter]] | None = None,
+    ) -> tuple[torch.Tensor, TokenScores]:
+        """(logits of the first of the logit_rows, what the last known.num_rows of them say of known tokens):
+        float32 [R - known.num_rows, vocab_size], and in place of logits that are never written `norm_scores`.
+
         Writes the KV of every row that has a slot into pool [num_blocks, num_layers, 2, num_kv_heads,
         block_size, head_dim], float32 or bfloat16, or one of codes. adapters: which row has which of them.
         Not for two threads at once. Raises MemoryError for a step that the system has no memory for.
         """
         num_rows = batch.slot_mapping.shape[0]
         self._check_step(token_ids, batch, logit_rows, pool)
+        vocab_size, num_sampled = self._weights.head.layout.out_features, len(logit_rows) - known.num_rows
+        if num_sampled < 0:
+            found = f"{known.num_rows} among {len(logit_rows)} rows"
+            raise KernelArgumentError("known", found, "no more than there are")
+        known.check(known.num_rows, vocab_size)
+        known = known.contiguous()
+        scores = TokenScores.empty(known, vocab_size)
         token_ids, logit_rows, positions = (
             token_ids.contiguous(),
             logit_rows.contiguous(),
@@ -214,7 +247,7 @@ class CpuDecoder:
         )
         slots, tables = batch.slot_mapping.contiguous(), batch.block_tables.contiguous()
         starts, seq_lens = batch.query_start_loc.contiguous(), batch.seq_lens.contiguous()
-        logits = torch.empty(len(logit_rows), self._weights.head.layout.out_features)
+        logits = torch.empty(num_sampled, vocab_size)
         args = _StepArgs(
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
@@ -234,6 +267,7 @@ class CpuDecoder:
             num_sequences=batch.num_sequences,
             num_logit_rows=len(logit_rows),
             block_size=pool.shape[4],
+            known=known_tokens_struct(known, scores),
         )
         if adapters is not None:
             rows, used = adapters
@@ -243,7 +277,7 @@ class CpuDecoder:
             args.adapter_of_row = rows.of_row.ctypes.data
             args.adapter_ranks = max(adapter.ranks for adapter in used)
         self._forward[pool.dtype](self._handle, byref(args))
-        return logits
+        return logits, scores
 
     def prepare(self, layers: Sequence[LayerLowRank]) -> CpuAdapter:
         """An adapter for `forward`; layers: as `CpuPackedLowRankOps.prepare` made them. Raises

@@ -1,6 +1,7 @@
 // Products with quantised weights as one call each, on OpenMP's threads.
 #include "entry.h"
 #include "fused.h"
+#include "scores.h"
 
 using namespace pageturner;
 
@@ -31,6 +32,15 @@ int norm_linear_quantised(const NormRows* rows, const PackedWeight* weight, void
   });
 }
 
+// codes: as above. What the product's outputs say of known tokens, in place of them.
+int norm_scores_quantised(const NormRows* rows, const PackedWeight* weight, void* codes, const KnownTokens* known,
+                          int num_threads) {
+  return on_openmp(num_threads, [&](Team& team) {
+    norm_and_quantise(team, *rows, weight->group, codes);
+    RowScores().score(team, *weight, codes, *known);
+  });
+}
+
 // codes, gated: room for the rows that gate_up and down read.
 int norm_mlp_quantised(const NormRows* rows, const PackedWeight* gate_up, const PackedWeight* down, void* codes,
                        void* gated, float* output, int num_threads) {
@@ -41,6 +51,7 @@ int norm_mlp_quantised(const NormRows* rows, const PackedWeight* gate_up, const 
   });
 }
 
+std::int64_t sizeof_known_tokens() { return sizeof(KnownTokens); }
 std::int64_t sizeof_norm_rows() { return sizeof(NormRows); }
 std::int64_t sizeof_packed_weight() { return sizeof(PackedWeight); }
 const char* dot_name() { return Dot::NAME; }

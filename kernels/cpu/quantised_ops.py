@@ -12,6 +12,7 @@ from pageturner.kernels import checks
 from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.grouped import GROUPS
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
 from pageturner.kernels.packed import PackedLayout, PackedWeight, check_mlp, check_rows
 from pageturner.kernels.reference import QuantisedRows
 
@@ -41,7 +42,33 @@ class _NormRows(ctypes.Structure):
     )
 
 
-STRUCTURES = {"packed_weight": PackedWeightStruct, "norm_rows": _NormRows}
+class KnownTokensStruct(ctypes.Structure):
+    """scores.h's KnownTokens. It points into the tensors: keep them."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("starts", "token_ids", "logprobs", "top_logprobs", "top_ids")),
+        *((name, c_int32) for name in ("num_rows", "num_top")),
+    )
+
+
+STRUCTURES = {
+    "packed_weight": PackedWeightStruct,
+    "norm_rows": _NormRows,
+    "known_tokens": KnownTokensStruct,
+}
+
+
+def known_tokens_struct(known: KnownTokens, scores: TokenScores) -> KnownTokensStruct:
+    """known: checked, contiguous. scores: `TokenScores.empty`, to be written."""
+    return KnownTokensStruct(
+        starts=known.starts.data_ptr(),
+        token_ids=known.token_ids.data_ptr(),
+        logprobs=scores.logprobs.data_ptr(),
+        top_logprobs=scores.top_logprobs.data_ptr(),
+        top_ids=scores.top_ids.data_ptr(),
+        num_rows=known.num_rows,
+        num_top=scores.top_ids.shape[1],
+    )
 
 
 def packed_weight_struct(weight: PackedWeight, groups: Sequence[int] = GROUPS) -> PackedWeightStruct:
@@ -79,6 +106,7 @@ class CpuQuantisedOps:
         self._linear = entry(library, "linear_quantised", c_void_p, *rows, c_void_p, c_void_p, c_int)
         self._norm_linear = entry(library, "norm_linear_quantised", *(c_void_p,) * 4, c_int)
         self._norm_mlp = entry(library, "norm_mlp_quantised", *(c_void_p,) * 6, c_int)
+        self._norm_scores = entry(library, "norm_scores_quantised", *(c_void_p,) * 4, c_int)
 
     def quantise_rows(self, rows: torch.Tensor, group: int) -> QuantisedRows:
         """As `reference.quantise_rows`, for tests and benchmarks: products quantise their rows themselves."""
@@ -166,6 +194,29 @@ class CpuQuantisedOps:
             torch.get_num_threads(),
         )
         return output, args.summed
+
+    def norm_scores(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: PackedWeight,
+        known: KnownTokens,
+        residual: torch.Tensor | None = None,
+    ) -> TokenScores:
+        args = _NormArgs(hidden, norm, eps, weight.layout, residual)
+        known.check(len(hidden), weight.layout.out_features)
+        known = known.contiguous()
+        scores = TokenScores.empty(known, weight.layout.out_features)
+        codes = _code_rows(len(hidden), weight.layout.in_features, weight.layout.group)
+        self._norm_scores(
+            byref(args.struct),
+            byref(packed_weight_struct(weight)),
+            codes.data_ptr(),
+            byref(known_tokens_struct(known, scores)),
+            torch.get_num_threads(),
+        )
+        return scores
 
 
 class _NormArgs:

@@ -1,4 +1,5 @@
-"""Where the time of a step goes whose rows are scored: layers, the head over all rows, log-probabilities."""
+"""What a step takes more whose rows are scored: by a head that writes no logits where there is one, and by
+the logits of all rows."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pageturner.service.core.outputs import SampleRow, ScheduledSequence, SchedulerOutput, ScoreRun
 from pageturner.service.core.sampling_params import SamplingParams
@@ -14,19 +14,20 @@ from pageturner.service.model.runner import Runner
 from pageturner.service.model.sampler import Sampler
 
 ROWS = 256
-"""`scheduler.max_scored_rows`, as it is by default."""
+"""Of the step."""
+COUNTS = (0, 1, 5)
+"""Alternatives wanted beside each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
     """Median seconds of a prompt's step of `rows` rows. plain: all of it, with logits of the last row alone.
-    head: what those of all other rows add. logprobs: what is made of them, by how many alternatives are
-    wanted beside each token."""
+    scored, by_logits: what scores of all others add, by how many alternatives are wanted."""
 
     rows: int
     plain: float
-    head: float
-    logprobs: dict[int, float]
+    scored: dict[int, float]
+    by_logits: dict[int, float]
 
 
 def measure_scored_step(runner: Runner, sampler: Sampler, block_size: int, rounds: int) -> ScoredStep:
@@ -36,27 +37,28 @@ def measure_scored_step(runner: Runner, sampler: Sampler, block_size: int, round
     table = tuple(range(-(-ROWS // block_size)))
     part = ScheduledSequence(0, "scored", 0, token_ids, 0, 0, table, (row,))
     plain = SchedulerOutput(1, (part,))
-    scored = {
-        count: SchedulerOutput(1, (replace(part, scored=(ScoreRun(0, 0, 0, token_ids[1:], count),)),))
-        for count in (0, 1, 5)
-    }
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[tuple[str, int], list[float]] = {}
 
-    def timed(name: str, call: Callable[[], object]) -> None:
+    def timed(key: tuple[str, int], call: Callable[[], object]) -> None:
         started = time.perf_counter()
         call()
-        seconds.setdefault(name, []).append(time.perf_counter() - started)
+        seconds.setdefault(key, []).append(time.perf_counter() - started)
 
-    logits = runner.forward(scored[0])
+    def once(count: int) -> None:
+        run = ScoreRun(0, 0, 0, token_ids[1:], count)
+        output = SchedulerOutput(1, (replace(part, scored=(run,)),))
+        timed(("scored", count), lambda: sampler.sample(runner.step(output), output))
+        timed(("by logits", count), lambda: sampler.sample(runner.forward(output), output))
+
     for _ in range(rounds + 1):
-        timed("plain", lambda: sampler.sample(runner.forward(plain), plain))
-        timed("forward", lambda: runner.forward(scored[0]))
-        for count, output in scored.items():
-            timed(f"{count}", partial(sampler.sample, logits, output))
-    medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
+        timed(("plain", 0), lambda: sampler.sample(runner.step(plain), plain))
+        for count in COUNTS:
+            once(count)
+    medians = {key: statistics.median(each[1:]) for key, each in seconds.items()}
+    without = medians["plain", 0]
     return ScoredStep(
         ROWS,
-        medians["plain"],
-        medians["forward"] - medians["plain"],
-        {count: medians[f"{count}"] for count in scored},
+        without,
+        {count: medians["scored", count] - without for count in COUNTS},
+        {count: medians["by logits", count] - without for count in COUNTS},
     )

@@ -94,11 +94,12 @@ def lines(result: ScoringResult, step: ScoredStep) -> Iterator[str]:
         f"a prompt of {load.prompt_tokens} tokens: prompt_logprobs 0 takes {result.ratio('logprobs'):.2f}, "
         f"5 takes {result.ratio('top5'):.2f} x the time of a plain one"
     )
-    added = ", ".join(f"{1e3 * seconds:.1f} ms with {count}" for count, seconds in step.logprobs.items())
-    yield (
-        f"a step of {step.rows} rows: {1e3 * step.plain:.1f} ms plain; the head over all rows adds "
-        f"{1e3 * step.head:.1f} ms ({step.head / step.plain:.0%}), log-probabilities {added} others"
-    )
+    for name, added in (("scores", step.scored), ("scores by way of all logits", step.by_logits)):
+        told = ", ".join(
+            f"{1e3 * seconds:.1f} ms ({seconds / step.plain:.0%}) with {count}"
+            for count, seconds in added.items()
+        )
+        yield f"a step of {step.rows} rows: {1e3 * step.plain:.1f} ms plain; {name} add {told} others"
     yield (
         f"Score of {load.continuations} x {load.continuation_tokens} tokens: {result.rate_alone:.0f} "
         f"tokens/s alone, {result.rate_beside:.0f} beside {load.streams} streams"

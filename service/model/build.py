@@ -15,7 +15,7 @@ from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.model.artifacts import ModelArtifacts
 from pageturner.service.model.backend import HeadShape
 from pageturner.service.model.causal_model import CausalModel
-from pageturner.service.model.decoder import Decoder, QuantisedDecoder
+from pageturner.service.model.decoder import Decoder
 from pageturner.service.model.decoder_config import DecoderConfig, NotLean, parse_decoder_config
 from pageturner.service.model.dense_products import load_dense_products
 from pageturner.service.model.invariance import batch_variance
@@ -23,6 +23,7 @@ from pageturner.service.model.kv_dtypes import POOL_DTYPES, is_coded_name
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
+from pageturner.service.model.quantised_decoder import QuantisedDecoder
 from pageturner.service.model.quantised_products import load_quantised_products
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives
 from pageturner.service.model.tensor_parallel.cuts import gathered_cuts, summed_cuts

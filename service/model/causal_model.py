@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from pageturner.kernels.known_tokens import TokenScores
 from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.model.scores import ScoredRows
 
 
 class CausalModel(Protocol):
@@ -89,4 +91,15 @@ class CausalModel(Protocol):
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; return logits [len(batch.logit_rows), vocab_size]."""
+        ...
+
+
+@runtime_checkable
+class ScoringModel(CausalModel, Protocol):
+    """One that scores known tokens without leaving all of their rows' logits behind."""
+
+    def forward_scored(
+        self, batch: ForwardBatch, kv_cache: KvCache, scored: ScoredRows
+    ) -> tuple[torch.Tensor, TokenScores]:
+        """As `forward`: (logits of the rows that do not score, scores of what the others do)."""
         ...

@@ -6,18 +6,17 @@ Residual additions are fused into the norm that follows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import torch
 
-from pageturner.kernels.cpu.forward import CpuDecoder, DecoderWeights
 from pageturner.kernels.cpu.low_rank import CpuLowRankOps
 from pageturner.kernels.cpu.ops import CpuOps
-from pageturner.kernels.cpu.packed_low_rank import CpuAdapter, CpuPackedLowRankOps
+from pageturner.kernels.cpu.packed_low_rank import CpuPackedLowRankOps
 from pageturner.kernels.interface import AttentionSpec, PagedOps
-from pageturner.kernels.low_rank import AdapterRows, LowRankBackend, LowRankOps
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
+from pageturner.kernels.low_rank import LowRankBackend, LowRankOps
 from pageturner.kernels.packed import TILE
 from pageturner.kernels.torch_low_rank import TorchLowRankOps
 from pageturner.service.errors import AdapterError
@@ -30,6 +29,8 @@ from pageturner.service.model.dense_products import load_dense_products
 from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.products import Layer, LayerProducts, OpenLayer, Products
 from pageturner.service.model.quantised_products import QuantisedProducts
+from pageturner.service.model.scores import ScoredRows, score_hidden
+from pageturner.service.model.upload import upload
 from pageturner.service.model.weight_source import WeightSource
 from pageturner.service.model.windows import widest
 
@@ -82,6 +83,30 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
         """Write the KV of every row with a slot; logits [len(batch.logit_rows), vocab_size]."""
+        return self._logits(*self._computed(batch, kv_cache), batch.logit_rows)
+
+    def forward_scored(
+        self, batch: ForwardBatch, kv_cache: KvCache, scored: ScoredRows
+    ) -> tuple[torch.Tensor, TokenScores]:
+        """As `ScoringModel` has it; the logits of a few rows at a time."""
+        hidden, residual = self._computed(batch, kv_cache)
+        sampled, places = (
+            batch.logit_rows[each] for each in upload((scored.sampled, scored.places), self.device)
+        )
+        logits = self._logits(hidden, residual, sampled)
+        return logits, self._scores(hidden[places], residual[places], scored.known)
+
+    def _logits(self, hidden: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if not len(rows):
+            return hidden.new_empty(0, self.vocab_size)
+        return self.products.head(hidden[rows], residual[rows])
+
+    def _scores(self, hidden: torch.Tensor, residual: torch.Tensor, known: KnownTokens) -> TokenScores:
+        head = self.products.head
+        return score_hidden(lambda rows: head(hidden[rows], residual[rows]), known, hidden.device)
+
+    def _computed(self, batch: ForwardBatch, kv_cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows behind the last layer: (what it adds to the residual, residual)."""
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         hidden, residual = self.products.embed(batch.token_ids), None
         for index, layer in enumerate(self.products.layers):
@@ -91,11 +116,8 @@ class Decoder:
             qkv, residual = products.qkv(hidden, residual)
             attended = self._attend(index, layer, qkv, cos, sin, batch, kv_cache.layer(index))
             hidden, residual = products.mlp(products.out(attended), residual)
-        rows = batch.logit_rows
-        if not len(rows):
-            return hidden.new_empty(0, self.vocab_size)
         assert residual is not None, "a model has at least one layer"
-        return self.products.head(hidden[rows], residual[rows])
+        return hidden, residual
 
     def _adapted(self, index: int, layer: Layer[OpenLayer], adapters: BatchAdapters) -> LayerProducts:
         return AdaptedLayer(layer.products, index, self._ops, self.low_rank, adapters)
@@ -122,39 +144,6 @@ class Decoder:
         else:
             ops.write_kv(key, value, kv_layer, batch.attention)
         return ops.attention(query, kv_layer, batch.attention, self._attention[index]).flatten(1)
-
-
-class QuantisedDecoder(Decoder):
-    """On quantised products: the whole forward in one call if `make_whole` makes one, with the same bits."""
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        products: QuantisedProducts,
-        ops: PagedOps,
-        max_position: int | None = None,
-        make_whole: Callable[[DecoderWeights], CpuDecoder] | None = None,
-    ) -> None:
-        super().__init__(config, products, ops, max_position)
-        self._whole = None
-        self._adapters: WeakKeyDictionary[AdapterWeights, CpuAdapter] = WeakKeyDictionary()
-        if make_whole is not None:
-            self._whole = make_whole(products.whole_weights(config, self._attention, self._cos, self._sin))
-
-    def forward(self, batch: ForwardBatch, kv_cache: KvCache) -> torch.Tensor:
-        if self._whole is None:
-            return super().forward(batch, kv_cache)
-        adapters = None if batch.adapters is None else self._known(self._whole, batch.adapters)
-        return self._whole.forward(
-            batch.token_ids, batch.attention, batch.logit_rows, kv_cache.pool, adapters
-        )
-
-    def _known(self, whole: CpuDecoder, adapters: BatchAdapters) -> tuple[AdapterRows, Sequence[CpuAdapter]]:
-        """Those of a step as the one call reads them, which are prepared when they come first."""
-        for weights in adapters.weights:
-            if weights not in self._adapters:
-                self._adapters[weights] = whole.prepare(weights.layers)
-        return adapters.rows, [self._adapters[weights] for weights in adapters.weights]
 
 
 def low_rank_ops(

@@ -13,6 +13,7 @@ import torch
 
 from pageturner.kernels.cpu.forward import DecoderWeights, LayerWeights
 from pageturner.kernels.interface import AttentionSpec, QuantisedOps
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
 from pageturner.kernels.packed import PackedWeight, rows_of
 from pageturner.service.model.decoder_config import DecoderConfig
 from pageturner.service.model.packed_file import PackedSource
@@ -141,6 +142,10 @@ class QuantisedProducts:
     def head(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         logits, _ = self._ops.norm_linear(hidden, self._norm, self._eps, self._head, residual)
         return logits
+
+    def scores(self, hidden: torch.Tensor, residual: torch.Tensor, known: KnownTokens) -> TokenScores:
+        """What the logits of some rows say of known tokens."""
+        return self._ops.norm_scores(hidden, self._norm, self._eps, self._head, known, residual)
 
 
 def load_quantised_products(

@@ -10,9 +10,10 @@ import torch
 
 from pageturner.service.core.outputs import SampledSequence, ScheduledSequence, SchedulerOutput
 from pageturner.service.model.adapter_store import AdapterStore
-from pageturner.service.model.batch import build_batch
-from pageturner.service.model.causal_model import CausalModel
+from pageturner.service.model.batch import ForwardBatch, build_batch
+from pageturner.service.model.causal_model import CausalModel, ScoringModel
 from pageturner.service.model.kv_cache import KvCache
+from pageturner.service.model.scores import ScoredRows, StepLogits
 
 if TYPE_CHECKING:
     from pageturner.service.model.graphs import DecodeGraphs
@@ -41,14 +42,27 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, output: SchedulerOutput) -> torch.Tensor:
-        """Write the step's KV; logits [R, vocab_size], one row for each scheduled sequence that samples."""
+        """Write the step's KV; logits [R, vocab_size] of every row that is scored or sampled from."""
         if not output.scheduled:
             return torch.empty(0, self.model.vocab_size, dtype=self.model.dtype, device=self._kv_cache.device)
+        return self._forward(self._batch(output), self._kv_cache)
+
+    @torch.inference_mode()
+    def step(self, output: SchedulerOutput) -> StepLogits:
+        """As `forward`, with scores of known tokens: by the model if it makes them, else of its logits."""
+        scored = ScoredRows.of(output)
+        if scored is None or not isinstance(self.model, ScoringModel):
+            return StepLogits.of(self.forward(output), output)
+        logits, scores = self.model.forward_scored(self._batch(output), self._kv_cache, scored)
+        return StepLogits(logits, scored, scores)
+
+    def _batch(self, output: SchedulerOutput) -> ForwardBatch:
+        """The step's tensors, once what it reads is there."""
         batch = build_batch(output, self._kv_cache.layout.block_size, self._kv_cache.device, self._resolve)
         if self._adapters is not None and (adapters := self._adapters.bind(output)) is not None:
             batch = replace(batch, adapters=adapters)
         self._kv_cache.await_copies(batch.attention)
-        return self._forward(batch, self._kv_cache)
+        return batch
 
     def note_sampled(self, sampled: Iterable[SampledSequence]) -> None:
         """The tokens of the step that ran last; those of the step before it are forgotten."""

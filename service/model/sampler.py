@@ -32,7 +32,7 @@ from pageturner.service.errors import InvalidArgument, NonFiniteLogits, Pageturn
 from pageturner.service.model.beam_candidates import BeamRows
 from pageturner.service.model.logprobs import row_maxima, token_logprobs
 from pageturner.service.model.random_streams import uniforms
-from pageturner.service.model.scores import take_scores
+from pageturner.service.model.scores import StepLogits
 from pageturner.service.model.token_counts import CountsOfSequences, TokenCounts
 from pageturner.service.model.token_masks import RowMasks, mask_
 from pageturner.service.model.truncation import mass_of_runs, run_length, truncate_
@@ -42,9 +42,6 @@ from pageturner.service.model.verification import drafted_rows, plain_rows, veri
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 _CPU_CHUNK_ROWS = 16
 """Few enough rows at a time that their temporaries stay in the cache: half the time of all at once."""
-_CPU_SCORED_ROWS = 32
-"""More than of those that are drawn, so that threads wait less often for one another; with 64 at a time, the
-temporaries cost more than that saves."""
 _GPU_CHUNK_ROWS = 64
 """Few enough that their temporaries are a small part of the memory: 5 MB a row of 152,000 tokens."""
 
@@ -68,19 +65,19 @@ class Sampler:
         self._masks = masks
         self._beams = BeamRows(masks)
 
-    def sample(self, logits: torch.Tensor, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+    def sample(
+        self, logits: torch.Tensor | StepLogits, output: SchedulerOutput
+    ) -> tuple[SampledSequence, ...]:
         """One SampledSequence for each ScoreRun, then one for each SampleRow, in order.
 
-        logits: [R, vocab_size], any float dtype, on any device: of each scheduled sequence in turn the rows
-        that are scored, then the one that is sampled from if `samples` is not empty, with one more before it
-        for each of its drafts. They are not written to. A row that holds NaN or +inf, or nothing but -inf,
-        yields NonFiniteLogits in its own results only.
+        logits: [R, vocab_size], any float dtype, on any device, not written to: of each sequence in turn rows
+        that are scored, then if it samples one, with one more before it for each draft; or a step's where the
+        former are scored. A row of NaN, +inf or all -inf yields NonFiniteLogits in its own results only.
         """
+        step = logits if isinstance(logits, StepLogits) else StepLogits.of(logits, output)
+        logits, scores = step.rows, step.results()
         is_cpu = logits.device.type == "cpu"
         chunk_rows = _CPU_CHUNK_ROWS if is_cpu else _GPU_CHUNK_ROWS
-        scores: tuple[SampledSequence, ...] = ()
-        if any(part.scored for part in output.scheduled):
-            logits, scores = take_scores(logits, output, _CPU_SCORED_ROWS if is_cpu else _GPU_CHUNK_ROWS)
         wanted = [part for part in output.scheduled if part.samples]
         num_drafts = sum(part.num_drafts for part in wanted)
         num_rows = len(wanted) + num_drafts

@@ -28,7 +28,7 @@ def run_largest_steps(
     fewest = min(most, -(-limits.max_num_batched_tokens // limits.max_model_len))
     for num_sequences in (most, fewest):
         output = largest_step(limits, num_sequences, layout.block_size)
-        sampler.sample(runner.forward(output), output)
+        sampler.sample(runner.step(output), output)
 
 
 def largest_step(limits: SchedulerOptions, num_sequences: int, block_size: int) -> SchedulerOutput:

@@ -39,6 +39,7 @@ from pageturner.service.model.backend import Backend
 from pageturner.service.model.decoder import Decoder
 from pageturner.service.model.kv_dtypes import name_of
 from pageturner.service.model.product_choice import ProductChoice
+from pageturner.service.model.step_runner import StepRunner
 from pageturner.service.policy_host.calls import CallWatch
 from pageturner.service.ranks.ranked_steps import RankedSteps
 from pageturner.service.startup.adapters import build_adapters
@@ -211,7 +212,7 @@ def _hash_key(config: CacheConfig, disk: OpenedDisk | None) -> bytes:
 
 def _steps(model: LoadedModel, depth: int, logger: FilteringBoundLogger) -> StepComputation:
     """Where steps are computed: in a thread of their own on a CPU that is to plan one meanwhile."""
-    steps: StepComputation = DirectSteps(model.kv_cache, model.runner, model.sampler, model.masks)
+    steps: StepComputation = DirectSteps(model.kv_cache, StepRunner(model.runner), model.sampler, model.masks)
     if model.ranks is not None:
         steps = RankedSteps(steps, model.ranks)
     if not depth or model.backend.device.type != "cpu":

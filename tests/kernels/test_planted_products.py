@@ -51,6 +51,36 @@ BUGS: dict[str, tuple[ExpressionBug, str, str | None]] = {
         ),
         ("a subnormal scale is used", "quantise.h", "scale >= FLT_MIN", "scale > 0", "extreme scales", None),
         (
+            "a block's sum is by another's maximum", "scores.h",
+            "exp(load(block_largest + i) - splat(anchor))", "exp(splat(0.0f))", "known tokens", None,
+        ),
+        (
+            "blocks are added up where they are full", "scores.h",
+            "outputs < BLOCK", "false", "known tokens", None,
+        ),
+        (
+            "every known token is of the panel's first row", "scores.h",
+            "known.logprobs[i] = logits[known.token_ids[i] - output]",
+            "known.logprobs[i] = logits[known.token_ids[i] - output - std::int64_t{row - begin} * BLOCK]",
+            "many scored rows", None,
+        ),
+        (
+            "of equals the last one stays", "scores.h",
+            "candidate.logit > other.logit", "candidate.logit >= other.logit", "equal likelihoods", None,
+        ),
+        (
+            "nothing but -inf is a distribution", "scores.h",
+            "anchor == -INFINITY ? 0.0f : anchor", "anchor", "impossible tokens", None,
+        ),
+        (
+            "blocks begin where the piece does", "scores.h",
+            "row * stride + block", "row * stride + block - panel * PANEL", "known tokens", None,
+        ),
+        (
+            "likeliest of the first panel alone", "scores.h",
+            "other->id >= 0", "other->id < 0", "known tokens", None,
+        ),
+        (
             "infinities have a scale", "quantise.h",
             # elsewhere the codes of such a group are zeros, and infinity times none of them is NaN as well
             "largest == INFINITY", "false", "not finite", "avx-vnni as avx512vl",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
 from pageturner.kernels.packed import PackedWeight, unpack
+from pageturner.kernels.reference_scores import token_scores
 from pageturner.kernels.torch_ops import TorchOps
 
 
@@ -38,3 +40,14 @@ class ExactQuantisedOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         gated, summed = self.norm_linear(hidden, norm, eps, gate_up, residual)
         return self.linear(TorchOps().silu_and_mul(gated), down), summed
+
+    def norm_scores(
+        self,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: PackedWeight,
+        known: KnownTokens,
+        residual: torch.Tensor | None = None,
+    ) -> TokenScores:
+        return token_scores(self.norm_linear(hidden, norm, eps, weight, residual)[0], known)

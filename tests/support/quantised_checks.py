@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from pageturner.kernels.grouped import GroupedWeight
 from pageturner.kernels.interface import QuantisedOps
+from pageturner.kernels.known_tokens import KnownTokens, TokenScores
 from pageturner.kernels.packed import PackedWeight, pack
 from pageturner.kernels.reference import ReferenceQuantisedOps
+from pageturner.kernels.reference_scores import bound_of, token_scores
 from support.grouped import KINDS, Kind, grouped_weight
 
 Check = Callable[[QuantisedOps], None]
@@ -198,6 +200,129 @@ def fused(ops: QuantisedOps) -> None:
                     assert (found - wanted).abs().max() <= 0.01 * wanted.abs().max()
 
 
+@dataclass(frozen=True)
+class Scored:
+    """Operands of `norm_scores`."""
+
+    head: PackedWeight
+    norm: torch.Tensor
+    hidden: torch.Tensor
+    residual: torch.Tensor
+    known: KnownTokens
+
+    def scores(self, ops: QuantisedOps) -> TokenScores:
+        return ops.norm_scores(self.hidden, self.norm, 1e-5, self.head, self.known, self.residual)
+
+    def check(self, ops: QuantisedOps) -> None:
+        """By definition, of the logits that the same operations give."""
+        logits, _ = ops.norm_linear(self.hidden, self.norm, 1e-5, self.head, self.residual)
+        found, wanted = self.scores(ops), token_scores(logits, self.known)
+        for some, right in (
+            (found.logprobs, wanted.logprobs),
+            (found.top_logprobs, wanted.top_logprobs),
+        ):
+            assert torch.equal(some.isnan(), right.isnan())
+            near = (some == right) | ((some - right).abs() <= bound_of(right)) | right.isnan()
+            assert near.all(), f"off by up to {(some - right)[~near].abs().max()}"
+        finite = ~wanted.top_logprobs.isnan()
+        assert torch.equal(found.top_ids[finite], wanted.top_ids[finite])
+
+
+def make_scored(
+    kind: str, vocab_size: int, counts: Sequence[int], num_top: int, size: int = 64, seed: int = 0
+) -> Scored:
+    """counts: tokens that each row scores."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    ids = torch.randint(0, vocab_size, (int(starts[-1]),), generator=generator).int()
+    bias = torch.linspace(-3, 3, vocab_size) if vocab_size % 2 else None
+    return Scored(
+        head=pack(grouped_weight(KINDS[kind], vocab_size, size, seed=seed), bias),
+        norm=torch.linspace(0.5, 1.5, size),
+        hidden=random_rows(len(counts), size, seed=seed + 2),
+        residual=random_rows(len(counts), size, seed=seed + 3),
+        known=KnownTokens(starts, ids, num_top),
+    )
+
+
+def known_tokens(ops: QuantisedOps) -> None:
+    """One block of outputs and many, whole and others; rows that score one token, none and many."""
+    for kind, vocab_size, counts, num_top in (
+        ("Q8_0", 50, (1,) * 7, 0),
+        ("Q4_1", 128, (1, 0, 9), 1),
+        ("Q8_0", 129, (1,) * 3, 2),
+        ("Q6_K", 2048, (2, 1), 20),
+        ("Q8_0", 5001, (1, 40, 0, 1, 1, 3), 5),
+        ("Q4_1", 4, (2, 2), 20),
+        ("Q8_0", 40, (), 1),
+    ):
+        make_scored(kind, vocab_size, counts, num_top).check(ops)
+
+
+def many_scored_rows(ops: QuantisedOps) -> None:
+    """More than are taken through a block at once, to each token its own row."""
+    make_scored("Q8_0", 2200, (1,) * 320, 3, size=1536).check(ops)
+
+
+def equal_likelihoods(ops: QuantisedOps) -> None:
+    """Of equals the lowest ids come first, across vectors, blocks and panels of outputs."""
+    scored = make_scored("Q8_0", 4999, (1, 1), 9)
+    weight = grouped_weight(KINDS["Q8_0"], 4999, 64)
+    steps = torch.zeros(4999)
+    steps[[4998, 4900, 2049, 2048, 2047, 640, 127, 128, 3]] = 7.0
+    zeros = pack(replace(weight, codes=torch.zeros_like(weight.codes)), steps)
+    replace(scored, head=zeros).check(ops)
+    replace(scored, head=replace(zeros, bias=torch.full((4999,), -2.5))).check(ops)
+
+
+def impossible_tokens(ops: QuantisedOps) -> None:
+    """A bias of -inf is a logit like any other; +inf, NaN and a row of nothing but -inf have no scores."""
+    scored = make_scored("Q8_0", 301, (3, 1, 200), 4)
+    for ids, value in (
+        (slice(0, 128), -math.inf),
+        (slice(5, 300), -math.inf),
+        (slice(0, 301), -math.inf),
+        (slice(300, 301), math.inf),
+        (slice(130, 131), math.nan),
+    ):
+        bias = torch.linspace(-3, 3, 301)
+        bias[ids] = value
+        replace(scored, head=replace(scored.head, bias=bias)).check(ops)
+    hidden = scored.hidden.clone()
+    hidden[1, 7] = math.nan
+    replace(scored, hidden=hidden).check(ops)
+
+
+def far_likelihoods(ops: QuantisedOps) -> None:
+    """Logits so far apart that exponentials of most vanish, or would overflow without a maximum."""
+    for factor in (1e-3, 100.0, 1e4):
+        scored = make_scored("Q8_0", 1500, (1, 2), 3)
+        replace(scored, norm=scored.norm * factor).check(ops)
+
+
+def scored_alone(ops: QuantisedOps) -> None:
+    """A row's scores are the same bits alone, among others and by any number of threads."""
+    scored = make_scored("Q8_0", 3000, tuple(1 + row % 3 for row in range(70)), 4, size=576)
+    whole = scored.scores(ops)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            for begin, end in ((0, 1), (0, 70), (3, 12), (69, 70)):
+                part = replace(
+                    scored,
+                    hidden=scored.hidden[begin:end],
+                    residual=scored.residual[begin:end],
+                    known=scored.known.of_rows(begin, end),
+                ).scores(ops)
+                first, last = scored.known.starts[[begin, end]].tolist()
+                assert_bits(part.logprobs, whole.logprobs[first:last])
+                assert_bits(part.top_logprobs, whole.top_logprobs[begin:end])
+                assert torch.equal(part.top_ids, whole.top_ids[begin:end])
+    finally:
+        torch.set_num_threads(before)
+
+
 CHECKS: dict[str, Check] = {
     **{f"shapes of {name}": shapes(kind) for name, kind in KINDS.items()},
     "row counts": row_counts,
@@ -208,4 +333,10 @@ CHECKS: dict[str, Check] = {
     "batch mates": batch_mates,
     "many rows": many_rows,
     "fused": fused,
+    "known tokens": known_tokens,
+    "many scored rows": many_scored_rows,
+    "equal likelihoods": equal_likelihoods,
+    "impossible tokens": impossible_tokens,
+    "far likelihoods": far_likelihoods,
+    "scored alone": scored_alone,
 }

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from pageturner.kernels.interface import PagedOps
+from pageturner.kernels.known_tokens import TokenScores
 from pageturner.service.model.adapters import AdapterShapes
+from pageturner.service.model.batch import ForwardBatch
 from pageturner.service.model.decoder import Decoder, low_rank_ops
 from pageturner.service.model.decoder_config import DecoderConfig
+from pageturner.service.model.kv_cache import KvCache
 from pageturner.service.model.products import OpenLayer, Products
+from pageturner.service.model.scores import ScoredRows, score_logits
 from pageturner.service.model.tensor_parallel.collectives import Collectives
 from pageturner.service.model.tensor_parallel.cuts import Cut
 from pageturner.service.model.tensor_parallel.parallel_products import ParallelProducts
 from pageturner.service.model.tensor_parallel.shards import Shard
+from pageturner.service.model.upload import upload
 
 Cuts = Callable[[DecoderConfig, Shard], Mapping[str, Cut]]
 """`summed_cuts` or `gathered_cuts`."""
@@ -52,3 +59,11 @@ class ParallelDecoder(Decoder):
 
     def _adapter_shapes(self, max_rank: int, max_bytes: int) -> AdapterShapes:
         return AdapterShapes(self.whole, max_rank, max_bytes, self.row_groups, self._cuts)
+
+    def forward_scored(
+        self, batch: ForwardBatch, kv_cache: KvCache, scored: ScoredRows
+    ) -> tuple[torch.Tensor, TokenScores]:
+        """By the logits of all rows: other ranks take part in the same collectives, and know no scores."""
+        places, sampled = upload((scored.places, scored.sampled), self.device)
+        logits = self.forward(batch, kv_cache)
+        return logits[sampled], score_logits(logits[places], scored.known)

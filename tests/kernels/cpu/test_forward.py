@@ -20,9 +20,11 @@ from pageturner.kernels.cpu.forward import STRUCTURES, CpuDecoder, DecoderWeight
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
+from pageturner.kernels.known_tokens import KnownTokens
 from pageturner.kernels.layout import CODE_DTYPES, AttentionBatch, KeyOrder, KvLayout
 from pageturner.kernels.packed import PackedWeight, pack, rows_of
 from pageturner.kernels.reference import ReferenceQuantisedOps
+from pageturner.kernels.reference_scores import bound_of, token_scores
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 96, 160, 6, 2, 32, 50, 16
 EPS = 1e-5
@@ -242,6 +244,50 @@ def test_a_step_outside_the_model_is_refused_and_writes_nothing() -> None:
     assert torch.isnan(pool).all()
 
 
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_rows_that_score_have_the_bits_of_one_by_one(num_top: int) -> None:
+    """Rows of all kinds side by side: a prompt's, a fork's, and those that are sampled from."""
+    weights, step = make_weights(), make_step([(20, 20), (7, 7), (10, 10)], [[3, 0], [1], [2]])
+    rows = torch.tensor([36, 19, 0, 5, 19, 21])  # two that are sampled from, four that score
+    known = KnownTokens(
+        torch.tensor([0, 1, 2, 5, 6]).int(), torch.tensor([1, 49, 0, 8, 8, 30]).int(), num_top
+    )
+    decoder = CpuDecoder(cpu_library(), weights, 3)
+    every = decoder.forward(step.token_ids, step.batch, rows, make_pool(6))
+    logits, scores = decoder.forward_scored(step.token_ids, step.batch, rows, known, make_pool(6))
+    assert_same(logits, every[:2])
+    wanted = token_scores(every[2:], known)
+    assert ((scores.logprobs - wanted.logprobs).abs() <= bound_of(wanted.logprobs)).all()
+    assert torch.equal(scores.top_ids, wanted.top_ids)
+    for index in range(4):
+        alone = decoder.forward_scored(
+            step.token_ids, step.batch, rows[2 + index :][:1], known.of_rows(index, index + 1), make_pool(6)
+        )
+        assert_same(alone[0], every[:0])
+        assert_same(alone[1].logprobs, scores.logprobs[known.rows() == index])
+        assert_same(alone[1].top_logprobs, scores.top_logprobs[index : index + 1])
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        KnownTokens(torch.tensor([0, 1, 2, 3, 4]).int(), torch.tensor([1, 2, 3, 4]).int()),
+        KnownTokens(torch.tensor([0, 1]).int(), torch.tensor([VOCAB]).int()),
+        KnownTokens(torch.tensor([0, 1]).int(), torch.tensor([-1]).int()),
+        KnownTokens(torch.tensor([0, 2]).int(), torch.tensor([1]).int()),
+        KnownTokens(torch.tensor([0, 2, 1]).int(), torch.tensor([1]).int()),
+        KnownTokens(torch.tensor([0, 1]).int(), torch.tensor([1]).int(), -1),
+        KnownTokens(torch.tensor([0, 1]), torch.tensor([1]).int()),
+    ],
+    ids=["more rows", "past the vocabulary", "negative", "too few", "descending", "num_top", "dtype"],
+)
+def test_known_tokens_that_do_not_fit_are_refused(known: KnownTokens) -> None:
+    weights, step = make_weights(), make_step([(20, 20), (7, 7)], [[3, 0], [1]])
+    decoder = CpuDecoder(cpu_library(), weights, 1)
+    with pytest.raises(KernelArgumentError):
+        decoder.forward_scored(step.token_ids, step.batch, torch.tensor([3, 4, 5]), known, make_pool(6))
+
+
 def test_weights_that_do_not_fit_each_other_are_refused() -> None:
     weights = make_weights()
     first, *others = weights.layers
@@ -303,7 +349,7 @@ def test_a_process_may_end_amid_a_step() -> None:
 
 
 PIECE = ExpressionBug("team.h", "memory.size() < floats", "throw std::bad_alloc(), true")
-STEP = ExpressionBug("forward.h", "size > capacity", "throw std::bad_alloc(), true")
+STEP = ExpressionBug("buffer.h", "size > capacity", "throw std::bad_alloc(), true")
 MODEL = ExpressionBug(
     "forward.cpp", "new DecoderForward(*model, num_threads)", "throw std::bad_alloc(), nullptr"
 )

@@ -21,12 +21,13 @@ from pageturner.kernels.interface import PagedOps
 from pageturner.service.core.outputs import SchedulerOutput
 from pageturner.service.errors import AdapterError
 from pageturner.service.model.adapter_store import AdapterStore
-from pageturner.service.model.decoder import Decoder, QuantisedDecoder, load_decoder
+from pageturner.service.model.decoder import Decoder, load_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
 from pageturner.service.model.loader import WeightFiles, read_folder
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.packing import write_packed
+from pageturner.service.model.quantised_decoder import QuantisedDecoder
 from pageturner.service.model.quantised_products import load_quantised_products
 
 ADAPTERS: Mapping[str, dict[str, Any]] = {

@@ -27,13 +27,14 @@ from pageturner.kernels.reference import ReferenceQuantisedOps
 from pageturner.kernels.torch_ops import TorchOps
 from pageturner.service.errors import ModelError
 from pageturner.service.model import packed_file
-from pageturner.service.model.decoder import Decoder, QuantisedDecoder, load_decoder
+from pageturner.service.model.decoder import Decoder, load_decoder
 from pageturner.service.model.decoder_config import DecoderConfig, parse_decoder_config
 from pageturner.service.model.loader import WeightFiles, load_artifacts, open_weights, read_folder
 from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.packed_file import PackedFile
 from pageturner.service.model.packing import EMBEDDING, HEAD, NotPackable, check_packable, write_packed
 from pageturner.service.model.quantise import GROUP
+from pageturner.service.model.quantised_decoder import QuantisedDecoder
 from pageturner.service.model.quantised_products import load_quantised_products
 
 FAMILIES = ["llama_bias", "llama_tied", "mistral_window", "qwen2", "qwen3", "smollm3"]

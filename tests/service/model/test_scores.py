@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.reference_sampler import sample_row
 
+from pageturner.kernels.known_tokens import KnownTokens
 from pageturner.service.core.outputs import SampledSequence, ScheduledSequence, SchedulerOutput, ScoreRun
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import NonFiniteLogits
 from pageturner.service.model import logprobs, scores
 from pageturner.service.model.logprobs import largest
-from pageturner.service.model.scores import take_scores
+from pageturner.service.model.scores import ScoredRows, score_logits
 
 VOCAB_SIZE = 256
 GREEDY = sample_row(SamplingParams(temperature=0.0))
@@ -51,6 +52,16 @@ def steps(draw: st.DrawFn) -> SchedulerOutput:
 def logits_of(output: SchedulerOutput, seed: int = 0) -> torch.Tensor:
     num_rows = sum(len(each.scored_rows) + len(each.samples) for each in output.scheduled)
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def take_scores(
+    logits: torch.Tensor, output: SchedulerOutput, tile_rows: int
+) -> tuple[torch.Tensor, tuple[SampledSequence, ...]]:
+    """(logits of the rows that are sampled from, what each run yields)."""
+    scored = ScoredRows.of(output)
+    assert scored is not None
+    scores = score_logits(logits[torch.from_numpy(scored.places)], scored.known, tile_rows)
+    return logits[torch.from_numpy(scored.sampled)], scored.results(scores)
 
 
 def rows_of(output: SchedulerOutput) -> Iterator[tuple[ScoreRun, int]]:
@@ -190,14 +201,20 @@ def test_the_largest_are_those_of_a_whole_sort(width: int, count: int, seed: int
         assert row_values == [row[i] for i in order]
 
 
-def _tiles_lose_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "_float_rows", lambda logits, rows: logits[rows[0] :][: len(rows)].float())
+def _a_tile_reads_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = scores._tile
+    monkeypatch.setattr(scores, "_tile", lambda logits, known: tile(logits.roll(1, 0), known))
 
 
 def _a_fork_reads_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = scores._tile
+    rows = KnownTokens.rows
+    monkeypatch.setattr(KnownTokens, "rows", lambda known: (rows(known) + 1) % known.num_rows)
+
+
+def _samples_are_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = ScoredRows.of
     monkeypatch.setattr(
-        scores, "_tile", lambda logits, places, known: tile(logits, (places + 1) % len(logits), known)
+        ScoredRows, "of", lambda output: (found := of(output)) and replace(found, sampled=found.places)
     )
 
 
@@ -216,7 +233,13 @@ def _runs_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [_tiles_lose_a_row, _a_fork_reads_the_next_row, _sums_without_the_maximum, _runs_in_another_order],
+    [
+        _a_tile_reads_other_rows,
+        _a_fork_reads_the_next_row,
+        _samples_are_scores,
+        _sums_without_the_maximum,
+        _runs_in_another_order,
+    ],
 )
 def test_a_planted_mistake_is_caught(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

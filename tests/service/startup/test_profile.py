@@ -16,6 +16,7 @@ from pageturner.service.model.decoder import load_decoder
 from pageturner.service.model.decoder_config import parse_decoder_config
 from pageturner.service.model.loader import WeightFiles
 from pageturner.service.model.sampler import Sampler
+from pageturner.service.model.scores import StepLogits
 from pageturner.service.startup.profile import largest_step, run_largest_steps
 
 
@@ -42,7 +43,9 @@ class Watching(Sampler):
         super().__init__(VOCAB_SIZE)
         self.seen: list[tuple[SampledSequence, ...]] = []
 
-    def sample(self, logits: torch.Tensor, output: SchedulerOutput) -> tuple[SampledSequence, ...]:
+    def sample(
+        self, logits: torch.Tensor | StepLogits, output: SchedulerOutput
+    ) -> tuple[SampledSequence, ...]:
         self.seen.append(super().sample(logits, output))
         return self.seen[-1]
 
