@@ -4,6 +4,8 @@
 
 #include <cfloat>
 #include <cmath>
+#include <cstdint>
+#include <type_traits>
 
 #include "simd.h"
 
@@ -40,22 +42,59 @@ inline float as_float(bf16 x) {
   return wide;
 }
 
+template <class Row>
+Floats magnitudes(const Row* row) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(load(row)) & 0x7fffffff);
+}
+
+constexpr int SCALES = 8;  // candidates within an octave, which is 128 of a bfloat16's bits
+
+// Each of 0 to 464 to the nearest e4m3: beside 2^20 times the power of two below it a float32's last bit is worth an
+// eighth of that power. Below 2^-6 e4m3 has wider steps than these; no error there comes to a unit either way.
+inline Floats nearest_float8(Floats steps) {
+  const Ints power = reinterpret_cast<Ints>(steps) & 0x7f800000;
+  const Floats shifter = reinterpret_cast<Floats>(power + (20 << 23));
+  return (steps + shifter) - shifter;
+}
+
+// Of the candidates from the smallest scale on, the one of least squared error, in whole units: see kv_codes.py.
+template <class Row>
+bf16 least_error(const Row* row, int head_dim, bf16 smallest) {
+  const float of_smallest = 1.0f / as_float(smallest);
+  bf16 best = smallest;
+  std::int32_t least = INT32_MAX;
+  for (int k = 0; k < SCALES; k++) {
+    const bf16 candidate = {std::uint16_t(smallest.bits + k * 128 / SCALES)};
+    const float inverse = 1.0f / as_float(candidate), units = as_float(candidate) * of_smallest * 32.0f;
+    Ints sums = {};
+    for (int d = 0; d < head_dim; d += WIDTH) {
+      const Floats steps = magnitudes(row + d) * inverse;
+      const Floats error = (steps - nearest_float8(steps)) * units;
+      sums += __builtin_convertvector(error * error, Ints);
+    }
+    const std::int32_t sum = sum_lanes(sums);
+    if (sum < least) least = sum, best = candidate;
+  }
+  return best;
+}
+
 // The codes of one token's head; returns its scale: NaN where a number is not finite, 0 where all are as good as 0.
 template <class Code, class Row>
 bf16 encode(const Row* row, int head_dim, Code* codes) {
   constexpr std::int32_t INFINITE = 0x7f800000;  // magnitudes from here on are infinities and NaN
   Ints top = {};
   for (int d = 0; d < head_dim; d += WIDTH) {
-    const Ints magnitude = reinterpret_cast<Ints>(load(row + d)) & 0x7fffffff;  // ordered as the floats are
+    const Ints magnitude = reinterpret_cast<Ints>(magnitudes(row + d));  // ordered as the floats are
     top = magnitude > top ? magnitude : top;
   }
   const float largest = max_lanes(reinterpret_cast<Floats>(top > INFINITE ? Ints{} + INFINITE : top));
-  const bf16 scale = {std::uint16_t(bf16_bits(splat(largest / MOST_CODE<Code>))[0])};
+  bf16 scale = {std::uint16_t(bf16_bits(splat(largest / MOST_CODE<Code>))[0])};
   const bool coded = largest != INFINITY && as_float(scale) >= FLT_MIN;
   if (!coded) {
     std::memset(codes, 0, head_dim);
     return {std::uint16_t(largest == INFINITY ? 0x7fc0 : 0)};
   }
+  if constexpr (std::is_same_v<Code, f8>) scale = least_error(row, head_dim, scale);
   const float inverse = 1.0f / as_float(scale);
   for (int d = 0; d < head_dim; d += WIDTH) store(codes + d, load(row + d) * inverse);
   return scale;

@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(kRowThreads) rope_and_write_kv(const KvWriteAr
 // The same into a pool of codes (kernels/kv_codes.py). Half a warp takes a head: all its dims decide on its scale.
 //
 //   work       of a thread: dims lane, lane + 16 .. of the head's first half, and those half a head further on
-//   registers  38 to 42; element by element, since a step writes little beside what it reads
+//   registers  37 to 55; element by element, since a step writes little beside what it reads
+//   exchange   among a half's lanes alone: whether they need one is of their own head
 constexpr int kHalfWarp = kWarpSize / 2;
 constexpr int kMostPairs = 8;  // of a thread: head_dim at most 256
 
@@ -162,6 +163,49 @@ template <> __device__ __forceinline__ fp8_code code_of<fp8_code>(float number) 
 template <class Code> constexpr float kMostCode = 0.0f;
 template <> constexpr float kMostCode<int8_code> = 127.0f;
 template <> constexpr float kMostCode<fp8_code> = 448.0f;
+
+template <class Code> constexpr bool kChoosesScale = false;
+template <> constexpr bool kChoosesScale<fp8_code> = true;
+
+__device__ __forceinline__ uint32_t lanes_of_half() { return threadIdx.x % kWarpSize < kHalfWarp ? 0xffffu : 0xffff0000u; }
+
+constexpr int kScales = 8;  // candidates within an octave, which is 128 of a bfloat16's bits
+
+// Each of 0 to 464 to the nearest e4m3, as kernels/cpu/codes.h has it.
+__device__ __forceinline__ float nearest_float8(float steps) {
+  const float shifter = __uint_as_float((__float_as_uint(steps) & 0x7f800000u) + (20u << 23));
+  return __fsub_rn(__fadd_rn(steps, shifter), shifter);
+}
+
+// `units` are of the smallest scale.
+__device__ __forceinline__ int32_t squared_error(float number, float inverse, float units) {
+  const float steps = __fmul_rn(fabsf(number), inverse);
+  const float error = __fmul_rn(__fsub_rn(steps, nearest_float8(steps)), units);
+  return int32_t(__fmul_rn(error, error));
+}
+
+// Of the candidates from the smallest scale on, the one of least squared error. A lane's numbers beyond its head's are
+// zeros, which have none.
+__device__ __forceinline__ bfloat16 least_error(const float (&low)[kMostPairs], const float (&high)[kMostPairs],
+                                                bfloat16 smallest) {
+  const float of_smallest = __fdiv_rn(1.0f, to_float(smallest));
+  bfloat16 best = smallest;
+  int32_t least = 0x7fffffff;
+#pragma unroll 1
+  for (int k = 0; k < kScales; ++k) {
+    const bfloat16 candidate = {uint16_t(smallest.bits + k * 128 / kScales)};
+    const float inverse = __fdiv_rn(1.0f, to_float(candidate));
+    const float units = __fmul_rn(__fmul_rn(to_float(candidate), of_smallest), 32.0f);
+    int32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kMostPairs; ++i)
+      sum += squared_error(low[i], inverse, units) + squared_error(high[i], inverse, units);
+#pragma unroll
+    for (int lanes = kHalfWarp / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(lanes_of_half(), sum, lanes);
+    if (sum < least) least = sum, best = candidate;
+  }
+  return best;
+}
 
 // Where the scale of a head in a slot lies, in bytes from the layer's keys, and from its values too.
 __device__ __forceinline__ int64_t scale_in_slot(const KvLayer& kv, int64_t slot, int head, int head_dim) {
@@ -239,8 +283,9 @@ __global__ void __launch_bounds__(kRowThreads) coded_write_kv(const KvWriteArgum
   const int64_t slot = args.slot_mapping[row];
   if (slot < 0) return;
   const bool is_finite = top < 0x7f800000u;
-  const bfloat16 scale = from_float<bfloat16>(__fdiv_rn(__uint_as_float(top), kMostCode<Code>));
+  bfloat16 scale = from_float<bfloat16>(__fdiv_rn(__uint_as_float(top), kMostCode<Code>));
   const bool coded = is_finite && to_float(scale) >= 0x1p-126f;
+  if (kChoosesScale<Code> && coded) scale = least_error(low, high, scale);
   const float inverse = coded ? __fdiv_rn(1.0f, to_float(scale)) : 0.0f;
   unsigned char* const pool = static_cast<unsigned char*>(is_value ? args.kv.values : args.kv.keys);
   const int kv_head = is_value ? value_head : key_head;

@@ -46,7 +46,8 @@ def check_coded_attention(
 
 
 def check_coded_writes(ops: PagedOps, layout: KvLayout, rows: torch.dtype, seed: int = 0) -> None:
-    """Bit for bit, rotated and not: rows of all sizes, of zeros, and of numbers near the ends of float32."""
+    """Bit for bit, rotated and not: rows of all sizes, of zeros, of numbers near the ends of float32, and one
+    for which several scales are as good."""
     sequences = [(9, 25), (5, 37)]
     needs = [-(-length // layout.block_size) for _, length in sequences]
     tables = [list(range(1, 1 + needs[0])), list(range(1 + needs[0], 1 + sum(needs)))]
@@ -57,6 +58,7 @@ def check_coded_writes(ops: PagedOps, layout: KvLayout, rows: torch.dtype, seed:
     sizes = torch.tensor([1, 1e-3, 1e3, 1, 0, 1e-37, 1e-39, 1e37, 1e-30, 1, 5, 20, 1e30, 1])[:, None, None]
     key, value = (torch.randn(2, 14, heads, head_dim, generator=generator) * sizes).to(rows)
     key[..., 1::5] *= 2e-5  # subnormal beside the rest, as floats of 8 bits
+    value[4, :, 3] = 448.0  # also 1.75 * 256
     value[10], value[11, :, 0] = -0.0, torch.nan
     query = torch.randn(14, 2 * heads, head_dim, generator=generator).to(rows)
     angles = torch.randn(14, head_dim // 2, generator=generator).repeat(1, 2)

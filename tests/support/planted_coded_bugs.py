@@ -13,6 +13,7 @@ from support.cuda_cases import cuda_ops
 from support.planted_kernels import Bug, bug
 
 DECODE, PREFILL, TILE, WRITE = "coded_decode.cu", "coded_prefill.cu", "code_tile.cuh", "write_kv.cu"
+EXCHANGE = "lanes = kHalfWarp / 2; lanes > 0; lanes /= 2) "
 
 
 def _attention(case: CodedCase) -> Callable[[Launcher], object]:
@@ -47,7 +48,15 @@ CODED_BUGS: dict[str, Bug] = {
         DECODE, "apply_scales<1, kTileKeys>(scores, codes.value_scales);", "", decode,
     ),
     "codes: a scale is that of half a head": bug(
-        WRITE, "kHalfWarp / 2", "kHalfWarp / 4", writes, within="lanes = kHalfWarp / 2",
+        WRITE, "kHalfWarp / 2", "kHalfWarp / 4", writes, within=EXCHANGE + "top",
+    ),
+    "codes: a scale's error is that of half a head": bug(
+        WRITE, "kHalfWarp / 2", "kHalfWarp / 4", writes, within=EXCHANGE + "sum",
+    ),
+    "codes: of scales as good the last is taken": bug(WRITE, "sum < least", "sum <= least", writes),
+    "codes: the largest of the scales is not tried": bug(WRITE, "k < kScales", "k < kScales - 1", writes),
+    "codes: errors are counted in steps of their own scale": bug(
+        WRITE, "__fmul_rn(to_float(candidate), of_smallest)", "1.0f", writes,
     ),
     "codes: a scale whose inverse is infinite counts": bug(
         WRITE, "to_float(scale) >= 0x1p-126f", "to_float(scale) > 0.0f", writes,

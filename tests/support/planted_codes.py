@@ -97,6 +97,27 @@ CODE_BUGS: dict[str, tuple[ExpressionBug, Callable[[PagedOps], None]]] = {
             write_codes,
         ),
         (
+            "of scales as good the last is taken",
+            "codes.h",
+            "sum < least",
+            "sum <= least",
+            write_codes,
+        ),
+        (
+            "the largest of the scales is not tried",
+            "codes.h",
+            "k < SCALES",
+            "k < SCALES - 1",
+            write_codes,
+        ),
+        (
+            "errors are counted in steps of their own scale",
+            "codes.h",
+            "as_float(candidate) * of_smallest",
+            "1.0f",
+            write_codes,
+        ),
+        (
             "codes are made from the scale before it was rounded",
             "codes.h",
             "1.0f / as_float(scale)",
