@@ -1,188 +1,51 @@
-"""The engine behind asyncio: a real thread, a scripted model that takes a permit for each step."""
+"""The engine behind asyncio: a request from its start to its end, whoever asks and whoever leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, MutableMapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scripted import ScriptedModel, ScriptedScheduler, recording_logger, text_of, token_at
-from support.tiny_tokenizers import byte_level_bpe
+from support.engine_bench import (
+    MODEL,
+    OPTIONS,
+    PROMPT,
+    SERVER,
+    expected_text,
+    outcome_of,
+    read_all,
+    serving,
+    text_of_choice,
+)
 
 from pageturner.policies.interfaces import AXES
-from pageturner.policies.views import Rates
-from pageturner.service.core.clock import ManualClock
-from pageturner.service.core.options import SchedulerOptions
-from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent, TokenEvent
+from pageturner.service.core.outputs import ChoiceFinishedEvent, FinishedEvent
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.api import (
     AbortOutcome,
     AcceptedEvent,
     ChatMessage,
-    Condition,
     EngineClient,
-    EngineHealth,
     GenerationRequest,
-    ModelInfo,
     RequestStream,
-    ServerInfo,
-    StreamEvent,
 )
-from pageturner.service.engine.async_engine import AsyncEngine
-from pageturner.service.engine.engine import Engine
-from pageturner.service.engine.metrics import Metrics
-from pageturner.service.engine.options import EngineOptions
-from pageturner.service.engine.step_computation import Device, DirectSteps
-from pageturner.service.engine.stream import BufferedStream
-from pageturner.service.engine.thread_messages import Resume
-from pageturner.service.engine.tokenizer import Tokenizer
 from pageturner.service.errors import (
     DeadlineExceeded,
-    Draining,
     DuplicateRequest,
-    EngineDead,
     InvalidArgument,
-    Loading,
     ModelNotFound,
     PageturnerError,
     QueueFull,
     RequestAborted,
     SlowConsumer,
-    StepFailed,
 )
-
-MODEL = ModelInfo(
-    name="tiny",
-    source="here",
-    architecture="Scripted",
-    backend="scripted",
-    dtype="float32",
-    deterministic=True,
-    vocab_size=500,
-    max_model_len=64,
-    num_layers=1,
-    num_kv_heads=1,
-    head_dim=1,
-    num_parameters=0,
-    eos_token_ids=(1,),
-    has_chat_template=False,
-)
-SERVER = ServerInfo("1", 0.5, 0.0, 16, 8, 0, 1, 8, 64, "reference", Rates(), {})
-OPTIONS = EngineOptions(stream_buffer_tokens=4, slow_consumer_timeout_seconds=5.0, stall_seconds=60.0)
-PROMPT = (5, 6, 7)
-
-
-@dataclass
-class Bench:
-    """An engine that serves, and everything below it within reach."""
-
-    engine: AsyncEngine
-    scheduler: ScriptedScheduler
-    model: ScriptedModel
-    clock: ManualClock
-    log: list[MutableMapping[str, Any]]
-    gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-
-    def in_lockstep(self) -> None:
-        """From now on the loop sees what one step put out before the next step begins."""
-        loop = asyncio.get_running_loop()
-        self.model.on_forward = lambda _: asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
-
-    def step_beginnings(self) -> asyncio.Queue[None]:
-        """Gets an item whenever a step begins to compute."""
-        loop, beginnings = asyncio.get_running_loop(), asyncio.Queue[None]()
-        self.model.on_forward = lambda _: loop.call_soon_threadsafe(beginnings.put_nowait, None)
-        return beginnings
-
-    def allow(self, num_steps: int) -> None:
-        self.gate.release(num_steps)
-
-    def open(self) -> None:
-        """No step waits any more."""
-        self.model.gate = None
-        self.gate.release()
-
-    async def submit(
-        self, request_id: str = "", max_tokens: int = 3, n: int = 1, seed: int = 0
-    ) -> RequestStream:
-        params = SamplingParams(max_tokens=max_tokens, n=n, seed=seed)
-        return await self.engine.submit(GenerationRequest(PROMPT, params, request_id))
-
-
-@asynccontextmanager
-async def serving(
-    *,
-    gated: bool = False,
-    max_requests: int = 1000,
-    options: EngineOptions = OPTIONS,
-    has_tokenizer: bool = True,
-    device: Device | None = None,
-) -> AsyncIterator[Bench]:
-    clock, scheduler, model = ManualClock(100.0), ScriptedScheduler(max_requests), ScriptedModel()
-    logger, log = recording_logger()
-    engine = Engine(
-        scheduler,
-        DirectSteps(model, model, model),
-        clock=clock,
-        options=options,
-        metrics=Metrics(),
-        logger=logger,
-        device=device,
-    )
-    async_engine = AsyncEngine(
-        engine,
-        Tokenizer(byte_level_bpe()) if has_tokenizer else None,
-        model=MODEL,
-        server_info=SERVER,
-        scheduler_options=SchedulerOptions(max_n=4),
-        options=options,
-        clock=clock,
-        random=Random(0),
-        logger=logger,
-    )
-    bench = Bench(async_engine, scheduler, model, clock, log)
-    model.gate = bench.gate if gated else None
-    await async_engine.start()
-    try:
-        yield bench
-    finally:
-        bench.open()
-        await async_engine.aclose()
-    if async_engine.health is not EngineHealth.DEAD:
-        assert scheduler.entries == {}, "a request outlived its engine"
-
-
-async def read_all(stream: RequestStream) -> list[StreamEvent]:
-    return [event async for event in stream]
-
-
-async def outcome_of(stream: RequestStream) -> PageturnerError | None:
-    """Read to the end; the error that ended the stream, None if all went well."""
-    last: StreamEvent | None = None
-    try:
-        async for event in stream:
-            last = event
-    except PageturnerError as error:
-        return error
-    assert isinstance(last, FinishedEvent)
-    return None
-
-
-def text_of_choice(events: list[StreamEvent], index: int = 0) -> str:
-    return "".join(event.text for event in events if isinstance(event, TokenEvent) and event.index == index)
-
-
-def expected_text(seed: int, max_tokens: int, index: int = 0) -> str:
-    return "".join(text_of(token_at(seed, index, len(PROMPT) + i)) for i in range(max_tokens))
 
 
 async def test_one_request_from_start_to_end() -> None:
@@ -444,39 +307,6 @@ async def test_a_deadline_reaches_the_scheduler() -> None:
         assert isinstance(await outcome_of(stream), DeadlineExceeded)
 
 
-async def test_a_dying_engine_ends_every_stream() -> None:
-    async with serving(gated=True) as bench:
-        watching = asyncio.ensure_future(bench.engine.wait_for_health_change(EngineHealth.SERVING))
-        bench.allow(1)
-        streams = await asyncio.gather(*(bench.submit(max_tokens=100) for _ in range(8)))
-        reading = [asyncio.ensure_future(outcome_of(stream)) for stream in streams]
-        submitting = asyncio.ensure_future(bench.submit("late"))
-        await asyncio.sleep(0)
-        bench.scheduler.fault = AssertionError("our bug")
-        bench.open()
-        assert await watching is EngineHealth.DEAD
-        for outcome in reading:
-            assert isinstance(await outcome, EngineDead)
-        with pytest.raises(EngineDead, match="our bug"):
-            await submitting
-        with pytest.raises(EngineDead):
-            await bench.submit()
-        assert await bench.engine.abort("late") is AbortOutcome.NOT_FOUND
-        await asyncio.gather(*(stream.aclose() for stream in streams))
-        assert [entry["event"] for entry in bench.log].count("engine_dead") == 1
-
-
-async def test_a_failing_model_kills_the_engine_within_its_bound() -> None:
-    async with serving(gated=True, options=replace(OPTIONS, max_consecutive_failures=2)) as bench:
-        bench.allow(2)
-        streams = await asyncio.gather(*(bench.submit(max_tokens=1000) for _ in range(8)))
-        bench.model.fail_in["forward"] = RuntimeError("broken")
-        bench.open()
-        errors = [type(await outcome_of(stream)) for stream in streams]
-        assert Counter(errors) == {StepFailed: 1, EngineDead: 7}
-        assert bench.engine.health is EngineHealth.DEAD
-
-
 class ThreadOfDevice:
     """Remembers who adopted it."""
 
@@ -497,173 +327,6 @@ async def test_the_engines_thread_adopts_the_device_once_before_it_computes() ->
         assert device.threads == ["pageturner-engine"]
         assert await outcome_of(stream) is None
     assert device.threads == ["pageturner-engine"]
-
-
-async def test_a_drain_lets_the_running_finish() -> None:
-    async with serving(gated=True) as bench:
-        bench.allow(1)
-        stream = await bench.submit(max_tokens=4)
-        draining = asyncio.ensure_future(bench.engine.drain(grace_seconds=60.0))
-        assert await bench.engine.wait_for_health_change(EngineHealth.SERVING) is EngineHealth.DRAINING
-        with pytest.raises(Draining):
-            await bench.submit()
-        bench.open()
-        assert await outcome_of(stream) is None
-        await draining
-
-
-async def test_a_drain_without_grace_aborts_the_rest() -> None:
-    async with serving(gated=True) as bench:
-        bench.allow(1)
-        stream = await bench.submit(max_tokens=1000)
-        draining = asyncio.ensure_future(bench.engine.drain(grace_seconds=0.0))
-        await bench.engine.wait_for_health_change(EngineHealth.SERVING)
-        bench.open()
-        await draining
-        error = await outcome_of(stream)
-        assert isinstance(error, Draining)
-        assert "shutting down" in str(error)
-
-
-async def test_closing_twice_and_at_once() -> None:
-    async with serving() as bench:
-        stream = await bench.submit(max_tokens=1000)
-        await asyncio.gather(bench.engine.aclose(), bench.engine.aclose())
-        await bench.engine.aclose()
-        assert isinstance(await outcome_of(stream), Draining)
-        with pytest.raises(Draining):
-            await bench.submit()
-
-
-async def test_a_close_does_not_wait_for_a_step_that_hangs() -> None:
-    async with serving(gated=True, options=replace(OPTIONS, shutdown_seconds=0.01)) as bench:
-        bench.allow(1)
-        beginnings = bench.step_beginnings()
-        stream = await bench.submit(max_tokens=1000)
-        for _ in range(2):
-            await beginnings.get()
-        await bench.engine.aclose()
-        assert bench.engine.health is EngineHealth.DEAD
-        assert isinstance(await outcome_of(stream), EngineDead)
-
-
-async def test_before_its_start_the_engine_refuses() -> None:
-    async with serving() as bench:
-        unstarted = AsyncEngine(
-            bench.engine._engine,
-            None,
-            model=MODEL,
-            server_info=SERVER,
-            scheduler_options=SchedulerOptions(max_n=1),
-            options=OPTIONS,
-            clock=bench.clock,
-            random=Random(0),
-            logger=recording_logger()[0],
-        )
-        assert unstarted.health is EngineHealth.STARTING
-        with pytest.raises(Loading, match="starting"):
-            await unstarted.submit(GenerationRequest(PROMPT))
-        await unstarted.aclose()
-
-
-async def test_a_step_that_hangs_is_reported_and_its_return_too() -> None:
-    async with serving(gated=True) as bench:
-        beginnings = bench.step_beginnings()
-        submitting = asyncio.ensure_future(bench.submit(max_tokens=2))
-        await beginnings.get()
-        bench.engine._watchdog.check()
-        seen = [bench.engine.health]
-        bench.clock.advance(OPTIONS.stall_seconds + 1)
-        bench.engine._watchdog.check()
-        bench.engine._watchdog.check()
-        seen.append(bench.engine.health)
-        assert [entry["event"] for entry in bench.log].count("engine_stalled") == 1
-        bench.open()
-        assert await outcome_of(await submitting) is None
-        bench.engine._watchdog.check()
-        seen.append(bench.engine.health)
-        assert seen == [EngineHealth.SERVING, EngineHealth.STALLED, EngineHealth.SERVING]
-        assert bench.engine._engine.metrics.snapshot().counters["engine_stalls_total"] == 1
-
-
-async def test_the_condition_tells_why_a_step_that_hangs_takes_no_work() -> None:
-    async with serving(gated=True) as bench:
-        beginnings = bench.step_beginnings()
-        submitting = asyncio.ensure_future(bench.submit(max_tokens=2))
-        await beginnings.get()
-        assert bench.engine.condition == Condition(EngineHealth.SERVING, "", 1, 0.0)
-        bench.clock.advance(OPTIONS.stall_seconds + 1)
-        bench.engine._watchdog.check()
-        bench.clock.advance(4)
-        now = bench.engine.condition
-        assert now == Condition(EngineHealth.STALLED, "the step under way has taken 65 s", 1, 65.0)
-        assert (now.is_ready, now.is_alive) == (False, True)
-        bench.open()
-        assert await outcome_of(await submitting) is None
-
-
-async def test_requests_that_no_step_takes_up_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost wake-up: the thread sleeps, though a request waits for its second step."""
-    loop, asleep = asyncio.get_running_loop(), asyncio.Event()
-
-    def for_ever() -> None:
-        loop.call_soon_threadsafe(asleep.set)
-
-    async with serving() as bench:
-        with monkeypatch.context() as patch:
-            patch.setattr(bench.engine._engine, "seconds_to_next_step", for_ever)
-            stream = await bench.submit(max_tokens=2)
-            await asleep.wait()
-            bench.engine._watchdog.check()
-            bench.clock.advance(OPTIONS.stall_seconds + 1)
-            bench.engine._watchdog.check()
-            now = bench.engine.condition
-        assert now.health is EngineHealth.STALLED
-        assert now.reason == "no step has begun for 61 s, though requests wait for one"
-        bench.engine._send(Resume("nobody"))  # what wakes it
-        assert await outcome_of(stream) is None
-        bench.engine._watchdog.check()
-        assert bench.engine.condition.is_ready
-
-
-async def test_a_request_whose_reader_lags_is_no_work_that_waits() -> None:
-    options = replace(OPTIONS, slow_consumer_timeout_seconds=1000.0)
-    async with serving(gated=True, options=options) as bench:
-        submitting = asyncio.ensure_future(bench.submit(max_tokens=20))
-        bench.allow(1)
-        stream = await submitting
-        assert isinstance(stream, BufferedStream)
-        # A loop that is busy has tokens wait for it: no step may run ahead of what the reader is given.
-        for num_tokens in range(1, OPTIONS.stream_buffer_tokens + 1):
-            while stream.num_buffered_tokens < num_tokens:  # noqa: ASYNC110  # no event
-                await asyncio.sleep(0)
-            bench.allow(1)
-        thread = bench.engine._thread
-        assert thread is not None
-        while bench.engine._live.has_work() or thread.busy_since is not None:  # noqa: ASYNC110  # no event
-            await asyncio.sleep(0)
-        bench.engine._watchdog.check()
-        bench.clock.advance(OPTIONS.stall_seconds + 1)
-        bench.engine._watchdog.check()
-        assert bench.engine.condition == Condition(EngineHealth.SERVING, "", 1, 0.0)
-        await stream.aclose()
-
-
-async def test_an_engine_that_hangs_for_too_long_is_given_up() -> None:
-    options = replace(OPTIONS, dead_after_seconds=120.0)
-    async with serving(gated=True, options=options) as bench:
-        beginnings = bench.step_beginnings()
-        submitting = asyncio.ensure_future(bench.submit(max_tokens=2))
-        await beginnings.get()
-        bench.clock.advance(119)
-        bench.engine._watchdog.check()
-        assert bench.engine.condition.is_alive
-        bench.clock.advance(2)
-        bench.engine._watchdog.check()
-        now = bench.engine.condition
-        assert (now.is_ready, now.is_alive) == (False, False)
-        assert now.reason == "the step under way has taken 121 s, and engine.dead_after_seconds is 120"
-        assert isinstance(await outcome_of(await submitting), EngineDead)
 
 
 async def test_the_engine_logs_no_prompt() -> None:
