@@ -243,3 +243,16 @@ def test_searches_beside_other_rows_change_nothing_of_either() -> None:
         row = sample_row(params, seed=4 if params is drawn else 0)
         (alone,) = Sampler(512).sample(logits[number : number + 1], step_of([row]))
         assert together[number].tokens == alone.tokens, "bit for bit"
+
+
+def test_searches_of_several_widths_in_one_step_are_each_given_their_own() -> None:
+    logits = torch.randn(3, 32 * 65, generator=torch.Generator().manual_seed(5))
+    searches = [SamplingParams(beam_search=BeamSearch(width)) for width in (2, 7, 3)]
+    rows = [
+        replace(sample_row(asked_of_sampler(params, ())), seq_id=row) for row, params in enumerate(searches)
+    ]
+    for row, found in enumerate(BeamRows(None).search(logits.clone(), rows)):
+        assert not isinstance(found, PageturnerError)
+        count = (2, 7, 3)[row]
+        expected = [each.token_id for each in ranked(logits[row], count)]
+        assert [each.token_id for each in found[0].top_logprobs] == expected
