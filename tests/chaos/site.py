@@ -126,19 +126,22 @@ class Site:
 
     # Settling
 
-    async def ticks(self, seconds: float) -> AsyncIterator[admin_pb2.Load]:
-        """The server's load, ten times a second for so long, or as often as it is reachable."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                async for message in self.admin.WatchLoad(admin_pb2.WatchLoadRequest(interval_seconds=0.1)):
-                    yield message.load
-
     async def until(self, what: str, holds: Callable[[admin_pb2.Load], bool]) -> None:
-        """Wait for it; that it never came is a problem."""
+        """Wait for it, with a look at the server's load ten times a second; that it never came is a problem.
+
+        The watch ends here: one that is only dropped goes on, and a few dozen of them fill a server's time.
+        """
         load = None
-        async for load in self.ticks(SETTLE_SECONDS):
-            if holds(load):
-                return
+        call = self.admin.WatchLoad(admin_pb2.WatchLoadRequest(interval_seconds=0.1))
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    async for message in call:
+                        load = message.load
+                        if holds(load):
+                            return
+        finally:
+            call.cancel()
         self.ledger.problem(f"never came: {what}; {_shown(load)}, {self.server.figures()}")
 
     async def until_logged(self, event: str, request_id: str = "") -> None:
