@@ -4,6 +4,8 @@ PYTHON   ?= python3
 PIP_ARGS ?=
 SERVE_ARGS ?=
 DEMO_ARGS ?=
+SOAK_MINUTES ?= 180
+SOAK_ARGS ?=
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -17,7 +19,7 @@ EDITABLE  := --no-build-isolation --editable
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve test lint format protos clean
+.PHONY: help install demo serve test soak lint format protos clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +36,13 @@ serve: $(INSTALLED)  ## run the service; SERVE_ARGS="--config my.toml" for optio
 test: export OMP_NUM_THREADS ?= 1
 test: lint $(RAY) $(GRPC_JS)  ## all checks and the default test suite, on all cores
 	$(BIN)/pytest -m "not slow and not gpu" --numprocesses logical --dist worksteal
+
+# A state machine at length takes no more than --minutes-each, the hour of chaos CHAOS_MINUTES.
+soak: export OMP_NUM_THREADS ?= 1
+soak: export CHAOS_MINUTES ?= 20
+soak: $(INSTALLED) $(TOOLS) $(RAY)  ## the slow tests, SOAK_MINUTES in all; SOAK_ARGS="--minutes-each 1 -k beam" for fewer
+	$(BIN)/pytest -m "slow and not gpu" --numprocesses logical --dist worksteal --verbose --durations 20 \
+	    --session-timeout "$$((60 * $(SOAK_MINUTES)))" --minutes-each 5 $(SOAK_ARGS)
 
 lint: $(INSTALLED) $(TOOLS)  ## style, types and the import contracts
 	$(BIN)/ruff check .

@@ -1,11 +1,23 @@
-"""What holds for every test: bytecode is kept, and what a mark of pyproject.toml stands for."""
+"""What holds for every test: bytecode is kept, what marks stand for, how long a search at length may be."""
 
 from __future__ import annotations
 
 import os
+import random
 import sys
+from functools import partial
 
 import pytest
+from support.at_length import AtLength
+
+_EXAMPLES = "examples"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make soak` bounds."""
+    parser.addoption(
+        "--minutes-each", type=float, default=10.0, help="of a state machine at length (default: 10)"
+    )
 
 
 def pytest_configure() -> None:
@@ -25,3 +37,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("torch finds no GPU")
+
+
+@pytest.fixture
+def at_length(request: pytest.FixtureRequest) -> AtLength:
+    """A search of so many examples, or of --minutes-each; --hypothesis-seed repeats one."""
+    chosen = request.config.getoption("--hypothesis-seed")
+    first_seed = random.SystemRandom().randrange(1 << 32) if chosen is None else int(chosen)
+    tell = partial(_tell, request.node)
+    return AtLength(60 * request.config.getoption("--minutes-each"), first_seed, tell)
+
+
+def _tell(item: pytest.Item, text: str) -> None:
+    item.user_properties.append((_EXAMPLES, text))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How far each search came."""
+    for reports in (terminalreporter.getreports("passed"), terminalreporter.getreports("failed")):
+        for report in reports:
+            for name, text in report.user_properties:
+                if name == _EXAMPLES and report.when == "call":
+                    terminalreporter.write_line(f"{report.nodeid}: {text}")

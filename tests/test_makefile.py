@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.fault("48")
-@pytest.mark.parametrize("target", ["demo", "serve", "test", "lint", "format", "clean"])
+@pytest.mark.parametrize("target", ["demo", "serve", "test", "soak", "lint", "format", "clean"])
 def test_no_command_holds_the_path_of_a_clone_in_a_folder_with_a_space(target: str, tmp_path: Path) -> None:
     folder = tmp_path / "my repo"
     folder.mkdir()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
+from support.at_length import AtLength
 from support.core_harness import CoreHarness
 from support.drafting_machine import DraftingMachine
 from support.scheduler_machine import SchedulerMachine, SearchingMachine, beam_searches, requests
@@ -49,16 +50,16 @@ def test_answers_scores_and_books_beside_other_features(machine: type[SchedulerM
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("machine", [SearchesBesideDrafts, SearchesOverTiers])
-def test_answers_scores_and_books_beside_other_features_at_length(machine: type[SchedulerMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(COMMON, max_examples=500, stateful_step_count=50))
+def test_answers_scores_and_books_beside_other_features_at_length(
+    machine: type[SchedulerMachine], at_length: AtLength
+) -> None:
+    at_length.run(machine, COMMON, 500, 50)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_answers_scores_and_books_while_beams_are_searched_at_length() -> None:
-    run_state_machine_as_test(
-        SearchingMachine, settings=settings(COMMON, max_examples=1500, stateful_step_count=50)
-    )
+def test_answers_scores_and_books_while_beams_are_searched_at_length(at_length: AtLength) -> None:
+    at_length.run(SearchingMachine, COMMON, 1500, 50)
 
 
 def test_policies_are_told_of_every_beam_s_tokens() -> None:

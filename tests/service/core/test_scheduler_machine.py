@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.at_length import AtLength
 from support.scheduler_machine import (
     AdaptedMachine,
     ResumingMachine,
@@ -54,11 +55,9 @@ def test_tokens_scores_and_books_are_those_of_unlimited_memory(machine: type[Sch
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("machine", MACHINES)
-def test_tokens_scores_and_books_at_length(machine: type[SchedulerMachine]) -> None:
+def test_tokens_scores_and_books_at_length(machine: type[SchedulerMachine], at_length: AtLength) -> None:
     _, num_examples = MACHINES[machine]
-    run_state_machine_as_test(
-        machine, settings=settings(COMMON, max_examples=num_examples, stateful_step_count=50)
-    )
+    at_length.run(machine, COMMON, num_examples, 50)
 
 
 def spelt_out(plan: StepPlan) -> StepPlan:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.at_length import AtLength
 from support.core_harness import CoreHarness
 from support.drafting_machine import SPECULATION, DraftingMachine, KnowingDrafter
 from support.fake_model import FakeModel
@@ -65,10 +66,8 @@ def test_tokens_and_books_are_those_of_unlimited_memory_without_drafts() -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_tokens_and_books_with_drafts_at_length() -> None:
-    run_state_machine_as_test(
-        DraftingMachine, settings=settings(COMMON, max_examples=3000, stateful_step_count=50)
-    )
+def test_tokens_and_books_with_drafts_at_length(at_length: AtLength) -> None:
+    at_length.run(DraftingMachine, COMMON, 3000, 50)
 
 
 # --- what drafts take ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.at_length import AtLength
 from support.tier_machine import DraftingDiskMachine, HandingOverMachine, TieredMachine
 
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -38,23 +39,17 @@ def test_tokens_and_books_where_requests_hand_over_their_blocks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_tokens_and_books_where_requests_hand_over_their_blocks_at_length() -> None:
-    run_state_machine_as_test(
-        HandingOverMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
-    )
+def test_tokens_and_books_where_requests_hand_over_their_blocks_at_length(at_length: AtLength) -> None:
+    at_length.run(HandingOverMachine, COMMON, 2000, 50)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_tokens_and_books_with_tiers_at_length() -> None:
-    run_state_machine_as_test(
-        TieredMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
-    )
+def test_tokens_and_books_with_tiers_at_length(at_length: AtLength) -> None:
+    at_length.run(TieredMachine, COMMON, 2000, 50)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_tokens_and_books_with_all_on_disk_and_drafts_at_length() -> None:
-    run_state_machine_as_test(
-        DraftingDiskMachine, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
-    )
+def test_tokens_and_books_with_all_on_disk_and_drafts_at_length(at_length: AtLength) -> None:
+    at_length.run(DraftingDiskMachine, COMMON, 2000, 50)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.at_length import AtLength
 from support.drafting_machine import DraftsUnderWindows
 
 from pageturner.service.core.memory.block_manager import BlockManager
@@ -23,10 +24,8 @@ def test_tokens_and_books_of_drafts_under_sliding_windows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_tokens_and_books_of_drafts_under_sliding_windows_at_length() -> None:
-    run_state_machine_as_test(
-        DraftsUnderWindows, settings=settings(COMMON, max_examples=2000, stateful_step_count=50)
-    )
+def test_tokens_and_books_of_drafts_under_sliding_windows_at_length(at_length: AtLength) -> None:
+    at_length.run(DraftsUnderWindows, COMMON, 2000, 50)
 
 
 def test_a_roll_back_that_counts_only_blocks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
