@@ -24,13 +24,39 @@ from pageturner.service.core.prefix_summary import PrefixSummary
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.block_receiver import BlockReceiver
 from pageturner.service.engine.handover import HandoverOptions
-from pageturner.service.errors import HandoverRefused, PageturnerError
+from pageturner.service.errors import (
+    DeadlineExceeded,
+    DeadlineTooClose,
+    DeadlineUnreachable,
+    HandoverRefused,
+    InvalidArgument,
+    NonFiniteLogits,
+    PageturnerError,
+    RequestAborted,
+    StepFailed,
+    TenantLimitReached,
+)
 from pageturner.service.routing.peers import Peer, Peers
 from pageturner.v1 import transfer_pb2 as pb
 
 _METHOD = pb.DESCRIPTOR.services_by_name["TransferService"].methods_by_name["Prefill"]
 Prefiller = Peer[AsyncConnection]
 PATH = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
+
+
+OF_ONE_REQUEST = (
+    DeadlineTooClose,
+    DeadlineUnreachable,
+    InvalidArgument,
+    NonFiniteLogits,
+    RequestAborted,
+    StepFailed,
+    TenantLimitReached,
+)
+"""What a server says of one request, and of no other."""
+
+FAIR_SECONDS = 1.0
+"""A request whose deadline passes sooner tells nothing of the server that was to compute its prompt."""
 
 
 class BadBlock(PageturnerError):
@@ -78,21 +104,17 @@ class RemotePrefill:
             return
         hashes = self._wanted(new, await look())
         first = len(hashes.before)
-        asked: set[Peer[AsyncConnection]] = (
-            set()
-        )  # each once: all of them silent cost their patience, and no more
+        # Each once: all of them silent cost their patience, and no more.
+        asked: set[Peer[AsyncConnection]] = set()
         while hashes.missing and (peer := self._peers.choose(asked)) is not None:
             asked.add(peer)
             num_tokens = len(hashes.missing) * self._own.block_size
             peer.num_tokens += num_tokens
+            asked_at = self._clock.now()
             try:
                 await self._take_in(peer, new, first, hashes.missing)
             except PageturnerError as error:
-                is_refusal = isinstance(error, HandoverRefused)
-                if self._peers.failed(peer, str(error), is_refusal=is_refusal):
-                    self._logger.warning(
-                        "handover_failed", server=peer.server.target.address, reason=str(error)
-                    )
+                self._note(peer, error, self._clock.now() - asked_at)
             except Exception as error:  # a fault of ours costs the hand-over, and no request
                 self._peers.failed(peer, type(error).__name__, is_refusal=False)
                 self._logger.error("handover_fault", server=peer.server.target.address, exc_info=error)
@@ -105,6 +127,15 @@ class RemotePrefill:
             missing = list(dropwhile(self._receiver.holds, hashes.missing))
             first += len(hashes.missing) - len(missing)
             hashes = _Wanted(hashes.before, missing)
+
+    def _note(self, peer: Peer[AsyncConnection], error: PageturnerError, seconds: float) -> None:
+        """A server did not do what it was asked for, after so long. What others ask of it may be done all the
+        same: it is left alone only where the reason is its own."""
+        has_little_time = isinstance(error, DeadlineExceeded) and seconds < FAIR_SECONDS
+        if has_little_time or isinstance(error, OF_ONE_REQUEST):
+            self._logger.info("handover_declined", server=peer.server.target.address, reason=str(error))
+        elif self._peers.failed(peer, str(error), is_refusal=isinstance(error, HandoverRefused)):
+            self._logger.warning("handover_failed", server=peer.server.target.address, reason=str(error))
 
     async def close(self) -> None:
         """Let go of the connections."""

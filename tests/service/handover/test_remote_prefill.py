@@ -18,19 +18,32 @@ from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.engine.block_receiver import BlockReceiver
 from pageturner.service.engine.handover import HandoverOptions
-from pageturner.service.errors import EngineDead
+from pageturner.service.errors import (
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    EngineDead,
+    InvalidArgument,
+    PageturnerError,
+    QueueFull,
+    StepFailed,
+    TenantLimitReached,
+)
 from pageturner.service.handover.remote_prefill import OwnKv, RemotePrefill
 from pageturner.service.routing.peers import REFUSED_REST, Peers
 
 BLOCK = 16
 PATIENCE = 10.0
+AWAY = EngineDead("planted")
 
 
 class SlowServer:
     """A connection to a server that fails each call, a while after it was asked."""
 
-    def __init__(self, address: str, clock: ManualClock, seconds: float) -> None:
+    def __init__(
+        self, address: str, clock: ManualClock, seconds: float, error: PageturnerError = AWAY
+    ) -> None:
         self.target = SimpleNamespace(address=address)
+        self._error = error
         self.num_calls = 0
         self._clock = clock
         self._seconds = seconds
@@ -38,7 +51,7 @@ class SlowServer:
     async def follow(self, call: object) -> AsyncGenerator[Any, None]:
         self.num_calls += 1
         self._clock.advance(self._seconds)
-        raise EngineDead("planted")
+        raise self._error
         yield
 
 
@@ -90,6 +103,31 @@ async def test_what_is_computed_here_in_any_case_waits_for_no_look_at_the_cache(
     server = SlowServer("a:1", clock, 0.0)
     await remote_prefill(peers_of(server, clock=clock), clock).fetch(new, no_look)
     assert not server.num_calls
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "is_its_own"),
+    [
+        (AWAY, 0.0, True),
+        (QueueFull("full", 1.0), 0.0, True),
+        (DeadlineExceeded("no answer for long"), 5.0, True),
+        (DeadlineExceeded("there was hardly time"), 0.2, False),
+        (DeadlineUnreachable("by its queue"), 5.0, False),
+        (InvalidArgument("token_ids", "longer than its context"), 0.0, False),
+        (StepFailed("by these tokens"), 5.0, False),
+        (TenantLimitReached("tokens_per_minute", "of this tenant", 1.0), 0.0, False),
+    ],
+)
+async def test_a_server_is_left_alone_for_reasons_of_its_own_alone(
+    error: PageturnerError, seconds: float, is_its_own: bool
+) -> None:
+    """One tenant's short deadlines must not cost the others their hand-overs."""
+    clock = ManualClock()
+    server = SlowServer("a:1", clock, seconds, error)
+    prefill = remote_prefill(peers_of(server, clock=clock), clock)
+    for _ in range(2):
+        await prefill.fetch(request(100), nothing_held)
+    assert server.num_calls == (1 if is_its_own else 2)
 
 
 async def test_one_that_lacks_enough_asks() -> None:
