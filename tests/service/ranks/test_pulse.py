@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.planted_ranks import PLANTED_SILENCES
 
-from pageturner.service.ranks.pulse import Silences
+from pageturner.service.ranks.pulse import Lookout, Pulse, Silences
 
 RANKS = (1, 2, 3)
 LOOKS = st.lists(st.sets(st.sampled_from(RANKS)), max_size=12)
@@ -55,3 +61,52 @@ def is_caught(kind: type[Silences], looks: list[set[int]]) -> bool:
     except AssertionError:
         return True
     return False
+
+
+@contextmanager
+def watched(
+    silent_seconds: float, look_seconds: float = 0.05
+) -> Iterator[tuple[Lookout, socket.socket, Any]]:
+    """A lookout for rank 1, that rank's end of its pulse, and what is told of losses."""
+    told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    ours, theirs = socket.socketpair()
+    lookout = Lookout({1: ours}, lambda *loss: told.put(loss), silent_seconds, time.monotonic, 0.05)
+    with theirs:
+        lookout.start()
+        yield lookout, theirs, told
+        lookout.close()
+
+
+def test_a_closed_pulse_is_a_loss_at_once() -> None:
+    with watched(silent_seconds=3600.0) as (_, pulse, told):
+        pulse.close()
+        assert told.get(timeout=60.0) == (1, "")
+
+
+def test_a_silent_pulse_is_a_loss_in_the_end_and_one_that_beats_is_none() -> None:
+    with watched(silent_seconds=3600.0) as (lookout, pulse, told):
+        Pulse(pulse, lambda: None, seconds=0.01).start()
+        with pytest.raises(queue.Empty):
+            told.get(timeout=0.3)
+        lookout.close()
+        assert not lookout._thread.is_alive()
+        assert told.empty(), "that it watches no more is no loss"
+        lookout.close()
+    with watched(silent_seconds=3600.0) as (lookout, _, told):
+        lookout.bear(0.2)
+        assert told.get(timeout=60.0) == (1, "it has given no sign of life for 0.2 s")
+
+
+def test_who_is_told_of_a_loss_may_end_the_watch() -> None:
+    """The thread that watches cannot wait for its own end."""
+    ended = threading.Event()
+    ours, theirs = socket.socketpair()
+
+    def end(rank: int, why: str) -> None:
+        lookout.close()
+        ended.set()
+
+    lookout = Lookout({1: ours}, end, 3600.0, time.monotonic, 0.05)
+    lookout.start()
+    theirs.close()
+    assert ended.wait(60.0)
