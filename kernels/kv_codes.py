@@ -19,7 +19,7 @@ twice a scale errs as much; at the small end, 17 octaves below, a row has a bit 
 
     candidates   scale 0 is max|x| / 448 in bfloat16; scale k has k / SCALES of an octave, which is 2^7, added
                  to its bits. So none is rounded, and none is so small that codes would be cut off
-    error        of a number: (|x| / scale - |code|) * scale / scale 0, in 32nds of a step of scale 0; squared
+    error        of a number: (x / scale - code) * scale / scale 0, in 32nds of a step of scale 0; squared
                  and cut to a whole number below 2^20, so that sums of up to 2,047 numbers are integers of 31
                  bits: lanes, warps and vectors have no order to agree on. The first of the least sums wins
 """
@@ -55,24 +55,24 @@ def encode(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     scales = (wide.abs().amax(dim=-1) / MOST[dtype]).bfloat16()
     scales = scales.masked_fill(scales < torch.finfo(torch.float32).tiny, 0)
     coded = finite & (scales > 0)
-    steps_of = torch.where(coded[..., None], wide, 0)
+    numbers = torch.where(coded[..., None], wide, 0)
     if dtype is torch.float8_e4m3fn:
-        scales = torch.where(coded, _least_error(steps_of.abs(), scales), scales)
+        scales = torch.where(coded, _least_error(numbers, scales), scales)
     inverse = torch.where(coded, 1 / scales.float(), 0)
-    steps = steps_of * inverse[..., None]
+    steps = numbers * inverse[..., None]
     codes = (steps.round() if dtype is torch.int8 else steps).to(dtype)
     return codes, scales.masked_fill(~finite, math.nan)
 
 
-def _least_error(magnitudes: torch.Tensor, smallest: torch.Tensor) -> torch.Tensor:
-    """magnitudes float32 [..., head_dim], smallest bfloat16 [...] -> of each row's candidates the best.
+def _least_error(rows: torch.Tensor, smallest: torch.Tensor) -> torch.Tensor:
+    """rows float32 [..., head_dim], smallest bfloat16 [...] -> of each row's candidates the best.
 
     Errors are what codes bring about: to() rounds as the codes of `encode` are. Rows of zeros get any scale.
     """
     raised = torch.arange(0, _OCTAVE, _OCTAVE // SCALES, dtype=torch.int16, device=smallest.device)
     candidates = (smallest.view(torch.int16)[..., None] + raised).view(torch.bfloat16)
     scales = candidates.float()
-    steps = magnitudes[..., None, :] * (1 / scales)[..., None]
+    steps = rows[..., None, :] * (1 / scales)[..., None]
     units = scales * (1 / smallest.float())[..., None] * _ERROR_UNITS
     errors = (steps - steps.to(torch.float8_e4m3fn).float()) * units[..., None]
     sums = (errors * errors).to(torch.int32).sum(dim=-1)

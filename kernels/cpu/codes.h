@@ -42,19 +42,13 @@ inline float as_float(bf16 x) {
   return wide;
 }
 
-template <class Row>
-Floats magnitudes(const Row* row) {
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(load(row)) & 0x7fffffff);
-}
-
 constexpr int SCALES = 8;  // candidates within an octave, which is 128 of a bfloat16's bits
 
-// Each of 0 to 464 to the nearest e4m3: beside 2^20 times the power of two below it a float32's last bit is worth an
-// eighth of that power. Below 2^-6 e4m3 has wider steps than these; no error there comes to a unit either way.
+// Each of -464 to 464 to the nearest float of four bits (Veltkamp's splitting: Dekker 1971, Boldo 2006), of two as near
+// to either. Below 2^-6 e4m3 has wider steps than that; no error there comes to a unit either way.
 inline Floats nearest_float8(Floats steps) {
-  const Ints power = reinterpret_cast<Ints>(steps) & 0x7f800000;
-  const Floats shifter = reinterpret_cast<Floats>(power + (20 << 23));
-  return (steps + shifter) - shifter;
+  const Floats above = steps * 1048577.0f;  // 2^20 + 1
+  return above - (above - steps);
 }
 
 // Of the candidates from the smallest scale on, the one of least squared error, in whole units: see kv_codes.py.
@@ -68,7 +62,7 @@ bf16 least_error(const Row* row, int head_dim, bf16 smallest) {
     const float inverse = 1.0f / as_float(candidate), units = as_float(candidate) * of_smallest * 32.0f;
     Ints sums = {};
     for (int d = 0; d < head_dim; d += WIDTH) {
-      const Floats steps = magnitudes(row + d) * inverse;
+      const Floats steps = load(row + d) * inverse;
       const Floats error = (steps - nearest_float8(steps)) * units;
       sums += __builtin_convertvector(error * error, Ints);
     }
@@ -84,7 +78,7 @@ bf16 encode(const Row* row, int head_dim, Code* codes) {
   constexpr std::int32_t INFINITE = 0x7f800000;  // magnitudes from here on are infinities and NaN
   Ints top = {};
   for (int d = 0; d < head_dim; d += WIDTH) {
-    const Ints magnitude = reinterpret_cast<Ints>(magnitudes(row + d));  // ordered as the floats are
+    const Ints magnitude = reinterpret_cast<Ints>(load(row + d)) & 0x7fffffff;  // ordered as the floats are
     top = magnitude > top ? magnitude : top;
   }
   const float largest = max_lanes(reinterpret_cast<Floats>(top > INFINITE ? Ints{} + INFINITE : top));

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kRowThreads) rope_and_write_kv(const KvWriteAr
 // The same into a pool of codes (kernels/kv_codes.py). Half a warp takes a head: all its dims decide on its scale.
 //
 //   work       of a thread: dims lane, lane + 16 .. of the head's first half, and those half a head further on
-//   registers  37 to 55; element by element, since a step writes little beside what it reads
+//   registers  37 to 56; element by element, since a step writes little beside what it reads
 //   exchange   among a half's lanes alone: whether they need one is of their own head
 constexpr int kHalfWarp = kWarpSize / 2;
 constexpr int kMostPairs = 8;  // of a thread: head_dim at most 256
@@ -171,15 +171,15 @@ __device__ __forceinline__ uint32_t lanes_of_half() { return threadIdx.x % kWarp
 
 constexpr int kScales = 8;  // candidates within an octave, which is 128 of a bfloat16's bits
 
-// Each of 0 to 464 to the nearest e4m3, as kernels/cpu/codes.h has it.
+// Each of -464 to 464 to the nearest float of four bits, as kernels/cpu/codes.h has it.
 __device__ __forceinline__ float nearest_float8(float steps) {
-  const float shifter = __uint_as_float((__float_as_uint(steps) & 0x7f800000u) + (20u << 23));
-  return __fsub_rn(__fadd_rn(steps, shifter), shifter);
+  const float above = __fmul_rn(steps, 1048577.0f);
+  return __fsub_rn(above, __fsub_rn(above, steps));
 }
 
 // `units` are of the smallest scale.
 __device__ __forceinline__ int32_t squared_error(float number, float inverse, float units) {
-  const float steps = __fmul_rn(fabsf(number), inverse);
+  const float steps = __fmul_rn(number, inverse);
   const float error = __fmul_rn(__fsub_rn(steps, nearest_float8(steps)), units);
   return int32_t(__fmul_rn(error, error));
 }
