@@ -5,7 +5,8 @@ and 5. What they take more than a plain one is the head's product over all rows,
 of its last, and what is made of the logits. Both are also timed apart, in this process (`scored_steps.py`).
 
 Scores: one call of many continuations, alone; then one call behind the other beside streams, whose gaps
-between tokens are compared with those of streams alone.
+between tokens are compared with those of streams alone, and of streams beside plain prompts, one behind the
+other: a chunk of a prompt is what a stream waits for in any case.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,12 +56,13 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class ScoringResult:
-    """prompts: seconds of each round, by kind. alone, beside: gaps of streams without calls and with them.
-    rate_alone, rate_beside: tokens that calls score a second."""
+    """prompts: seconds of each round, by kind. alone, beside_prompts, beside: gaps of streams by themselves,
+    beside plain prompts, and beside calls. rate_alone, rate_beside: tokens that calls score a second."""
 
     load: ScoringLoad
     prompts: dict[str, tuple[float, ...]]
     alone: Gaps
+    beside_prompts: Gaps
     beside: Gaps
     rate_alone: float
     rate_beside: float
@@ -83,13 +85,16 @@ async def _measure(target: str, load: ScoringLoad, rounds: int, say: Callable[[s
         prompts = await _prompts(client, load, rounds, say)
         await _score(client, load, 0)
         alone: list[float] = []
+        beside_prompts: list[float] = []
         beside: list[float] = []
         calls: list[float] = []
         calls_beside: list[float] = []
         for number in range(1, rounds + 1):
             alone += await _gaps(client, load, number)
             calls.append(await _score(client, load, number))
-            async with _calls(client, load, number * 1000, calls_beside):
+            async with _calls(lambda each: _prompt(client, load, each), number * 1000, []):
+                beside_prompts += await _gaps(client, load, number)
+            async with _calls(lambda each: _score(client, load, each), number * 1000, calls_beside):
                 beside += await _gaps(client, load, number)
             say(f"round {number}: a call {calls[-1]:.2f} s alone, {calls_beside[-1]:.2f} s beside streams")
     num_scored = load.continuations * load.continuation_tokens
@@ -97,6 +102,7 @@ async def _measure(target: str, load: ScoringLoad, rounds: int, say: Callable[[s
         load,
         prompts,
         Gaps.of(alone),
+        Gaps.of(beside_prompts),
         Gaps.of(beside),
         num_scored / statistics.median(calls),
         num_scored / statistics.median(calls_beside),
@@ -109,20 +115,28 @@ async def _prompts(
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for number in range(rounds + 1):
         for kind, count in KINDS.items():
-            options = {} if count is None else {"prompt_logprobs": count}
-            started = time.perf_counter()
-            await client.generate(
-                _tokens(number, load.prompt_tokens),
-                max_tokens=1,
-                temperature=0.0,
-                bypass_prefix_cache=True,
-                **options,  # type: ignore[arg-type] # one option by its name
-            )
+            taken = await _prompt(client, load, number, count)
             if number:  # the first is for whatever is done once
-                seconds[kind].append(time.perf_counter() - started)
+                seconds[kind].append(taken)
         if number:
             say(f"prompts, round {number}: {', '.join(f'{k} {s[-1]:.2f} s' for k, s in seconds.items())}")
     return {kind: tuple(each) for kind, each in seconds.items()}
+
+
+async def _prompt(
+    client: Client, load: ScoringLoad, number: int, prompt_logprobs: int | None = None
+) -> float:
+    """The seconds of one prompt that is answered by one token."""
+    options = {} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs}
+    started = time.perf_counter()
+    await client.generate(
+        _tokens(number, load.prompt_tokens),
+        max_tokens=1,
+        temperature=0.0,
+        bypass_prefix_cache=True,
+        **options,  # type: ignore[arg-type] # one option by its name
+    )
+    return time.perf_counter() - started
 
 
 async def _score(client: Client, load: ScoringLoad, number: int) -> float:
@@ -136,15 +150,18 @@ async def _score(client: Client, load: ScoringLoad, number: int) -> float:
 
 
 @asynccontextmanager
-async def _calls(client: Client, load: ScoringLoad, first: int, seconds: list[float]) -> AsyncIterator[None]:
-    """Calls, one behind the other, until the block is left; the last one ends."""
+async def _calls(
+    make: Callable[[int], Awaitable[float]], first: int, seconds: list[float]
+) -> AsyncIterator[None]:
+    """Calls, each told its number and telling its seconds, one behind the other, until the block is left; the
+    last one ends."""
     is_over = False
 
     async def call() -> None:
         number = first
         while not is_over:
             number += 1
-            seconds.append(await _score(client, load, number))
+            seconds.append(await make(number))
 
     task = asyncio.create_task(call())
     try:

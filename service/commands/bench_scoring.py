@@ -104,8 +104,11 @@ def lines(result: ScoringResult, step: ScoredStep) -> Iterator[str]:
         f"Score of {load.continuations} x {load.continuation_tokens} tokens: {result.rate_alone:.0f} "
         f"tokens/s alone, {result.rate_beside:.0f} beside {load.streams} streams"
     )
-    yield (
-        f"between two tokens, p50 and p99: alone {1e3 * result.alone.p50:.1f} and "
-        f"{1e3 * result.alone.p99:.1f} ms, beside calls of Score {1e3 * result.beside.p50:.1f} and "
-        f"{1e3 * result.beside.p99:.1f} ms"
-    )
+    for name, gaps in (
+        ("alone", result.alone),
+        ("beside plain prompts", result.beside_prompts),
+        ("beside calls of Score", result.beside),
+    ):
+        yield f"between two tokens {name}: {1e3 * gaps.p50:.1f} ms at p50, {1e3 * gaps.p99:.1f} at p99"
+    ratio = result.beside.p99 / result.beside_prompts.p99
+    yield f"at p99 streams wait {ratio:.2f} x as long beside calls of Score as beside plain prompts"

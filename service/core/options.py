@@ -8,6 +8,9 @@ from typing import Literal
 from pageturner.service.core.drafting.draft_counts import LEAST_ROW_COST, MAX_DRAFT_TOKENS
 from pageturner.service.errors import ConfigError
 
+MAX_SCORED_ROW_COST = 16.0
+"""Beyond any model's: that many times its layers the head would be."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
@@ -46,6 +49,10 @@ class SchedulerOptions:
     max_scored_rows: int = 256
     """Rows of one step whose logits score known tokens (prompt_logprobs, Score) or verify guesses: what
     bounds the memory that these logits take, whatever the length of a prompt."""
+    scored_row_cost: float | None = None
+    """Tokens of max_num_batched_tokens that a row counts for whose logits score known tokens: the head's
+    product comes on top, so that a step of such rows takes no longer than another. Unset: measured at the
+    start; 1 in flight records that were written before there was the choice."""
     watermark: float = 0.03
     """Share of the pool that admissions leave available (rounded up in blocks)."""
     max_waiting: int = 1024
@@ -80,6 +87,11 @@ class SchedulerOptions:
     """Likewise once so large a share of a policy's last 32 answers were bad, 8 of them at 0.25."""
     policy_budget_ms: float = 50.0
     """Likewise once it takes longer a step, in milliseconds on average over 64 steps; 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        if self.scored_row_cost is not None and not 1 <= self.scored_row_cost <= MAX_SCORED_ROW_COST:
+            reason = f"{self.scored_row_cost} is not in [1, {MAX_SCORED_ROW_COST}]"
+            raise ConfigError("scheduler.scored_row_cost", reason)
 
 
 @dataclass(frozen=True, slots=True)

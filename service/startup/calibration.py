@@ -10,16 +10,21 @@ from dataclasses import dataclass, replace
 
 from pageturner.policies.views import Rates
 from pageturner.service.core.drafting.draft_counts import LEAST_ROW_COST
+from pageturner.service.core.options import MAX_SCORED_ROW_COST
 from pageturner.service.core.outputs import (
     BlockCopies,
     BlockCopy,
     SampleRow,
     ScheduledSequence,
     SchedulerOutput,
+    ScoreRun,
 )
 from pageturner.service.core.sampling_params import SamplingParams
 
 _REPEATS = 4
+
+_SCORED_REPEATS = 2
+"""Few, since the start waits for them, and a budget need not be exact."""
 
 _MORE_ROWS, _ROWS_CONTEXT, _ROW_REPEATS = 16, 256, 6
 """Of a step with drafts: enough for several tiles of a CPU's products, in the middle of a conversation."""
@@ -31,16 +36,22 @@ class CalibrationWork:
 
     chunk_tokens: of the prefill step, enough to tell its slope from the fixed cost of a step.
     context_tokens, context_rows: how far back how many rows of a step look. num_copied_blocks: of each swap.
+    scored_rows: of a step whose rows all score, enough to be more than reading the weights.
     """
 
     chunk_tokens: int
     context_tokens: int
     context_rows: int
     num_copied_blocks: int
+    scored_rows: int
 
 
-CPU_WORK = CalibrationWork(chunk_tokens=32, context_tokens=1024, context_rows=1, num_copied_blocks=16)
-GPU_WORK = CalibrationWork(chunk_tokens=2048, context_tokens=16_384, context_rows=2048, num_copied_blocks=128)
+CPU_WORK = CalibrationWork(
+    chunk_tokens=32, context_tokens=1024, context_rows=1, num_copied_blocks=16, scored_rows=32
+)
+GPU_WORK = CalibrationWork(
+    chunk_tokens=2048, context_tokens=16_384, context_rows=2048, num_copied_blocks=128, scored_rows=256
+)
 """A GPU computes the tokens of the CPU's chunk in the time of one, and copies its blocks before the bus is
 at speed. One row that looks back waits for keys that all the rows of a prompt would share."""
 
@@ -116,6 +127,21 @@ def measure_row_cost(target: CalibrationTarget) -> float:
         one = min(one, _once(target, steps[0]))
         many = min(many, _once(target, steps[1]))
     return max(LEAST_ROW_COST, min(1.0, (many / one - 1.0) / num_more))
+
+
+def measure_scored_row_cost(target: CalibrationTarget) -> float:
+    """What a row of a chunk costs whose logits score a known token, beside a row that wants none."""
+    capacity = min(target.num_blocks * target.block_size, target.max_model_len)
+    rows = min(target.work.scored_rows, capacity, target.max_num_batched_tokens)
+    plain = _step(target, rows)
+    (part,) = plain.scheduled
+    scored = replace(plain, scheduled=(replace(part, scored=(ScoreRun(0, 0, 0, part.token_ids, 0),)),))
+    target.forward(scored)  # the first run pays for caches
+    without = with_scores = float("inf")
+    for _ in range(_SCORED_REPEATS):
+        without = min(without, _once(target, plain))
+        with_scores = min(with_scores, _once(target, scored))
+    return max(1.0, min(MAX_SCORED_ROW_COST, with_scores / without))
 
 
 def _once(target: CalibrationTarget, step: SchedulerOutput) -> float:

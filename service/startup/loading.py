@@ -35,6 +35,7 @@ from pageturner.service.startup.calibration import (
     CalibrationTarget,
     measure_rates,
     measure_row_cost,
+    measure_scored_row_cost,
 )
 from pageturner.service.startup.container import anonymous_memory, machine_memory
 from pageturner.service.startup.grammars import make_grammars
@@ -133,6 +134,9 @@ def _load(
     rates, speculation = measure_rates(target), config.speculation
     if speculation.method != "none" and speculation.row_cost is None:
         speculation = replace(speculation, row_cost=measure_row_cost(target))
+    limits = part.limits
+    if limits.scored_row_cost is None:
+        limits = replace(limits, scored_row_cost=measure_scored_row_cost(target))
     if ranks is not None:
         ranks.begin()
     on_stage("warm-up and rates")
@@ -145,7 +149,7 @@ def _load(
         backend,
         model,
         part.ops,
-        part.limits,
+        limits,
         part.cache,
         part.kv_cache,
         part.runner,
@@ -172,7 +176,7 @@ def make_folder(folder: Path) -> bool:
 
 
 def _calibration_target(part: LoadedPart, backend: Backend, ranks: Ranks | None) -> CalibrationTarget:
-    forward, apply = finished(part.runner.forward, backend), finished(part.kv_cache.apply, backend)
+    forward, apply = finished(part.runner.step, backend), finished(part.kv_cache.apply, backend)
     return CalibrationTarget(
         forward=forward if ranks is None else ranks.together(forward),
         apply=apply if ranks is None else ranks.copying(apply),

@@ -65,6 +65,7 @@ class StepBudget:
         self.decode_left = 0
         self.prefill_left = 0
         self.scored_left = state.options.max_scored_rows
+        self._scored_row_cost = state.options.scored_row_cost or 1.0
         self.num_promised = 0
         self._chunk_tokens: int | None = None
         self._shares: dict[str, int] | None = None
@@ -108,6 +109,10 @@ class StepBudget:
         with a single token left, fresh from the host, was not, and takes from their share only where no
         other is left.
         """
+        return max(0, min(self._room(request, remaining), remaining))
+
+    def _room(self, request: Request, remaining: int) -> int:
+        """The same, whatever it lacks."""
         if remaining == 1 and request.status is RequestStatus.RUNNING:
             allowed = self.decode_left
         elif remaining == 1:
@@ -120,7 +125,21 @@ class StepBudget:
             allowed = min(allowed, self._shares.get(request.new.tenant, 0))
         if request is self._guarded:
             allowed = max(allowed, 1)
-        return max(0, min(allowed, remaining, self.total_left))
+        return min(allowed, self.total_left)
+
+    def _fitting_scored(self, request: Request, remaining: int, num_unscored: int) -> int:
+        """Rows behind so many others that may score known tokens; one at least where it comes first."""
+        room = self._room(request, remaining) - num_unscored
+        if remaining > 1:
+            room = max(int(room / self._scored_row_cost), min(room, 1) if not num_unscored else 0)
+        return max(0, min(room, self.scored_left))
+
+    def _cost(self, num_tokens: int, num_scored: int, room: int) -> int:
+        """Tokens of budget that a chunk is worth. A single one is a decode's equal, whose head is in the step
+        anyway."""
+        if num_tokens == 1:
+            return 1
+        return max(num_tokens, min(room, num_tokens + int((self._scored_row_cost - 1) * num_scored)))
 
     def book_in_place(self, sequence: Sequence) -> bool:
         """Book one decoded token if its slot is there already and the sequence's own; else nothing."""
@@ -146,9 +165,10 @@ class StepBudget:
         request = sequence.request
         remaining = place.remaining_of(sequence)
         num_tokens = self.allowance(request, remaining)
-        num_unscored = sequence.next_scored - place.num_computed
+        num_unscored = max(0, sequence.next_scored - place.num_computed)
         if num_tokens > num_unscored:
-            num_tokens = min(num_tokens, max(0, num_unscored) + self.scored_left)
+            num_scored = self._fitting_scored(request, remaining, num_unscored)
+            num_tokens = min(num_tokens, num_unscored + num_scored)
         ledger, block_size = self.ledger, self._block_size
         if num_tokens <= 0:
             self._promise(request, place, len(place.table), remaining)
@@ -180,8 +200,9 @@ class StepBudget:
             ledger.drop((shared,), in_flight=False)
         elif written is not None:
             ledger.overwrite(written)
-        self.scored_left -= max(0, num_tokens - max(0, num_unscored))
-        self._spend(request, remaining, num_tokens)
+        num_scored = max(0, num_tokens - num_unscored)
+        self.scored_left -= num_scored
+        self._spend(request, remaining, self._cost(num_tokens, num_scored, self._room(request, remaining)))
         self.chunks.append(Chunk(sequence, num_tokens, is_last=num_tokens == remaining))
         if remaining > 1:
             self._promise(request, place, blocks_for(start + num_tokens, block_size), remaining)
@@ -202,6 +223,7 @@ class StepBudget:
         self.num_promised += min(num_left, max(0, request.num_blocks_peak - num_held))
 
     def _spend(self, request: Request, remaining: int, num_tokens: int) -> None:
+        """num_tokens: of budget."""
         self.total_left -= num_tokens
         if self._shares is not None:
             self._shares[request.new.tenant] = self._shares.get(request.new.tenant, 0) - num_tokens

@@ -31,10 +31,13 @@ def test_rates_count_the_tokens_of_all_rows() -> None:
 def test_ratios_are_to_a_plain_prompt_and_gaps_are_ranked() -> None:
     assert Gaps.of([0.1] * 98 + [0.5, 0.4]) == Gaps(0.1, 0.5)
     prompts = {"plain": (1.0, 2.0, 3.0), "logprobs": (3.0,), "top5": (4.0,)}
-    result = ScoringResult(ScoringLoad(), prompts, Gaps(0.01, 0.02), Gaps(0.02, 0.2), 800.0, 400.0)
+    result = ScoringResult(
+        ScoringLoad(), prompts, Gaps(0.01, 0.02), Gaps(0.02, 0.1), Gaps(0.02, 0.2), 800.0, 400.0
+    )
     assert result.ratio("logprobs") == 1.5
     step = ScoredStep(256, 0.2, {0: 0.05, 5: 0.1}, {0: 0.2, 5: 0.3})
-    first, second, third, *_ = bench_scoring.lines(result, step)
+    first, second, third, *_, last = bench_scoring.lines(result, step)
+    assert "2.00 x as long beside calls" in last
     assert "0 takes 1.50, 5 takes 2.00 x" in first
     assert "scores add 50.0 ms (25%) with 0, 100.0 ms (50%) with 5 others" in second
     assert "by way of all logits add 200.0 ms (100%) with 0, 300.0 ms (150%) with 5 others" in third

@@ -13,6 +13,7 @@ from pageturner.service.startup.calibration import (
     CalibrationWork,
     measure_rates,
     measure_row_cost,
+    measure_scored_row_cost,
 )
 
 FIXED, A_TOKEN, A_CONTEXT, A_COPY = 0.01, 0.002, 3e-6, 0.004
@@ -119,3 +120,36 @@ def test_the_cost_of_a_row_is_its_share_of_a_step_of_one(max_model_len: int, fix
         max_model_len=max_model_len,
     )
     assert measure_row_cost(target) == pytest.approx(0.5 / (fixed + 0.5))
+
+
+@pytest.mark.parametrize("workload", [CPU_WORK, GPU_WORK])
+@pytest.mark.parametrize("max_model_len", [2048, 4, 1])
+@pytest.mark.parametrize(("added", "cost"), [(0.0, 1.0), (0.25, 1.5), (-0.1, 1.0), (100.0, 16.0)])
+def test_the_cost_of_a_scored_row_is_a_multiple_of_a_plain_one(
+    added: float, cost: float, max_model_len: int, workload: CalibrationWork
+) -> None:
+    machine = KnownMachine(num_blocks=64, num_host_blocks=0)
+    rows = []
+
+    def forward(output: SchedulerOutput) -> None:
+        (sequence,) = output.scheduled
+        assert not sequence.samples
+        assert sequence.end <= max_model_len
+        rows.append((output.num_tokens, len(sequence.scored_rows)))
+        machine.now += 0.5 * output.num_tokens + added * len(sequence.scored_rows)
+
+    target = CalibrationTarget(
+        forward=forward,
+        apply=machine.apply,
+        timer=lambda: machine.now,
+        block_size=16,
+        block_bytes=4096,
+        num_blocks=64,
+        num_host_blocks=0,
+        max_num_batched_tokens=512,
+        max_model_len=max_model_len,
+        work=workload,
+    )
+    assert measure_scored_row_cost(target) == pytest.approx(cost)
+    most = min(workload.scored_rows, max_model_len)
+    assert set(rows) == {(most, 0), (most, most)}
