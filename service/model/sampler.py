@@ -21,12 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from pageturner.service.core.outputs import (
-    SampledSequence,
-    SampledToken,
-    SampleRow,
-    SchedulerOutput,
-)
+from pageturner.service.core.outputs import SampledSequence, SampledToken, SampleRow, SchedulerOutput
 from pageturner.service.core.sampling_params import SamplingParams
 from pageturner.service.errors import InvalidArgument, NonFiniteLogits, PageturnerError
 from pageturner.service.model.beam_candidates import BeamRows
