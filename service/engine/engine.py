@@ -7,13 +7,11 @@ for and put out. What the host does for a step is hidden behind the model's work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from pageturner.policies.interfaces import PolicySet
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.inspection import SchedulerInspection
 from pageturner.service.core.outputs import (
@@ -29,6 +27,7 @@ from pageturner.service.engine.api import AcceptedEvent
 from pageturner.service.engine.metrics import Metrics
 from pageturner.service.engine.options import EngineOptions
 from pageturner.service.engine.paused_requests import PausedRequests
+from pageturner.service.engine.policy_control import HostsPolicies, PolicyControl
 from pageturner.service.engine.step_computation import Device, StepComputation
 from pageturner.service.engine.thread_messages import (
     Abort,
@@ -38,17 +37,12 @@ from pageturner.service.engine.thread_messages import (
     Inspect,
     Inspected,
     Pause,
-    PoliciesAnswer,
-    PoliciesChanged,
-    PolicyChangeRefused,
     Resume,
     Submit,
     SubmitRefused,
 )
 from pageturner.service.engine.tier_exchange import TierExchange
-from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StaleRevision, StepFailed
-from pageturner.service.policy_host.host import PolicyHost
-from pageturner.service.policy_host.reports import Asking
+from pageturner.service.errors import EngineDead, PageturnerError, SlowConsumer, StepFailed
 
 EMPTY_SCHEDULE_PAUSE = 0.002
 """Seconds between two schedules of which the first planned nothing though there was work: no spinning."""
@@ -66,7 +60,7 @@ REST_STEPS = 256
 flight recorder takes its checkpoints then; the model waits for one plan."""
 
 
-class StepScheduler(Protocol):
+class StepScheduler(HostsPolicies, Protocol):
     """What the loop asks of `service.core.scheduler.Scheduler`."""
 
     def add_request(self, request: NewRequest) -> Acceptance: ...
@@ -83,12 +77,6 @@ class StepScheduler(Protocol):
     def fail_step(self, output: SchedulerOutput, error: Exception, now: float) -> tuple[Event, ...]: ...
     def stats(self) -> SchedulerStats: ...
     def inspect(self, now: float) -> SchedulerInspection: ...
-    def set_policies(
-        self, policies: PolicySet, now: float, *, shadows: Mapping[str, object] = ...
-    ) -> None: ...
-    def quarantine(self, axis: str, reason: str, now: float) -> None: ...
-    @property
-    def policy_host(self) -> PolicyHost: ...
 
 
 class Engine:
@@ -130,7 +118,7 @@ class Engine:
         self._on_fault = on_fault
         self.metrics = metrics
         self.stats = scheduler.stats()
-        self.policies = scheduler.policy_host.report()
+        self.policies = PolicyControl(scheduler, clock, logger)
         # Live requests in order of arrival, each with its deadline.
         self._deadlines: dict[str, float | None] = {}
         self._paused = PausedRequests(options.slow_consumer_timeout_seconds)
@@ -141,11 +129,6 @@ class Engine:
         self._planned: SchedulerOutput | None = None
         self._in_flight: SchedulerOutput | None = None
         self._num_since_rest = 0
-
-    @property
-    def asking(self) -> Asking | None:
-        """The call of a policy that is under way. From any thread."""
-        return self._scheduler.policy_host.asking()
 
     def adopt_thread(self) -> None:
         """The caller's thread is the one that will compute."""
@@ -173,7 +156,7 @@ class Engine:
             case Resume(request_id) if self._paused.forget(request_id):
                 self._scheduler.resume_request(request_id)
             case ChangePolicies():
-                return (self._set_policies(command),)
+                return (self.policies.change(command),)
             case Inspect():
                 now = self._clock.now()
                 return (Inspected(self._scheduler.inspect(now), now),)
@@ -186,7 +169,7 @@ class Engine:
     def begin_step(self) -> tuple[Event, ...]:
         """Plan the next step. Returns the ends of requests whose time is up; `stats` holds what waits and
         what runs until `finish_step`."""
-        self._end_policies_step()
+        self.policies.end_step()
         events = self._expire()
         if self._in_flight is None or self._num_since_rest < REST_STEPS:
             self._planned = self._schedule(self._clock.now()) or None
@@ -295,40 +278,6 @@ class Engine:
         self._settle(acceptance.events)
         return (accepted, *acceptance.events)
 
-    def _set_policies(self, command: ChangePolicies) -> PoliciesAnswer:
-        host = self._scheduler.policy_host
-        old = host.report()
-        expected = command.expected_revision
-        if expected is not None and expected != old.revision:
-            return PolicyChangeRefused(command.change_id, StaleRevision(expected, old.revision))
-        chosen: Any = command.policies
-        shadows = {**host.shadows, **command.shadows}
-        watched = {axis: shadow for axis, shadow in shadows.items() if shadow is not None}
-        self._scheduler.set_policies(replace(host.policies, **chosen), self._clock.now(), shadows=watched)
-        self.policies = host.report()
-        return PoliciesChanged(command.change_id, old, self.policies)
-
-    def _end_policies_step(self) -> None:
-        """Quarantine the policies that take too long, as a change of its own, so that a replay repeats it."""
-        for late in self._scheduler.policy_host.end_step():
-            self._scheduler.quarantine(late.axis, late.reason, self._clock.now())
-
-    def _report_policies(self) -> None:
-        """Log the faults that are due, and who was quarantined."""
-        host = self._scheduler.policy_host
-        for fault in host.take_faults():
-            self._logger.warning("policy_fault", **asdict(fault))
-        for policy in host.take_quarantined():
-            self._logger.error(
-                "policy_quarantined",
-                axis=policy.axis,
-                policy=policy.name,
-                reason=policy.quarantine_reason,
-                num_faults=policy.num_faults,
-                last_fault=policy.last_fault,
-            )
-            self.policies = host.report()
-
     def _expire(self) -> tuple[Event, ...]:
         now = self._clock.now()
         events = self._scheduler.expire(now)
@@ -390,7 +339,7 @@ class Engine:
             if isinstance(event, FinishedEvent):
                 self._deadlines.pop(event.request_id, None)
                 self._paused.forget(event.request_id)
-        self._report_policies()
+        self.policies.log()
         self.metrics.observe(events, self._clock.now())
 
     def _refresh(self) -> None:
@@ -401,6 +350,7 @@ class Engine:
             or now >= self._next_stats
             or not (self._planned or self._in_flight or self._scheduler.has_work())
         ):
-            self.stats, self.policies = self._scheduler.stats(), self._scheduler.policy_host.report()
+            self.stats = self._scheduler.stats()
+            self.policies.refresh()
             self._num_requests = num_requests
             self._next_stats = now + STATS_INTERVAL

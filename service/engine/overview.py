@@ -82,7 +82,7 @@ class EngineOverview(ABC):
 
     def policies(self) -> PoliciesInfo:
         """As of the last reading, save for the call under way, which is told as of now."""
-        asking, info = self._engine.asking, self._engine.policies
+        asking, info = self._engine.policies.asking, self._engine.policies.info
         if asking is None:
             return info
         axes = (

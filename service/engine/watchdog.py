@@ -106,7 +106,7 @@ class Watchdog:
         is_stalled = seconds > self._options.stall_seconds
         dead_after = self._options.dead_after_seconds
         if is_stalled and self._health.value is EngineHealth.SERVING:
-            asking = self._engine.asking
+            asking = self._engine.policies.asking
             self._logger.error(
                 "engine_stalled",
                 seconds=seconds,
@@ -129,7 +129,7 @@ class Watchdog:
             return 0.0, ""
         progress = Progress(self._thread.busy_since, self._thread.last_progress, self._live.has_work())
         seconds = self._timer.note(progress, self._clock.now())
-        asking = self._engine.asking if progress.busy_since is not None else None
+        asking = self._engine.policies.asking if progress.busy_since is not None else None
         policy = "" if asking is None else f"{asking.axis} policy {asking.policy}"
         return seconds, stall_reason(progress, seconds, policy)
 
