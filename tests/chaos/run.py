@@ -29,7 +29,7 @@ ALONE = frozenset(
 )
 """Faults of which no other may be done at the same time."""
 
-FAULT_SECONDS = 120.0
+FAULT_SECONDS = 200.0
 """A fault that takes longer hangs."""
 
 MOST_PROBLEMS = 20

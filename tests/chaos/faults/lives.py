@@ -19,7 +19,7 @@ from chaos.site import PLAIN_CHANNEL, PROMPTS, Site
 from pageturner.v1.generation_pb2_grpc import GenerationServiceStub
 
 NUM_STREAMS = 8
-END_SECONDS = 60.0
+END_SECONDS = 120.0
 
 
 @asynccontextmanager
@@ -54,8 +54,12 @@ async def _in_mid_stream(
             )
             for length in [40] * (NUM_STREAMS // 2) + [3500] * (NUM_STREAMS // 2)
         ]
-        async with asyncio.timeout(END_SECONDS):
-            await all_run.wait()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await all_run.wait()
+        except TimeoutError:
+            ends = [task.result() for task in tasks if task.done()]
+            site.ledger.problem(f"{num_started} of {NUM_STREAMS} streams began; ended: {ends}")
         yield server, tasks
         await asyncio.gather(*tasks)
 
