@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pageturner.policies.views import Rates
 from pageturner.service.core.outlook import Work
+from pageturner.service.core.scheduling.forecast import concurrency
 from pageturner.service.core.scheduling.pace import (
     FEWEST_LENGTHS,
     NUM_LENGTHS,
@@ -161,3 +165,15 @@ def test_guesses_are_reckoned_with_by_half_and_forgotten() -> None:
         pace.new_decodes, pace.new_seconds = 100, 0.1
         pace.fold()
     assert pace.usual_drafting.gain < 0.2 * usual.gain
+
+
+def test_before_requests_have_started_the_prompts_of_those_that_run_count_less_what_was_cached() -> None:
+    pace = Pace(RATES, full_rows=16)
+    running: Any = [
+        SimpleNamespace(num_slots=1, num_prompt_tokens=100, num_cached_prompt_tokens=60, max_tokens=10),
+        SimpleNamespace(num_slots=3, num_prompt_tokens=20, num_cached_prompt_tokens=0, max_tokens=10),
+    ]
+    company = concurrency(pace, running)
+    assert company.num_rows == 4
+    assert company.prompt_ratio == 60 / (4 * pace.outputs_left(0, 10, TYPICAL))
+    assert concurrency(pace, []).prompt_ratio == 0.0

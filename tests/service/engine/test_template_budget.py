@@ -115,6 +115,30 @@ def test_what_one_operation_would_make_too_long_is_not_made(name: str) -> None:
         ChatTemplate(HUGE[name]).render(MESSAGES)
 
 
+LINES = "a\tb\n" * 100
+
+
+@pytest.mark.parametrize(
+    ("operation", "value", "arguments"),
+    [
+        ("indent", LINES, (50_000,)),
+        ("indent", LINES, ("  " * 25_000,)),
+        ("expandtabs", LINES, (50_000,)),
+        ("wordwrap", LINES, (1, True, "x" * 50_000)),
+        ("translate", LINES, (dict.fromkeys(range(50_000), "x"),)),
+        ("replace", LINES, ("a", "x" * 50_000)),
+        ("replace", LINES, ("", "x" * 50_000)),
+    ],
+)
+def test_what_puts_much_in_at_many_places_is_refused_before_it_is_made(
+    operation: str, value: str, arguments: tuple[object, ...]
+) -> None:
+    """Behind it nothing would be left to refuse: each argument is as long as it may be."""
+    with pytest.raises(template_budget.TemplateTooLong, match="makes a value longer"):
+        template_budget._check_arguments(operation, value, arguments)
+    template_budget._check_arguments(operation, value[:8], arguments)
+
+
 @pytest.mark.parametrize("source", HARMLESS)
 def test_what_is_counted_writes_what_it_would(source: str) -> None:
     assert ChatTemplate(source).render(MESSAGES) == HARMLESS[source]
