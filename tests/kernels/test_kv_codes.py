@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_left
 
 import pytest
 import torch
@@ -31,6 +32,10 @@ def e4m3_value(code: int) -> float:
     return sign * size
 
 
+SIZES = [e4m3_value(code) for code in range(127)]
+"""Of all codes without a sign, in their order."""
+
+
 def float32(x: float) -> float:
     return float(struct.unpack("f", struct.pack("f", x))[0])
 
@@ -46,8 +51,10 @@ def nearest_code(x: float, dtype: torch.dtype) -> float:
     """Of all codes the nearest; of two as near, the one whose last bit is 0."""
     if dtype is torch.int8:
         return float(round(x))  # of Python: ties to even
-    codes = [code for code in range(256) if not math.isnan(e4m3_value(code))]
-    return e4m3_value(min(codes, key=lambda code: (abs(e4m3_value(code) - x), code & 1)))
+    size = abs(x)
+    above = min(bisect_left(SIZES, size), len(SIZES) - 1)
+    nearest = min((max(above - 1, 0), above), key=lambda code: (abs(SIZES[code] - size), code & 1))
+    return math.copysign(SIZES[nearest], x)
 
 
 def test_a_byte_of_the_pool_means_what_the_format_says() -> None:
