@@ -1,5 +1,5 @@
-"""`pageturner study`: every built-in policy against its axis's default, where it should win; and how servers
-are best sent to."""
+"""`pageturner study`: every built-in policy against its axis's default, where it should win; how servers are
+best sent to; and whether prefill is best apart."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ if TYPE_CHECKING:
 HELP = "run the study of all built-in policies in the simulator"
 EXAMPLE = "pageturner study --only routing --out results"
 
+APART = "apart"
+"""No axis, but a question of its own."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--machine", default="h100-8b", metavar="FILE", help="what it runs on (%(default)s)")
     add("--seeds", type=int, default=10, metavar="N", help="runs of each, with seeds 0 .. N-1 (%(default)s)")
-    add("--only", metavar="AXIS", help="only the policies of one axis; routing: of many servers")
+    add(
+        "--only",
+        metavar="AXIS",
+        help="only the policies of one axis; routing: of many servers; apart: shall some prefill for others",
+    )
     add("--replicas", type=int, metavar="N", help="of routing: on N servers in the place of 16")
     add(
         "--out",
         type=Path,
         metavar="DIR",
-        help="study.json, study.md, gains.png and page.html; of routing routing.json, .md and .png",
+        help="study.json, study.md, gains.png and page.html; of routing and apart likewise",
     )
     add("--json", action="store_true", help="the findings as JSON")
 
@@ -41,8 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.seeds < 2:
         raise ConfigError("--seeds", f"an interval needs two at least, not {arguments.seeds}")
-    if arguments.only is not None and arguments.only not in ALL_AXES:
-        raise ConfigError("--only", f"no policy axis {arguments.only!r}; there are {', '.join(ALL_AXES)}")
+    if arguments.only not in (None, APART, *ALL_AXES):
+        known = ", ".join((*ALL_AXES, APART))
+        raise ConfigError("--only", f"no policy axis {arguments.only!r}; there are {known}")
     if arguments.replicas is not None and arguments.only not in FLEET_AXES:
         raise ConfigError("--replicas", "is for --only routing")
     if arguments.replicas is not None and arguments.replicas < 2:
@@ -55,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     machine = load_machine(arguments.machine)
     if arguments.only in FLEET_AXES:
         return _run_routing(arguments, machine)
+    if arguments.only == APART:
+        return _run_apart(arguments, machine)
     return _run_axes(arguments, machine)
 
 
@@ -97,4 +107,21 @@ def _run_routing(arguments: argparse.Namespace, machine: SimulatedMachine) -> in
         write(json.dumps([found.to_json() for found in findings], indent=2))
         return 0
     show(render_routing(findings))
+    return 0
+
+
+def _run_apart(arguments: argparse.Namespace, machine: SimulatedMachine) -> int:
+    """Prefill apart or together."""
+    from pageturner.service.simulator.apart_cases import CASES, NUM_SERVERS
+    from pageturner.service.simulator.apart_study import render_apart, run_apart_study, write_apart_study
+
+    with progress(len(CASES)) as advance:
+        findings = run_apart_study(machine, range(arguments.seeds), lambda text: advance(text, 1))
+    if arguments.out:
+        setting = {"machine": machine.name, "seeds": arguments.seeds, "replicas": NUM_SERVERS}
+        note(f"wrote {write_apart_study(findings, setting, arguments.out)}")
+    if arguments.json:
+        write(json.dumps([found.to_json() for found in findings], indent=2))
+        return 0
+    show(render_apart(findings))
     return 0

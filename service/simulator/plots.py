@@ -76,7 +76,9 @@ def draw_gains(gains: Sequence[tuple[str, str, Interval, bool]]) -> bytes:
     return _png(draw, "Each built-in where it wins", (), height=1 + len(gains) / 4)
 
 
-def draw_ratios(rows: Sequence[tuple[str, Mapping[str, float]]], label: str) -> bytes:
+def draw_ratios(
+    rows: Sequence[tuple[str, Mapping[str, float]]], label: str, title: str = "Routing policies by setting"
+) -> bytes:
     """A PNG of (setting, figure by policy), each a row of dots: how many times the best one's figure."""
 
     def draw(axes: Axes, _: Sequence[ContenderRuns]) -> None:
@@ -89,7 +91,7 @@ def draw_ratios(rows: Sequence[tuple[str, Mapping[str, float]]], label: str) -> 
         axes.set_xscale("log")
         axes.set_xlabel(label)
 
-    return _png(draw, "Routing policies by setting", (), height=1.5 + len(rows) / 3)
+    return _png(draw, title, (), height=1.5 + len(rows) / 3)
 
 
 def check_matplotlib() -> None:

@@ -8,6 +8,7 @@ the real prefix cache hashes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from pageturner.service.core.request import NewRequest
 from pageturner.service.core.sampling_params import SamplingParams
@@ -71,7 +72,7 @@ class WorkloadRequest:
         stops = () if asked <= self.output.num_tokens else (self.output.token_ids[-1],)
         return NewRequest(
             request_id,
-            tuple(token_id for segment in self.prompt for token_id in segment.token_ids),
+            tuple(chain.from_iterable(segment.token_ids for segment in self.prompt)),
             SamplingParams(max_tokens=asked, n=self.num_choices),
             seed,
             arrival_time,
