@@ -43,3 +43,19 @@ def test_what_a_machine_finds_is_raised() -> None:
 
     with pytest.raises(AssertionError):
         AtLength(99.0, 0, print).run(Machine, COMMON, examples=50, steps=5)
+
+
+def test_a_check_is_held_by_the_same_rounds() -> None:
+    drawn: list[int] = []
+    at_length = AtLength(99.0, 3, print, lambda: 0.0)
+    assert at_length.hold(drawn.append, (st.integers(0, 1 << 60),), COMMON, 2 * ROUND) == 2 * ROUND
+    assert len(drawn) == 2 * ROUND
+    assert len(set(drawn)) > ROUND
+
+
+def test_what_a_check_finds_is_raised() -> None:
+    def check(first: int, second: int) -> None:
+        assert first <= second
+
+    with pytest.raises(AssertionError):
+        AtLength(99.0, 0, print).hold(check, (st.integers(), st.integers()), COMMON, 50)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import resumed_streams
+from support.at_length import AtLength
 from support.resumed_streams import SPOKEN, SpokenService, completion, request_of, taken
 
 from pageturner.policies import registry
@@ -115,12 +116,11 @@ def test_a_stream_cut_behind_any_message_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(prompts, samplings(), services(), prompts, st.integers(0, 99))
-def test_a_stream_cut_behind_any_message_goes_on_as_if_it_had_not_been_at_length(
-    prompt: list[int], sampling: dict[str, Any], service: dict[str, Any], neighbour: list[int], again: int
-) -> None:
-    check_every_cut(prompt, sampling, service, neighbour, again)
+def test_a_stream_cut_behind_any_message_goes_on_as_if_it_had_not_been_at_length(at_length: AtLength) -> None:
+    drawn = (prompts, samplings(), services(), prompts, st.integers(0, 99))
+    at_length.hold(
+        check_every_cut, drawn, settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]), 400
+    )
 
 
 # --- the property fails where it should -------------------------------------------------------------
