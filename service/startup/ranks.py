@@ -56,7 +56,7 @@ def started_ranks(
     if backend.device.type == "cuda":
         check_gpus(size)
     keep_gloo_local()
-    peers = LeadingPeers(Leader(size, program or RANK_PROGRAM, logger, time.monotonic))
+    peers = LeadingPeers(Leader(size, program or RANK_PROGRAM, logger, time.monotonic), logger)
     try:
         yield peers
     except BaseException as error:
@@ -78,8 +78,8 @@ def check_gpus(size: int) -> None:
 class LeadingPeers:
     """`Peers` of rank 0, once they are met."""
 
-    def __init__(self, leader: Leader) -> None:
-        self.leader = leader
+    def __init__(self, leader: Leader, logger: FilteringBoundLogger) -> None:
+        self.leader, self._logger = leader, logger
         self._collectives: RenewedCollectives | None = None
 
     @property
@@ -112,7 +112,15 @@ class LeadingPeers:
             _check_identity(process.name, ours, identity.parts)
         leader.tell(lambda _: Join())
         library = exchange_library(backend.device, cache_dir)
-        meet_here = partial(meet, backend.device, rank=0, size=leader.size, library=library)
+        meet_here = partial(
+            meet,
+            backend.device,
+            rank=0,
+            size=leader.size,
+            library=library,
+            check=leader.check,
+            note=lambda reason: self._logger.warning("ranks_by_sockets", reason=reason),
+        )
         self._collectives = RenewedCollectives(
             0, leader.size, store, lambda at, timeout: meet_here(at, timeout=timeout)
         )

@@ -1,96 +1,99 @@
 """`Collectives` of processes on one machine's CPUs, through memory that they share.
 
 Sockets on the loopback address cost hundreds of microseconds an exchange, of which a step has hundreds; this
-costs some ten. The file that is shared has no name any more once all ranks have it, so that nothing outlives
-them. Each holds a lock on a byte of it for as long as it lives, whatever ends it.
+costs some ten. The memory has no name in any folder: it is gone with the last process that has it, whenever
+that ends, and no size of /dev/shm bounds it. Each rank holds a lock on a byte of it for as long as it lives,
+whatever ends it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined] # torch leaves it out of what it exports
 
 from pageturner.kernels.cpu.exchange import ALIGNMENT, Exchange, Outcome, region_bytes
 from pageturner.service.errors import RankLost
 from pageturner.service.model.tensor_parallel.collectives import add_in_order
 
-FOLDER = Path("/dev/shm")  # noqa: S108 - a file there is memory; it's made for its owner alone
 SLOT_BYTES = 1 << 20
 MOST_BYTES = 16 << 20
-"""Of the whole file: containers give 64 MiB by default."""
+"""Of the whole region."""
 _LOOK_US = 100_000
 """Between two looks whether those that are waited for live."""
 
 
 def can_share() -> bool:
     """Whether this system has what is needed."""
-    return FOLDER.is_dir() and os.access(FOLDER, os.W_OK)
+    return hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
 
-def open_shared(
-    library: ctypes.CDLL,
-    store: Store,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    timer: Callable[[], float] = time.monotonic,
-) -> SharedCollectives:
-    """Meet the other ranks by the store. timeout: of the meeting, and of each operation. timer: seconds.
+def _slot_bytes(size: int) -> int:
+    return min(SLOT_BYTES, MOST_BYTES // (2 * size)) // ALIGNMENT * ALIGNMENT
 
-    Raises RankLost if not all ranks come, or there is no memory to share.
-    """
-    slot_bytes = min(SLOT_BYTES, MOST_BYTES // (2 * size)) // ALIGNMENT * ALIGNMENT
-    num_bytes = region_bytes(size, slot_bytes)
-    path, descriptor = None, -1
-    try:
-        if rank == 0:
-            descriptor, name = tempfile.mkstemp(prefix="pageturner-", dir=FOLDER)
-            path = Path(name)
-            os.posix_fallocate(descriptor, 0, num_bytes)  # what is not there would end a process later
-            store.set("shared file", name)
-        else:
-            name = store.get("shared file").decode()
-            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
-        store.set(f"shares {rank}", "")
-        store.wait([f"shares {other}" for other in range(size)], timeout)
-        memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
-    except (RuntimeError, OSError) as error:
-        if descriptor >= 0:
+
+class SharedRegion:
+    """One rank's hold on the memory of `size` ranks. descriptor: of it, which this owns."""
+
+    def __init__(self, descriptor: int, rank: int, size: int) -> None:
+        """Raises OSError where there is no memory, or it is not of this size; the descriptor is closed
+        then."""
+        self.descriptor, self.slot_bytes = descriptor, _slot_bytes(size)
+        num_bytes = region_bytes(size, self.slot_bytes)
+        try:
+            if rank == 0:
+                os.posix_fallocate(descriptor, 0, num_bytes)  # what is not there would end a process later
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            if os.fstat(descriptor).st_size != num_bytes:
+                raise OSError(errno.EINVAL, f"{os.fstat(descriptor).st_size} bytes, not {num_bytes}")
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+            self.memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+        except BaseException:
             os.close(descriptor)
-        raise RankLost(f"rank {rank} of {size} shares no memory with the others: {error}") from error
-    finally:
-        if path is not None:
-            path.unlink()
-    exchange = Exchange(library, memory, slot_bytes, rank, size)
-    return SharedCollectives(exchange, descriptor, rank, size, timeout.total_seconds(), timer)
+            raise
+
+    @classmethod
+    def create(cls, size: int) -> SharedRegion:
+        """Rank 0's. Raises OSError."""
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        return cls(os.memfd_create("pageturner-ranks", flags), 0, size)
+
+    @classmethod
+    def join(cls, path: str, rank: int, size: int) -> SharedRegion:
+        """Another rank's, by what `path` says on rank 0. Raises OSError, also where rank 0 has none."""
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), rank, size)
+
+    @property
+    def path(self) -> str:
+        """By which processes of the same user find it."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def close(self) -> None:
+        """Let go of it, and of the lock. Once."""
+        os.close(self.descriptor)
 
 
 class SharedCollectives:
-    """See `open_shared`. descriptor: of the shared file, which it owns. timeout: seconds."""
+    """In a region that all ranks have joined, and which this owns. timeout: seconds. timer: likewise."""
 
     def __init__(
         self,
-        exchange: Exchange,
-        descriptor: int,
+        library: ctypes.CDLL,
+        region: SharedRegion,
         rank: int,
         size: int,
         timeout: float,
         timer: Callable[[], float],
     ) -> None:
         self.rank, self.size = rank, size
-        self._exchange, self._descriptor = exchange, descriptor
+        self._region = region
+        self._exchange = Exchange(library, region.memory, region.slot_bytes, rank, size)
         self._timeout, self._timer = timeout, timer
         self._is_open = True
 
@@ -115,7 +118,7 @@ class SharedCollectives:
         if self._is_open:
             self._is_open = False
             self._exchange.leave()
-            os.close(self._descriptor)
+            self._region.close()
 
     def _gather(self, mine: torch.Tensor, gathered: torch.Tensor) -> None:
         if not self._is_open:
@@ -136,7 +139,7 @@ class SharedCollectives:
             if other == self.rank:
                 continue  # one's own lock is no obstacle, and would be let go of below
             with suppress(OSError):  # it is held
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, other)
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, other)
+                fcntl.lockf(self._region.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, other)
+                fcntl.lockf(self._region.descriptor, fcntl.LOCK_UN, 1, other)
                 return other
         return None

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined] # torch leaves it out of what it exports
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from pageturner.service.errors import RankLost
 from pageturner.service.model.tensor_parallel.collectives import add_in_order
@@ -17,19 +18,25 @@ TWO_STEP_BYTES = 256 << 10
 """From so many bytes on, each rank adds up its share of a tensor and hands that on. Below it everyone adds up
 everything: one exchange in place of two, which is what a small one costs."""
 
+CONNECTING = timedelta(seconds=30)
+"""For ranks that have all come to connect: torch waits so long for one that was lost in that moment."""
+
 _Gather = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 def open_collectives(
     device: torch.device, store: Store, rank: int, size: int, timeout: timedelta
 ) -> TorchCollectives:
-    """Meet the other ranks by the store. timeout: of the meeting, and of each operation.
+    """Connect with the other ranks, which have all come, by the store. timeout: of each operation.
 
-    torch has one default group in a process, and this is it. Raises RankLost if not all ranks come.
+    torch has one default group in a process, and this is it. Raises RankLost where ranks don't connect.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
+    connecting = min(timeout, CONNECTING)
     try:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=connecting)
+        if timeout > connecting:
+            _set_pg_timeout(timeout)
     except RuntimeError as error:
         raise RankLost(f"rank {rank} of {size} does not meet the others: {_first_line(error)}") from error
     return TorchCollectives(rank, size)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import errno
+import gc
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +21,11 @@ from support.planting import BuggyLibrary, ExpressionBug
 from support.rank_processes import rank_processes
 from support.rank_work import check_and_lose, check_collectives, summed
 from support.thread_ranks import on_ranks
-from torch.distributed import FileStore, is_initialized  # type: ignore[attr-defined] # torch leaves it out
+from torch.distributed import (  # type: ignore[attr-defined] # torch leaves them out
+    FileStore,
+    HashStore,
+    is_initialized,
+)
 
 from pageturner.kernels.cpu.exchange import (
     ALIGNMENT,
@@ -29,9 +37,10 @@ from pageturner.kernels.cpu.exchange import (
 )
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.service.errors import RankLost
-from pageturner.service.model.tensor_parallel.collectives import ALONE, add_in_order
+from pageturner.service.model.tensor_parallel import meeting
+from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives, add_in_order
 from pageturner.service.model.tensor_parallel.meeting import meet
-from pageturner.service.model.tensor_parallel.shared_collectives import FOLDER
+from pageturner.service.model.tensor_parallel.shared_collectives import SharedCollectives, SharedRegion
 
 
 def test_one_rank_alone() -> None:
@@ -66,24 +75,108 @@ def test_ranks_as_processes_and_the_death_of_one(size: int, shares: bool, tmp_pa
             assert rank.told() == "closed"
 
 
+CPU = torch.device("cpu")
+
+
 @pytest.mark.parametrize("shares", [True, False])
-def test_ranks_that_do_not_come_are_missed(shares: bool, tmp_path: Path) -> None:
-    store, cpu = FileStore(str(tmp_path / "store"), 2), torch.device("cpu")
-    library, before = cpu_library() if shares else None, set(FOLDER.iterdir())
-    with pytest.raises(RankLost, match="rank 0 of 2 does not meet the others"):
-        meet(cpu, store, 0, 2, timedelta(seconds=0.2), library)
+def test_ranks_that_do_not_come_are_missed_by_number(shares: bool) -> None:
+    library = cpu_library() if shares else None
+    store = HashStore()
     store.set("way 1", "shared memory" if shares else "torch")
-    with pytest.raises(RankLost, match=r"rank 0 of 2 (does not meet|shares no memory with) the others"):
-        meet(cpu, store, 0, 2, timedelta(seconds=0.2), library)
+    with pytest.raises(RankLost, match=r"rank 0 of 3 does not meet the others: rank 2 has not come within"):
+        meet(CPU, store, 0, 3, timedelta(seconds=0.05), library)
     assert not is_initialized()
-    assert not {path for path in set(FOLDER.iterdir()) - before if path.name.startswith("pageturner-")}
-    assert not [path for path in _open_files() if path.startswith(f"{FOLDER}/pageturner-")]
 
 
-def _open_files() -> Iterator[str]:
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the look itself
-            yield str(descriptor.readlink())
+def test_a_rank_that_comes_but_does_not_connect_is_missed(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "store"), 2)
+    store.set("way 1", "torch")
+    with pytest.raises(RankLost, match="rank 0 of 2 does not meet the others"):
+        meet(CPU, store, 0, 2, timedelta(seconds=0.2))
+    assert not is_initialized()
+
+
+def test_a_loss_that_is_known_ends_a_meeting() -> None:
+    """Of fifteen minutes, else: other ranks may read their weights for so long."""
+    looks = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) > 2:
+            raise RankLost("rank 1 was killed")
+
+    with pytest.raises(RankLost, match="rank 1 was killed"):
+        meet(CPU, HashStore(), 0, 2, timedelta(seconds=900), cpu_library(), check)
+
+
+def met_in_threads(
+    size: int, libraries: Sequence[ctypes.CDLL | None]
+) -> tuple[list[Collectives | None], list[str]]:
+    """What ranks of one process meet by, the way of torch as nothing; and what they note."""
+    store, notes = HashStore(), list[str]()
+
+    def one(rank: int) -> Collectives | None:
+        try:
+            return meet(CPU, store, rank, size, timedelta(seconds=60), libraries[rank], note=notes.append)
+        except RankLost:
+            return None
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(one, range(size))), notes
+
+
+def num_open_regions() -> int:
+    """Descriptors that this process has of shared memory."""
+    gc.collect()
+    found = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found += "pageturner-ranks" in os.readlink(path)
+    return found
+
+
+def test_ranks_share_memory_or_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> Collectives:
+        raise RankLost("by torch")
+
+    monkeypatch.setattr(meeting, "open_collectives", refuse)
+    library = cpu_library()
+    found, notes = met_in_threads(3, [library] * 3)
+    assert all(isinstance(each, SharedCollectives) for each in found)
+    assert not notes
+    for each in found:
+        assert each is not None
+        each.close()
+    for libraries in ([None, library, library], [library, None, library], [None] * 3):
+        assert met_in_threads(3, libraries) == ([None] * 3, [])
+    create, join = SharedRegion.create, SharedRegion.join
+    del found, each
+
+    def full(size: int) -> SharedRegion:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def barred(path: str, rank: int, size: int) -> SharedRegion:
+        return join("/dev/null" if rank == 2 else path, rank, size)
+
+    monkeypatch.setattr(SharedRegion, "create", full)
+    assert met_in_threads(3, [library] * 3) == ([None] * 3, ["no memory to share: No space left on device"])
+    monkeypatch.setattr(SharedRegion, "create", create)
+    monkeypatch.setattr(SharedRegion, "join", barred)
+    found, notes = met_in_threads(3, [library] * 3)
+    assert found == [None] * 3
+    assert len(notes) == 1
+    assert num_open_regions() == 0
+
+
+def test_what_is_shared_has_no_name_and_one_size() -> None:
+    before = set(os.listdir("/dev/shm"))
+    region = SharedRegion.create(2)
+    assert set(os.listdir("/dev/shm")) == before
+    with pytest.raises(OSError, match="not permitted"):  # a rank that reads beyond the end would be killed
+        os.ftruncate(region.descriptor, 4096)
+    with pytest.raises(OSError, match="bytes, not"):
+        SharedRegion.join(region.path, 1, 40)
+    region.close()
 
 
 def two_ends(library: ctypes.CDLL) -> list[Exchange]:
