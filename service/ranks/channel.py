@@ -7,6 +7,8 @@ import struct
 
 _HEADER = struct.Struct("<BI")
 _READ_BYTES = 1 << 16
+MOST_BYTES = 1 << 28
+"""Of a frame. A step of 65,536 new tokens in as many blocks takes two million."""
 
 
 class ChannelClosed(ConnectionError):
@@ -34,6 +36,8 @@ class Channel:
         """The next frame. Raises ChannelClosed, or TimeoutError after so many seconds without a byte."""
         self._fill(_HEADER.size, timeout)
         kind, length = _HEADER.unpack_from(self._read)
+        if length > MOST_BYTES:
+            raise ChannelClosed(f"what is read is no frame: it would have {length} bytes")
         end = _HEADER.size + length
         self._fill(end, timeout)
         payload = bytes(self._read[_HEADER.size : end])

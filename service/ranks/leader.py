@@ -58,24 +58,28 @@ class Leader:
     ) -> None:
         self.size = size
         self.patience = patience
-        self._logger = logger
+        self._logger, self._now = logger, now
         self._lock = threading.Lock()  # of the three fields below
         self._loss: RankLost | None = None
         self._on_lost: OnLost | None = None
         self._is_ending = False
+        self._has_model = False
         self._processes: tuple[RankProcess, ...] = ()
         try:
             for rank in range(1, size):
+                what = f"a process of rank {rank}"
                 self._processes += (start_rank(rank, program),)
-        except OSError as error:
+            what = "a watch over other ranks"
+            pulses = {process.rank: process.pulse for process in self._processes}
+            self._lookout = Lookout(pulses, self._lose, patience.loading, now)
+            self._lookout.start()
+        except (OSError, RuntimeError) as error:  # RuntimeError: of a thread
             self._await_ends(0.0)
             for process in self._processes:
                 process.close()
                 process.pulse.close()
-            raise ConfigError(KEY, f"a process of rank {rank} is refused: {error.strerror}") from error
-        pulses = {process.rank: process.pulse for process in self._processes}
-        self._lookout = Lookout(pulses, self._lose, patience.loading, now)
-        self._lookout.start()
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(KEY, f"{what} is refused: {reason}") from error
 
     @property
     def processes(self) -> tuple[RankProcess, ...]:
@@ -123,7 +127,9 @@ class Leader:
             raise self._loss
 
     def expect_signs(self) -> None:
-        """The model is loaded: from now on a rank may not be silent for longer than `Patience.silent`."""
+        """The model is loaded: from now on a rank may not be silent for longer than `Patience.silent`, and
+        what it refuses is no configuration's fault."""
+        self._has_model = True
         self._lookout.bear(self.patience.silent)
 
     def _lose(self, rank: int, why: str = "") -> None:
@@ -187,6 +193,9 @@ class Leader:
             raise self.lost(process.rank, f"it is not understood: {error}") from error
 
     def _refusal(self, process: RankProcess, refused: Refused) -> PageturnerError:
+        """What a rank says in place of anything else: once steps have been sent it is lost by that."""
+        if self._has_model:
+            return self.lost(process.rank, f"it can't go on: {refused.reason}")
         self._logger.error("rank_refused", rank=process.rank, reason=refused.reason, detail=refused.detail)
         reason = f"rank {process.rank}: {refused.reason}"
         return ConfigError(refused.key, reason) if refused.key else ModelError(reason)
@@ -224,6 +233,8 @@ class Leader:
         for process in self._processes:
             try:
                 message = messages.receive(process.channel, self.patience.step)
+                if isinstance(message, Refused):
+                    raise self._refusal(process, message)
                 if isinstance(message, Failed):
                     failures += (f"rank {process.rank}: {message.reason}",)
                 else:
@@ -238,5 +249,7 @@ class Leader:
         return failures
 
     def _await_ends(self, timeout: float) -> None:
+        """timeout: of all together."""
+        ends = self._now() + timeout
         for process in self._processes:
-            process.await_end(timeout)
+            process.await_end(max(0.0, ends - self._now()))

@@ -42,14 +42,17 @@ def open_store(port: int, timeout: timedelta) -> tuple[Store, int]:
         listener.close()
         raise ConfigError("model.tensor_parallel_port", f"{HOST}:{port}: {error.strerror}") from error
     chosen = listener.getsockname()[1]
-    store = TCPStore(
-        HOST,
-        chosen,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # torch's own would listen on every address
-    )
+    try:
+        store = TCPStore(
+            HOST,
+            chosen,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # torch's own would listen on every address
+        )
+    except RuntimeError as error:
+        raise ConfigError("model.tensor_parallel_port", f"{HOST}:{chosen}: {error}") from error
     return store, chosen
 
 

@@ -30,6 +30,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from cattrs.errors import CattrsError
+
 from pageturner.service.codec import plain, strict_converter
 from pageturner.service.ranks.channel import Channel
 
@@ -201,6 +203,8 @@ KINDS: tuple[type[Message], ...] = (
     ForgetAdapters,
 )
 _NUMBERS: Mapping[type[Message], int] = {kind: number for number, kind in enumerate(KINDS, STEP + 1)}
+END = _NUMBERS[End], b""
+"""The frame of `End`, which a rank that can't go on waits for among whatever else comes."""
 _CONVERTER = strict_converter()
 _M = TypeVar("_M", bound=Message)
 
@@ -226,8 +230,10 @@ def read(kind: int, payload: bytes) -> Message:
         raise BadMessage(f"a frame of kind {kind}")
     try:
         fields: Any = json.loads(payload) if payload else {}
+        if not isinstance(fields, dict):
+            raise TypeError(f"a {type(fields).__name__}, not a table")
         return _CONVERTER.structure(fields, KINDS[kind - 1])
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, CattrsError) as error:
         raise BadMessage(f"no {KINDS[kind - 1].__name__}: {error}") from error
 
 

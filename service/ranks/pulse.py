@@ -77,8 +77,10 @@ class Silences:
 class Lookout:
     """Rank 0's side: watches the pulses of all other ranks, in a thread of its own, until the first loss.
 
-    pulses: sockets by rank, which it owns. on_lost: called in that thread with the rank, and what is known of
-    why: empty where its socket was closed. silent_seconds: how long a rank may give no sign. now: seconds.
+    pulses: sockets by rank, which it owns once it is started. on_lost: called in that thread with the rank,
+    and what is known of why: empty where its socket was closed. silent_seconds: how long a rank may give no
+    sign. now: seconds.
+    Raises OSError where the system refuses what it watches with.
     """
 
     def __init__(
@@ -96,6 +98,12 @@ class Lookout:
         self._look_seconds = look_seconds
         self._silences = Silences(pulses)
         self._ended, self._end = socket.socketpair()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except BaseException:
+            self._ended.close()
+            self._end.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="pageturner-lookout", daemon=True)
 
     def start(self) -> None:
@@ -113,7 +121,7 @@ class Lookout:
             self._thread.join()
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(self._ended, selectors.EVENT_READ)
             for rank, pulse in self._pulses.items():
                 pulse.setblocking(False)

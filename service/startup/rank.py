@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from traceback import format_exc
 from typing import TYPE_CHECKING
 
 from pageturner import __version__
@@ -19,8 +20,9 @@ from pageturner.service.errors import ConfigError, PageturnerError
 from pageturner.service.ranks import messages
 from pageturner.service.ranks.channel import Channel, ChannelClosed
 from pageturner.service.ranks.codec import FORMAT
+from pageturner.service.ranks.follower import LONGEST_REASON
 from pageturner.service.ranks.leader import Patience
-from pageturner.service.ranks.messages import Assignment, End, Hello, Identity, Join, Refused, Sizes, expect
+from pageturner.service.ranks.messages import END, Assignment, Hello, Identity, Join, Refused, Sizes, expect
 from pageturner.service.ranks.processes import EXIT_ORPHANED, Channels, begin
 
 if TYPE_CHECKING:
@@ -48,18 +50,22 @@ def run(channels: Channels) -> int:
         except ChannelClosed:
             raise
         except PageturnerError as error:
-            _refuse(channel, error)
+            key, reason = (error.key, error.reason) if isinstance(error, ConfigError) else ("", str(error))
+            _refuse(channel, Refused(reason, key))
+            return 1
+        except Exception as error:  # whatever it is: rank 0's log has the reason, and not an exit code
+            reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+            _refuse(channel, Refused(reason, detail=format_exc()))
             return 1
     except ChannelClosed:
         return EXIT_ORPHANED
     return 0
 
 
-def _refuse(channel: Channel, error: PageturnerError) -> None:
+def _refuse(channel: Channel, refused: Refused) -> None:
     """Say why this rank can't serve, and wait for rank 0 to have read it: its end would be noticed first."""
-    key, reason = (error.key, error.reason) if isinstance(error, ConfigError) else ("", str(error))
-    messages.send(channel, Refused(reason, key))
-    while messages.receive(channel) != End():
+    messages.send(channel, refused)
+    while channel.receive() != END:  # steps may be on their way
         pass
 
 
@@ -96,7 +102,14 @@ def _serve(channels: Channels, assignment: Assignment) -> None:
     messages.send(channel, Identity(part_identity(artifacts, backend)))
     expect(messages.receive(channel), Join)
     rank, size, library = assignment.rank, assignment.size, exchange_library(backend.device, cache_dir)
-    meet_here = partial(meet, backend.device, rank=rank, size=size, library=library)
+    meet_here = partial(
+        meet,
+        backend.device,
+        rank=rank,
+        size=size,
+        library=library,
+        note=lambda reason: logger.warning("ranks_by_sockets", reason=reason),
+    )
     collectives = RenewedCollectives(
         assignment.rank,
         assignment.size,

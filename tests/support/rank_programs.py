@@ -22,7 +22,7 @@ from pageturner.service.ranks import messages
 from pageturner.service.ranks.channel import Channel
 from pageturner.service.ranks.codec import FORMAT
 from pageturner.service.ranks.follower import Follower
-from pageturner.service.ranks.messages import End, Hello, Refused
+from pageturner.service.ranks.messages import END, Hello, Ready, Refused
 from pageturner.service.ranks.pulse import Pulse
 
 BEAT = 0.05
@@ -84,6 +84,10 @@ def main() -> None:
         messages.send(channel, Hello(FORMAT, __version__))
     if name == "that refuses":
         messages.send(channel, Refused("it has no GPU", "model.device"))
+    if name == "that gives up":
+        messages.send(channel, Ready())
+        channel.receive()
+        messages.send(channel, Refused("nobody met it again"))
     if name == "that speaks nonsense":
         channel.send(200, b"?")
     if name == "that follows":
@@ -91,7 +95,7 @@ def main() -> None:
         model = Model(told)
         Follower(channel, model, model.forward, Group(absent=99), structlog.get_logger(), 1.0).run()
         return
-    while messages.receive(channel) != End():
+    while channel.receive() != END:
         pass
 
 

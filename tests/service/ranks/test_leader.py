@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +22,10 @@ from support.scripted import recording_logger
 
 from pageturner.service.core.outputs import BlockCopies, ScheduledSequence, SchedulerOutput
 from pageturner.service.errors import ConfigError, ModelError, PageturnerError, RankLost
+from pageturner.service.ranks import leader as leader_module
 from pageturner.service.ranks.leader import Leader, Patience
 from pageturner.service.ranks.messages import Hello, Ready
+from pageturner.service.ranks.processes import RankProcess, start_rank
 from pageturner.service.ranks.ranked_steps import Ranks, StepFailedOnRank
 
 PATIENCE = Patience(silent=60.0, loading=60.0, step=60.0, ending=20.0)
@@ -184,6 +189,54 @@ def test_a_program_that_cannot_be_started_leaves_nothing() -> None:
         ConfigError, match=r"model\.tensor_parallel_size: a process of rank 1 is refused: No such"
     ):
         Leader(3, ("/no/such/program",), recording_logger()[0], time.monotonic)
+
+
+def test_a_rank_that_gives_up_is_lost_with_its_reason() -> None:
+    """A step that fails might succeed when it is tried again; this one can't."""
+    with leading(name="that gives up") as leader:
+        ranks = met(leader)
+        leader.expect_signs()
+        with pytest.raises(RankLost, match=r"rank 1 .* is lost: it can't go on: nobody met it again"):
+            ranks.together(lambda output: None)(step(1))
+
+
+class _Refused(selectors.DefaultSelector):
+    def __init__(self) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_watch_that_is_refused_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[RankProcess] = []
+
+    def start(rank: int, program: Sequence[str]) -> RankProcess:
+        started.append(start_rank(rank, program))
+        return started[-1]
+
+    monkeypatch.setattr(leader_module, "start_rank", start)
+    monkeypatch.setattr(selectors, "DefaultSelector", _Refused)
+    with pytest.raises(ConfigError, match="a watch over other ranks is refused: Too many open files"):
+        Leader(3, program("that follows"), recording_logger()[0], time.monotonic, PATIENCE)
+    assert len(started) == 2
+    assert not any(is_running(each.process.pid) for each in started)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_rank_that_cannot_be_started_keeps_no_socket(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of its sockets is refused, or its process."""
+    made: list[socket.socket] = []
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        if len(made) == 2 * number:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.extend(socketpair())
+        return made[-2], made[-1]
+
+    socketpair = socket.socketpair
+    monkeypatch.setattr(socket, "socketpair", pair)
+    with pytest.raises(OSError, match=r"Too many open files|No such file"):
+        start_rank(1, ("/no/such/program",))
+    assert len(made) == 2 * number
+    assert all(each.fileno() == -1 for each in made)
 
 
 _PARENT = """
