@@ -26,6 +26,7 @@ from pageturner.service.errors import (
     InvalidArgument,
     NonFiniteLogits,
     PageturnerError,
+    RankLost,
     StepFailed,
 )
 from pageturner.service.llm import LLM
@@ -314,3 +315,38 @@ def test_four_ranks_say_what_one_says(
             assert (client.load().num_swapped_out_blocks_total > 0) == ("always-swap" in flags[-1])
     finally:
         served.end()
+
+
+_KILLED = """
+import os
+from pageturner.service.ranks import messages
+from pageturner.service.ranks.follower import Follower
+real_send, real_read, real_carry_out = messages.send, messages.read, Follower._carry_out
+def end():
+    os.kill(os.getpid(), 9)
+def send(channel, message, timeout=None):
+    if type(message).__name__ == PHASE:
+        end()
+    real_send(channel, message, timeout)
+def read(kind, payload):
+    message = real_read(kind, payload)
+    if type(message).__name__ == PHASE:
+        end()
+    return message
+def carry_out(self, output):
+    return end() if PHASE == "first step" else real_carry_out(self, output)
+messages.send, messages.read, Follower._carry_out = send, read, carry_out
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["Hello", "Identity", "Join", "Capacity", "Ready", "first step", "Renew"])
+def test_a_rank_that_is_killed_while_a_server_starts_ends_the_start(
+    phase: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"PHASE = {phase!r}\n{_KILLED}{ranks.RANK_PROGRAM[-1]}"
+    monkeypatch.setattr(ranks, "RANK_PROGRAM", (*ranks.RANK_PROGRAM[:-1], program))
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) is lost: it was ended by SIGKILL"):
+        LLM(options(model, 2), cache={"num_blocks": 64, "swap_space": "0"})
+    assert {child.pid for child in psutil.Process().children()} <= before

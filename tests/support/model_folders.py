@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -14,10 +15,11 @@ from support.tiny_tokenizers import byte_level_bpe
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 
 
-def save_chat_model(folder: Path) -> Path:
-    """A random llama of 4,096 positions with a tokenizer of its own; returns the folder."""
+def save_chat_model(folder: Path, family: str = "llama", **changes: Any) -> Path:
+    """A random model of 4,096 positions with a tokenizer of its own; returns the folder."""
     tokenizer = byte_level_bpe()
-    _, tiny = tiny_model("llama", seed=0, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=4096)
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 4096, **changes}
+    _, tiny = tiny_model(family, seed=0, **sizes)
     save(tiny, folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
