@@ -36,6 +36,11 @@ class HandoverOptions:
     prefill_tls_ca: str | None = None
     """Certificate of their authority, where they are reached over TLS; "system" trusts those that gRPC
     brings."""
+    prefill_client_certificate: Path | None = None
+    """This server's certificate, where they ask for one (tls.client_ca there): of an admin's identity, unless a
+    token is sent."""
+    prefill_client_key: Path | None = None
+    """Its private key."""
     min_tokens: int = 256
     """Prompts that lack fewer tokens here are computed here: their transfer would take as long."""
     patience_seconds: float = 10.0
@@ -52,6 +57,12 @@ class HandoverOptions:
         if (self.role == "decode") != bool(self.prefill_targets):
             reason = "names the servers that prefill for a decode server, and for no other"
             raise ConfigError("handover.prefill_targets", reason)
+        if (self.prefill_client_certificate is None) != (self.prefill_client_key is None):
+            reason = "goes with handover.prefill_client_key, and that with it"
+            raise ConfigError("handover.prefill_client_certificate", reason)
+        if self.prefill_client_certificate is not None and self.prefill_tls_ca is None:
+            reason = "is shown over TLS: handover.prefill_tls_ca"
+            raise ConfigError("handover.prefill_client_certificate", reason)
         if self.min_tokens < 1:
             raise ConfigError("handover.min_tokens", f"{self.min_tokens} is not at least 1")
         if not 0 < self.patience_seconds <= 3600:

@@ -98,6 +98,8 @@ def build_handover(
         token_file=options.prefill_token_file,
         tls=options.prefill_tls_ca == "system",
         tls_ca=None if options.prefill_tls_ca == "system" else options.prefill_tls_ca,
+        client_certificate=options.prefill_client_certificate,
+        client_key=options.prefill_client_key,
     )
     own = OwnKv(fingerprint, layout_of(model), model.cache.block_size, model.block_bytes)
     peers = Peers([AsyncConnection(target, credentials) for target in targets], clock.now)
