@@ -37,8 +37,8 @@ class HandoverOptions:
     """Certificate of their authority, where they are reached over TLS; "system" trusts those that gRPC
     brings."""
     prefill_client_certificate: Path | None = None
-    """This server's certificate, where they ask for one (tls.client_ca there): of an admin's identity, unless a
-    token is sent."""
+    """This server's certificate, where they ask for one (tls.client_ca there): of an admin's identity, unless
+    a token is sent."""
     prefill_client_key: Path | None = None
     """Its private key."""
     min_tokens: int = 256

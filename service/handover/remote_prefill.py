@@ -11,13 +11,15 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import dropwhile
 
 from structlog.typing import FilteringBoundLogger
 
+from pageturner.policies.views import Rates
 from pageturner.service.client.async_connection import AsyncConnection
 from pageturner.service.client.calls import StreamCall
+from pageturner.service.client.credentials import Credentials
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
 from pageturner.service.core.prefix_summary import PrefixSummary
@@ -64,17 +66,30 @@ class BadBlock(PageturnerError):
 
 
 class Silent(PageturnerError):
-    """Nothing came for too long."""
+    """No block came for too long."""
+
+
+class Slow(PageturnerError):
+    """Blocks came, and all of them would have taken too long."""
+
+
+OF_OUR_FILES = frozenset(each.name for each in fields(Credentials))
+"""Fields of what is wrong with this server's own token or certificate, before any request is sent."""
+
+SLOWEST = 8.0
+"""Times as long as this server's own computing a hand-over may take, beyond the patience."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKv:
-    """What KV of this server is: others' must be alike. fingerprint, layout: as of `PrefillOrder`."""
+    """What KV of this server is: others' must be alike. fingerprint, layout: as of `PrefillOrder`. rates: how
+    fast it is made here."""
 
     fingerprint: str
     layout: str
     block_size: int
     block_bytes: int
+    rates: Rates
 
 
 class RemotePrefill:
@@ -132,7 +147,8 @@ class RemotePrefill:
         """A server did not do what it was asked for, after so long. What others ask of it may be done all the
         same: it is left alone only where the reason is its own."""
         has_little_time = isinstance(error, DeadlineExceeded) and seconds < FAIR_SECONDS
-        if has_little_time or isinstance(error, OF_ONE_REQUEST):
+        is_about_us = isinstance(error, InvalidArgument) and error.field in OF_OUR_FILES
+        if has_little_time or (isinstance(error, OF_ONE_REQUEST) and not is_about_us):
             self._logger.info("handover_declined", server=peer.server.target.address, reason=str(error))
         elif self._peers.failed(peer, str(error), is_refusal=isinstance(error, HandoverRefused)):
             self._logger.warning("handover_failed", server=peer.server.target.address, reason=str(error))
@@ -182,27 +198,41 @@ class RemotePrefill:
         call = StreamCall(PATH, request, pb.PrefillResponse, _as_it_is, left)
         async with aclosing(peer.server.follow(call)) as messages:
             index = first
-            async for message in self._within_patience(messages):
-                if message.WhichOneof("news") != "block":
-                    continue
-                self._check(message.block, index, last)
-                self._receiver.put(hashes[index - first], message.block.content)
+            async for block in self._within_patience(messages, self._longest(first, last)):
+                self._check(block, index, last)
+                self._receiver.put(hashes[index - first], block.content)
                 index += 1
 
+    def _longest(self, first: int, last: int) -> float:
+        """Seconds that these blocks may take, however steadily they come: by then they had been computed
+        here."""
+        size = self._own.block_size
+        computed_here = self._own.rates.prefill_seconds((last - first) * size, first * size)
+        return self._options.patience_seconds + SLOWEST * computed_here
+
     async def _within_patience(
-        self, messages: AsyncIterator[pb.PrefillResponse]
-    ) -> AsyncIterator[pb.PrefillResponse]:
-        """Raises Silent where the next one does not come in time."""
+        self, messages: AsyncIterator[pb.PrefillResponse], longest_seconds: float
+    ) -> AsyncIterator[pb.KvBlock]:
+        """Raises Silent where the next block does not come in time, whatever else does; Slow where all of
+        them take too long."""
+        patience = self._options.patience_seconds
+        now = asyncio.get_running_loop().time
+        ends_at = now() + longest_seconds
         while True:
+            by = min(now() + patience, ends_at)
             try:
-                async with asyncio.timeout(self._options.patience_seconds):
+                async with asyncio.timeout_at(by):
                     message = await anext(messages)
+                    while message.WhichOneof("news") != "block":
+                        message = await anext(messages)
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                seconds = self._options.patience_seconds
-                raise Silent(f"nothing came for {seconds:g} s (handover.patience_seconds)") from None
-            yield message
+                if by == ends_at:
+                    reason = f"it was not done in {longest_seconds:.1f} s, as this server is by itself"
+                    raise Slow(reason) from None
+                raise Silent(f"nothing came for {patience:g} s (handover.patience_seconds)") from None
+            yield message.block
 
     def _check(self, block: pb.KvBlock, index: int, last: int) -> None:
         if block.index != index or index >= last:

@@ -101,7 +101,7 @@ def build_handover(
         client_certificate=options.prefill_client_certificate,
         client_key=options.prefill_client_key,
     )
-    own = OwnKv(fingerprint, layout_of(model), model.cache.block_size, model.block_bytes)
+    own = OwnKv(fingerprint, layout_of(model), model.cache.block_size, model.block_bytes, model.rates)
     peers = Peers([AsyncConnection(target, credentials) for target in targets], clock.now)
     return RemotePrefill(peers, opened.receiver, hasher, own, options, clock, logger)
 

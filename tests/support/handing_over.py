@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,8 +48,11 @@ def dear_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def tiny_server(folder: Path, **given: Any) -> AsyncIterator[TinyServer]:
-    """given: keys of the configuration, with `__` for a dot."""
+async def tiny_server(
+    folder: Path, guard: Mapping[str, Any] | None = None, **given: Any
+) -> AsyncIterator[TinyServer]:
+    """given: keys of the configuration, with `__` for a dot. guard: what `serving` takes of certificates and
+    identities."""
     keys = {
         "model.source": str(folder),
         "model.device": "cpu",
@@ -67,7 +70,7 @@ async def tiny_server(folder: Path, **given: Any) -> AsyncIterator[TinyServer]:
     )
     await engine.start()
     try:
-        async with serving(engine) as served:
+        async with serving(engine, **(guard or {})) as served:
             yield TinyServer(engine, served.client, f"127.0.0.1:{served.port}", entries)
     finally:
         await engine.aclose()
