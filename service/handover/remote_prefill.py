@@ -11,7 +11,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import dropwhile
 
 from structlog.typing import FilteringBoundLogger
@@ -89,7 +89,7 @@ class OwnKv:
     layout: str
     block_size: int
     block_bytes: int
-    rates: Rates
+    rates: Rates = field(default_factory=Rates)
 
 
 class RemotePrefill:
