@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # a token would be written to the user's home
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+    "RAY_worker_niceness": "0",  # by default 15: beside other tests they would get next to nothing
     "OMP_NUM_THREADS": "1",
 }
 
@@ -134,7 +135,7 @@ def _serve(folder: Path) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # Ray prints on standard output
     ray.init(
-        num_cpus=16,
+        num_cpus=6,  # so many workers start at once; three replicas and a new version want them
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=80 << 20,
