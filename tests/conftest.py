@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.at_length import AtLength
 
 _EXAMPLES = "examples"
@@ -25,6 +26,9 @@ def pytest_configure() -> None:
     would compile torch's modules anew, for half of its processor time."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # How long an example takes says what else the machine does.
+    settings.register_profile("pageturner", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("pageturner")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -57,7 +57,7 @@ def rank_processes(
         theirs.close()
         ranks.append(RankProcess(process, ours))
     try:
-        yield ranks
+        yield list(ranks)
     finally:
         for rank_process in ranks:
             rank_process.pipe.close()

@@ -62,7 +62,7 @@ def test_a_replayed_step_is_the_eager_one(pair: ReplayedModel, num_sequences: in
             pair.assert_equal(replayed, eager)
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.one_of(st.integers(1, 70), st.sampled_from([300, 511, 512, 600])), min_size=1, max_size=8),
     st.integers(1, 4),
