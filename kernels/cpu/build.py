@@ -41,9 +41,10 @@ def load_library(
     texts = [str(path) for path in sorted(sources.glob("*.cpp"))]
     try:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = _key(executable, sources, machine)
         library = gxx.once(
-            cache_dir / f"pageturner-cpu-{_key(executable, sources, machine)}.so",
-            cache_dir / "lock",
+            cache_dir / f"pageturner-cpu-{key}.so",
+            cache_dir / f"lock-{key[-1]}",  # 16 of them: few wait that want another library
             lambda unfinished: gxx.run([executable, *FLAGS, *machine, *texts, "-o", str(unfinished)]),
         )
         return ctypes.CDLL(str(library))

@@ -110,7 +110,8 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tiny: Path, tmp_path: Path)
     (tiny / "tiny.cpp").write_text("int broken(")
     with pytest.raises(CompilerUnavailable, match=r"tiny\.cpp"):
         load_library(tmp_path / "cache", sources=tiny)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+    (left,) = (tmp_path / "cache").iterdir()
+    assert left.name.startswith("lock-")
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named(tiny: Path, tmp_path: Path) -> None:
