@@ -58,7 +58,7 @@ def check_coded_writes(ops: PagedOps, layout: KvLayout, rows: torch.dtype, seed:
     sizes = torch.tensor([1, 1e-3, 1e3, 1, 0, 1e-37, 1e-39, 1e37, 1e-30, 1, 5, 20, 1e30, 1])[:, None, None]
     key, value = (torch.randn(2, 14, heads, head_dim, generator=generator) * sizes).to(rows)
     key[..., 1::5] *= 2e-5  # subnormal beside the rest, as floats of 8 bits
-    value[4, :, 3] = 448.0  # also 1.75 * 256
+    value[4, :, 0] = 448.0  # also 1.75 * 256
     value[10], value[11, :, 0] = -0.0, torch.nan
     query = torch.randn(14, 2 * heads, head_dim, generator=generator).to(rows)
     angles = torch.randn(14, head_dim // 2, generator=generator).repeat(1, 2)
