@@ -1,15 +1,14 @@
 """Asks servers that prefill for the KV of long prompts, and leaves it where the scheduler finds it.
 
-As in Dynamo's conditional disaggregation the decoding server decides, request by request: a prompt of which
-it lacks few tokens it computes itself, since their transfer would take as long (see also DistServe, Zhong et
-al., 2024, and Splitwise, Patel et al., 2024, on why to part the two).
+The decoding server decides, request by request (`core.missing_blocks`). On why to part the two see DistServe
+(Zhong et al., 2024) and Splitwise (Patel et al., 2024).
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields
 from itertools import dropwhile
@@ -22,6 +21,7 @@ from pageturner.service.client.calls import StreamCall
 from pageturner.service.client.credentials import Credentials
 from pageturner.service.core.clock import Clock
 from pageturner.service.core.memory.prefix_cache import PrefixHasher
+from pageturner.service.core.missing_blocks import MissingBlocks, missing_blocks
 from pageturner.service.core.prefix_summary import PrefixSummary
 from pageturner.service.core.request import NewRequest
 from pageturner.service.engine.block_receiver import BlockReceiver
@@ -117,17 +117,17 @@ class RemotePrefill:
         """What another server computes of its prompt, if it is asked for, is in the receiver then."""
         if not self._may_ask(new):
             return
-        hashes = self._wanted(new, await look())
-        first = len(hashes.before)
+        wanted = self._wanted(new, await look())
+        first, missing = wanted.num_here, wanted.hashes
         # Each once: all of them silent cost their patience, and no more.
         asked: set[Peer[AsyncConnection]] = set()
-        while hashes.missing and (peer := self._peers.choose(asked)) is not None:
+        while missing and (peer := self._peers.choose(asked)) is not None:
             asked.add(peer)
-            num_tokens = len(hashes.missing) * self._own.block_size
+            num_tokens = len(missing) * self._own.block_size
             peer.num_tokens += num_tokens
             asked_at = self._clock.now()
             try:
-                await self._take_in(peer, new, first, hashes.missing)
+                await self._take_in(peer, new, first, missing)
             except PageturnerError as error:
                 self._note(peer, error, self._clock.now() - asked_at)
             except Exception as error:  # a fault of ours costs the hand-over, and no request
@@ -139,9 +139,8 @@ class RemotePrefill:
             finally:
                 peer.num_tokens -= num_tokens
             # What it gave is good: another server is asked for the rest, and has it cached or computes it.
-            missing = list(dropwhile(self._receiver.holds, hashes.missing))
-            first += len(hashes.missing) - len(missing)
-            hashes = _Wanted(hashes.before, missing)
+            left = list(dropwhile(self._receiver.holds, missing))
+            first, missing = first + len(missing) - len(left), left
 
     def _note(self, peer: Peer[AsyncConnection], error: PageturnerError, seconds: float) -> None:
         """A server did not do what it was asked for, after so long. What others ask of it may be done all the
@@ -163,26 +162,25 @@ class RemotePrefill:
         is_own = new.adapter or new.bypass_prefix_cache or new.is_scored or new.resumed or new.hands_over
         return not is_own and len(new.prompt_token_ids) > self._options.min_tokens
 
-    def _wanted(self, new: NewRequest, held: PrefixSummary) -> _Wanted:
-        """Which blocks of the prompt are here, and which are to be had."""
-        own, options = self._own, self._options
-        tokens = new.prompt_token_ids
+    def _wanted(self, new: NewRequest, held: PrefixSummary) -> MissingBlocks:
+        own, tokens = self._own, new.prompt_token_ids
         hashes = self._hasher.chain(
-            tokens[:-1],  # the last token is computed here, for its logits
+            tokens[:-1],
             own.block_size,
             adapter=new.adapter,
             salt=new.cache_salt,
             tenant=new.cache_tenant,
         )
-        num_here = held.num_leading(hashes)
-        while num_here < len(hashes) and self._receiver.holds(hashes[num_here]):
-            num_here += 1
-        missing = hashes[num_here:][: self._receiver.capacity]
-        if len(tokens) - num_here * own.block_size < options.min_tokens:
-            missing = []
-        return _Wanted(hashes[:num_here], missing)
+        return missing_blocks(
+            hashes,
+            held.num_leading(hashes),
+            self._receiver,
+            num_tokens=len(tokens),
+            block_size=own.block_size,
+            min_tokens=self._options.min_tokens,
+        )
 
-    async def _take_in(self, peer: Prefiller, new: NewRequest, first: int, hashes: list[bytes]) -> None:
+    async def _take_in(self, peer: Prefiller, new: NewRequest, first: int, hashes: Sequence[bytes]) -> None:
         """Raises PageturnerError where the server fails, or gives something else than blocks in order."""
         last = first + len(hashes)
         request = pb.PrefillRequest(
@@ -242,14 +240,6 @@ class RemotePrefill:
             raise BadBlock(f"block {index} has {len(block.content)} bytes, not {expected}")
         if zlib.crc32(block.content) != block.checksum:
             raise BadBlock(f"block {index} was damaged on its way")
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Hashes of a prompt's blocks: those that are here, and those behind them that are to be had."""
-
-    before: list[bytes]
-    missing: list[bytes]
 
 
 def _as_it_is(message: pb.PrefillResponse) -> pb.PrefillResponse:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import Protocol
 
+from pageturner.service.core.missing_blocks import missing_blocks
 from pageturner.service.routing.peers import Peer, Peers
 from pageturner.service.simulator.handover import Handover, Links
 from pageturner.service.simulator.peer_tiers import SimulatedReceiver
@@ -164,18 +165,20 @@ class Handovers:
     # --- where it is decoded ---------------------------------------------------------------
 
     def _look(self, index: int, at: float, server: DecodeServer) -> _TakeIn:
-        """Which blocks of the prompt are to be had, as `RemotePrefill` reckons."""
+        """Which blocks of the prompt are to be had."""
         options, tokens = self._options, server.replica.new_request(index, at).prompt_token_ids
         if len(tokens) <= options.min_tokens:
             return _TakeIn(index, at, server, (), 0)
-        hashes = server.replica.hashes(tokens[:-1])  # the last token is computed here, for its logits
-        num_here = server.replica.num_held(hashes)
-        while num_here < len(hashes) and server.receiver.holds(hashes[num_here]):
-            num_here += 1
-        missing = hashes[num_here:][: server.receiver.capacity]
-        if len(tokens) - num_here * self._block_size < options.min_tokens:
-            missing = []
-        return _TakeIn(index, at, server, missing, num_here)
+        hashes = server.replica.hashes(tokens[:-1])
+        wanted = missing_blocks(
+            hashes,
+            server.replica.num_held(hashes),
+            server.receiver,
+            num_tokens=len(tokens),
+            block_size=self._block_size,
+            min_tokens=options.min_tokens,
+        )
+        return _TakeIn(index, at, server, wanted.hashes, wanted.num_here)
 
     def _ask(self, wanted: _TakeIn) -> None:
         stage, server = self._stage, wanted.server
