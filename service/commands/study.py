@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pageturner.service.commands.output import note, show, write
 from pageturner.service.commands.progress import progress
@@ -14,6 +15,8 @@ from pageturner.service.commands.result_files import check_folder
 from pageturner.service.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from pageturner.service.simulator.machine import SimulatedMachine
 
 HELP = "run the study of all built-in policies in the simulator"
@@ -76,14 +79,7 @@ def _run_axes(arguments: argparse.Namespace, machine: SimulatedMachine) -> int:
     cases = [case for case in CASES if arguments.only in (None, case.axis)]
     with progress(len(cases)) as advance:
         findings = run_study(machine, range(arguments.seeds), lambda text: advance(text, 1), cases)
-    if arguments.out:
-        setting = {"machine": machine.name, "seeds": arguments.seeds}
-        note(f"wrote {write_study(findings, setting, arguments.out)}")
-    if arguments.json:
-        write(json.dumps([finding.to_json() for finding in findings], indent=2))
-        return 0
-    show(render(findings))
-    return 0
+    return _tell(arguments, findings, _setting(arguments, machine), write_study, render)
 
 
 def _run_routing(arguments: argparse.Namespace, machine: SimulatedMachine) -> int:
@@ -100,14 +96,8 @@ def _run_routing(arguments: argparse.Namespace, machine: SimulatedMachine) -> in
         findings = run_routing_study(
             machine, range(arguments.seeds), lambda text: advance(text, 1), num_servers=num_servers
         )
-    if arguments.out:
-        setting = {"machine": machine.name, "seeds": arguments.seeds, "replicas": num_servers}
-        note(f"wrote {write_routing_study(findings, setting, arguments.out)}")
-    if arguments.json:
-        write(json.dumps([found.to_json() for found in findings], indent=2))
-        return 0
-    show(render_routing(findings))
-    return 0
+    setting = _setting(arguments, machine) | {"replicas": num_servers}
+    return _tell(arguments, findings, setting, write_routing_study, render_routing)
 
 
 def _run_apart(arguments: argparse.Namespace, machine: SimulatedMachine) -> int:
@@ -117,11 +107,33 @@ def _run_apart(arguments: argparse.Namespace, machine: SimulatedMachine) -> int:
 
     with progress(len(CASES)) as advance:
         findings = run_apart_study(machine, range(arguments.seeds), lambda text: advance(text, 1))
+    setting = _setting(arguments, machine) | {"replicas": NUM_SERVERS}
+    return _tell(arguments, findings, setting, write_apart_study, render_apart)
+
+
+class _Found(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+_F = TypeVar("_F", bound=_Found)
+
+
+def _setting(arguments: argparse.Namespace, machine: SimulatedMachine) -> dict[str, Any]:
+    return {"machine": machine.name, "seeds": arguments.seeds}
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    findings: Sequence[_F],
+    setting: dict[str, Any],
+    write_to: Callable[[Sequence[_F], dict[str, Any], Path], Path],
+    render: Callable[[Sequence[_F]], RenderableType],
+) -> int:
+    """Files, where they are asked for, then the findings to the terminal or as JSON."""
     if arguments.out:
-        setting = {"machine": machine.name, "seeds": arguments.seeds, "replicas": NUM_SERVERS}
-        note(f"wrote {write_apart_study(findings, setting, arguments.out)}")
+        note(f"wrote {write_to(findings, setting, arguments.out)}")
     if arguments.json:
         write(json.dumps([found.to_json() for found in findings], indent=2))
-        return 0
-    show(render_apart(findings))
+    else:
+        show(render(findings))
     return 0
