@@ -194,9 +194,9 @@ class Leader:
 
     def _refusal(self, process: RankProcess, refused: Refused) -> PageturnerError:
         """What a rank says in place of anything else: once steps have been sent it is lost by that."""
+        self._logger.error("rank_refused", rank=process.rank, reason=refused.reason, detail=refused.detail)
         if self._has_model:
             return self.lost(process.rank, f"it can't go on: {refused.reason}")
-        self._logger.error("rank_refused", rank=process.rank, reason=refused.reason, detail=refused.detail)
         reason = f"rank {process.rank}: {refused.reason}"
         return ConfigError(refused.key, reason) if refused.key else ModelError(reason)
 

@@ -101,14 +101,18 @@ class Lookout:
         try:
             self._selector = selectors.DefaultSelector()
         except BaseException:
-            self._ended.close()
-            self._end.close()
+            self._let_go()
             raise
         self._thread = threading.Thread(target=self._run, name="pageturner-lookout", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch. Once only."""
-        self._thread.start()
+        """Begin to watch. Once only. Raises RuntimeError where the system refuses a thread."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self._selector.close()
+            self._let_go()
+            raise
 
     def bear(self, silent_seconds: float) -> None:
         """From now on a rank may be silent for so long. From any thread."""
@@ -119,6 +123,11 @@ class Lookout:
         self._end.close()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _let_go(self) -> None:
+        """Of what tells the thread to end, which there is none of."""
+        self._ended.close()
+        self._end.close()
 
     def _run(self) -> None:
         with self._selector as selector:

@@ -87,7 +87,7 @@ def main() -> None:
     if name == "that gives up":
         messages.send(channel, Ready())
         channel.receive()
-        messages.send(channel, Refused("nobody met it again"))
+        messages.send(channel, Refused("nobody met it again", detail="where it was"))
     if name == "that speaks nonsense":
         channel.send(200, b"?")
     if name == "that follows":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -46,29 +47,31 @@ def meet(
     library: ctypes.CDLL | None = None,
     check: Callable[[], object] = lambda: None,
     note: Callable[[str], object] = lambda _: None,
+    by_sockets: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Collectives:
     """Meet the other ranks, which are processes of this machine, by the store.
 
     timeout: of the meeting, and of each operation. library: as `exchange_library` says; all ranks' decides,
     and whether all can map the memory that rank 0 has for them. check: called while others are waited for;
-    what it raises ends the wait. note: told why ranks that might share memory don't. Raises RankLost if not
-    all ranks come.
+    what it raises ends the wait. note: told why ranks that might share memory don't. by_sockets: what holds
+    while torch connects ranks that don't. Raises RankLost if not all ranks come.
     """
     guests = _Guests(store, rank, size, timeout, check)
-    region = None
     try:
-        region = _share(guests, note, can_share=library is not None)
-        ways = [guests.hear("way", other) for other in range(size)]
-        store.set_timeout(timeout)
-        if library is not None and region is not None and set(ways) == {_SHARED}:
-            shared, region = region, None
-            return SharedCollectives(library, shared, rank, size, timeout.total_seconds(), time.monotonic)
+        with ExitStack() as held:  # the region, until it is the collectives'
+            region = _region(guests, held, note, can_share=library is not None)
+            guests.say("way", _SHARED if region is not None else _BY_TORCH)
+            ways = {guests.hear("way", other) for other in range(size)}
+            store.set_timeout(timeout)
+            if library is not None and region is not None and ways == {_SHARED}:
+                seconds = timeout.total_seconds()
+                shared = SharedCollectives(library, region, rank, size, seconds, time.monotonic)
+                held.pop_all()
+                return shared
     except RuntimeError as error:  # of the store, whose rank 0 is gone
         raise RankLost(f"rank {rank} of {size} does not meet the others: {error}") from error
-    finally:
-        if region is not None:
-            region.close()
-    return open_collectives(device, store, rank, size, timeout)
+    with by_sockets():
+        return open_collectives(device, store, rank, size, timeout)
 
 
 class _Guests:
@@ -98,21 +101,23 @@ class _Guests:
         return str(self._store.get(key).decode())
 
 
-def _share(guests: _Guests, note: Callable[[str], object], *, can_share: bool) -> SharedRegion | None:
-    """The memory that rank 0 has for all, if there is some; says to the others whether this rank has it."""
-    region = None
+def _region(
+    guests: _Guests, held: ExitStack, note: Callable[[str], object], *, can_share: bool
+) -> SharedRegion | None:
+    """The memory that rank 0 has for all, if there is some and this rank can map it. held: closes it."""
     try:
         if guests.rank == 0:
             path = ""
             try:
-                if can_share:
-                    region = SharedRegion.create(guests.size)
-                    path = region.path
+                if not can_share:
+                    return None
+                region = held.enter_context(closing(SharedRegion.create(guests.size)))
+                path = region.path
             finally:
                 guests.say("region", path)
-        elif can_share and (path := guests.hear("region", 0)):
-            region = SharedRegion.join(path, guests.rank, guests.size)
+            return region
+        if can_share and (path := guests.hear("region", 0)):
+            return held.enter_context(closing(SharedRegion.join(path, guests.rank, guests.size)))
     except OSError as error:
         note(f"no memory to share: {error.strerror or error}")
-    guests.say("way", _SHARED if region is not None else _BY_TORCH)
-    return region
+    return None

@@ -50,6 +50,8 @@ class SharedRegion:
             if rank == 0:
                 os.posix_fallocate(descriptor, 0, num_bytes)  # what is not there would end a process later
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            elif not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:  # EINVAL for a file
+                raise OSError(errno.EINVAL, "it may shrink")
             if os.fstat(descriptor).st_size != num_bytes:
                 raise OSError(errno.EINVAL, f"{os.fstat(descriptor).st_size} bytes, not {num_bytes}")
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.patience import wait_until
@@ -193,11 +195,16 @@ def test_a_program_that_cannot_be_started_leaves_nothing() -> None:
 
 def test_a_rank_that_gives_up_is_lost_with_its_reason() -> None:
     """A step that fails might succeed when it is tried again; this one can't."""
-    with leading(name="that gives up") as leader:
+    logger, entries = recording_logger()
+    leader = Leader(2, program("that gives up"), logger, time.monotonic, PATIENCE)
+    with closing(leader):
         ranks = met(leader)
         leader.expect_signs()
         with pytest.raises(RankLost, match=r"rank 1 .* is lost: it can't go on: nobody met it again"):
             ranks.together(lambda output: None)(step(1))
+    refused, lost = entries
+    assert (refused["event"], refused["rank"], refused["detail"]) == ("rank_refused", 1, "where it was")
+    assert lost["event"] == "rank_lost"
 
 
 class _Refused(selectors.DefaultSelector):
@@ -218,6 +225,31 @@ def test_a_watch_that_is_refused_leaves_no_process(monkeypatch: pytest.MonkeyPat
         Leader(3, program("that follows"), recording_logger()[0], time.monotonic, PATIENCE)
     assert len(started) == 2
     assert not any(is_running(each.process.pid) for each in started)
+
+
+def test_a_watch_without_a_thread_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def kept(make: Callable[[], Any]) -> Callable[[], Any]:
+        def one() -> Any:
+            made.append(make())
+            return made[-1]
+
+        return one
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(socket, "socketpair", kept(socket.socketpair))
+    monkeypatch.setattr(selectors, "DefaultSelector", kept(selectors.DefaultSelector))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ConfigError, match="a watch over other ranks is refused: can't start new thread"):
+        Leader(2, program("that follows"), recording_logger()[0], time.monotonic, PATIENCE)
+    *pairs, selector = made
+    assert len(pairs) == 4
+    assert all(end.fileno() == -1 for pair in pairs for end in pair)
+    with pytest.raises(ValueError, match="closed"):
+        selector.fileno()
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -6,9 +6,9 @@ import ctypes
 import errno
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from support.thread_ranks import on_ranks
 from torch.distributed import (  # type: ignore[attr-defined] # torch leaves them out
     FileStore,
     HashStore,
+    distributed_c10d,
     is_initialized,
 )
 
@@ -41,6 +42,7 @@ from pageturner.service.model.tensor_parallel import meeting
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives, add_in_order
 from pageturner.service.model.tensor_parallel.meeting import meet
 from pageturner.service.model.tensor_parallel.shared_collectives import SharedCollectives, SharedRegion
+from pageturner.service.model.tensor_parallel.torch_collectives import CONNECTING, open_collectives
 
 
 def test_one_rank_alone() -> None:
@@ -168,6 +170,47 @@ def test_ranks_share_memory_or_none_does(monkeypatch: pytest.MonkeyPatch) -> Non
     assert num_open_regions() == 0
 
 
+@pytest.mark.parametrize("unsaid", ["region 0", "way 0"])
+def test_a_store_that_is_lost_while_ranks_meet_keeps_no_memory(unsaid: str) -> None:
+    class Lost(HashStore):
+        def set(self, key: str, value: str) -> None:
+            if key == unsaid:
+                raise RuntimeError("connection reset by peer")
+            super().set(key, value)
+
+    with pytest.raises(RankLost, match="rank 0 of 2 does not meet the others: connection reset"):
+        meet(CPU, Lost(), 0, 2, timedelta(seconds=60), cpu_library())
+    assert num_open_regions() == 0
+
+
+def test_what_holds_while_ranks_connect_by_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = []
+
+    @contextmanager
+    def by_sockets() -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    monkeypatch.setattr(meeting, "open_collectives", lambda *_: events.append("connects"))
+    meet(CPU, HashStore(), 0, 1, timedelta(seconds=60), by_sockets=by_sockets)
+    assert events == ["begins", "connects", "ends"]
+    meet(CPU, HashStore(), 0, 1, timedelta(seconds=60), cpu_library(), by_sockets=by_sockets).close()
+    assert len(events) == 3, "of no use where memory is shared"
+
+
+def test_ranks_wait_for_each_other_for_longer_than_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank may read its weights for minutes while another waits to add up."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for timeout in (CONNECTING / 2, 30 * CONNECTING):
+        collectives = open_collectives(CPU, HashStore(), 0, 1, timeout)
+        try:
+            backend = distributed_c10d._get_default_group()._get_backend(CPU)
+            assert backend.options._timeout == timeout
+        finally:
+            collectives.close()
+
+
 def test_what_is_shared_has_no_name_and_one_size() -> None:
     region = SharedRegion.create(2)
     assert os.readlink(f"/proc/self/fd/{region.descriptor}").startswith("/memfd:")
@@ -176,6 +219,21 @@ def test_what_is_shared_has_no_name_and_one_size() -> None:
     with pytest.raises(OSError, match="bytes, not"):
         SharedRegion.join(region.path, 1, 40)
     region.close()
+
+
+def test_what_may_shrink_or_is_a_file_is_not_shared(tmp_path: Path) -> None:
+    """Whoever may run programs on the machine may tell a rank any path."""
+    region, path = SharedRegion.create(2), tmp_path / "file"
+    content = bytes(region.memory.numel())
+    region.close()
+    path.write_bytes(content)
+    with pytest.raises(OSError, match="Invalid argument"):
+        SharedRegion.join(str(path), 1, 2)
+    descriptor = os.memfd_create("pageturner-ranks", os.MFD_ALLOW_SEALING)
+    os.truncate(descriptor, len(content))
+    with pytest.raises(OSError, match="it may shrink"):
+        SharedRegion.join(f"/proc/self/fd/{descriptor}", 1, 2)
+    os.close(descriptor)
 
 
 def two_ends(library: ctypes.CDLL) -> list[Exchange]:
