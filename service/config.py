@@ -14,6 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -39,6 +40,7 @@ from pageturner.service.sizes import Bytes
 ENV_PREFIX = "PAGETURNER_"
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 TOKEN_FILE_VARIABLE = f"{ENV_PREFIX}TOKEN_FILE"
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 OPENMP_SPINS = 2000
 """Some 40 us: longer than the gaps between a step's operations, a fraction of a busy neighbour's turn."""
 
@@ -436,14 +438,22 @@ def calm_openmp(environ: MutableMapping[str, str] | None = None) -> None:
         environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)
 
 
-def keep_gloo_local(environ: MutableMapping[str, str] | None = None) -> None:
-    """Have the ranks of a model on CPUs listen for each other on the loopback interface, unless the
+@contextmanager
+def local_gloo(environ: MutableMapping[str, str] | None = None) -> Iterator[None]:
+    """Meanwhile ranks that form a group on CPUs listen for each other on the loopback interface, unless the
     environment says where.
 
-    By default gloo listens on the address of the machine's name. Of use before a group is formed.
+    By default gloo listens on the address of the machine's name, and it asks the environment alone.
     """
     environ = os.environ if environ is None else environ
-    environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    if _GLOO_INTERFACE in environ:
+        yield
+        return
+    environ[_GLOO_INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
+    try:
+        yield
+    finally:
+        environ.pop(_GLOO_INTERFACE, None)
 
 
 def token_file(environ: Mapping[str, str] | None = None) -> Path | None:

@@ -35,14 +35,14 @@ def measure(arguments: argparse.Namespace) -> int:
 
     from pageturner.service.bench.link_estimate import LINKS, SHAPES, SIZES, estimate_step
     from pageturner.service.bench.ranks import CONTEXT, DECODES, measure_rates, measure_steps
-    from pageturner.service.config import cache_directory, keep_gloo_local
+    from pageturner.service.config import cache_directory, local_gloo
 
     for name, least in (("ranks", 2), ("hidden", 1), ("concurrency", 0), ("output_tokens", 1), ("rounds", 1)):
         if getattr(arguments, name) < least:
             raise ConfigError(f"--{name.replace('_', '-')}", f"{getattr(arguments, name)} is below {least}")
-    keep_gloo_local()
     sizes, costs, rates = (1, arguments.ranks), [], None
-    with progress(len(DECODES) + (len(sizes) * arguments.rounds if arguments.concurrency else 0)) as advance:
+    num_stages = len(DECODES) + (len(sizes) * arguments.rounds if arguments.concurrency else 0)
+    with local_gloo(), progress(num_stages) as advance:
         for cost in measure_steps(
             arguments.ranks, arguments.hidden, cache_directory(), structlog.get_logger()
         ):

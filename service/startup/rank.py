@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from traceback import format_exc
@@ -76,7 +75,6 @@ def _serve(channels: Channels, assignment: Assignment) -> None:
     from pageturner.service.logs import structured
     from pageturner.service.model.decoder import Decoder
     from pageturner.service.model.loader import load_artifacts
-    from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
     from pageturner.service.ranks.adapters import AdapterHolder
     from pageturner.service.ranks.follower import Follower
     from pageturner.service.ranks.meeting import RenewedCollectives, find_store
@@ -84,6 +82,7 @@ def _serve(channels: Channels, assignment: Assignment) -> None:
     from pageturner.service.startup.identity import part_identity
     from pageturner.service.startup.parts import choose_threads, load_part
     from pageturner.service.startup.placement import choose_backend
+    from pageturner.service.startup.ranks import meets_by
 
     channel = channels.steps
     given = {**assignment.config, "model.device": assignment.device}
@@ -101,21 +100,9 @@ def _serve(channels: Channels, assignment: Assignment) -> None:
     artifacts = load_artifacts(config.model, cache_dir)
     messages.send(channel, Identity(part_identity(artifacts, backend)))
     expect(messages.receive(channel), Join)
-    rank, size, library = assignment.rank, assignment.size, exchange_library(backend.device, cache_dir)
-    meet_here = partial(
-        meet,
-        backend.device,
-        rank=rank,
-        size=size,
-        library=library,
-        note=lambda reason: logger.warning("ranks_by_sockets", reason=reason),
-    )
-    collectives = RenewedCollectives(
-        assignment.rank,
-        assignment.size,
-        find_store(assignment.port, loading),
-        lambda at, timeout: meet_here(at, timeout=timeout),
-    )
+    rank, size = assignment.rank, assignment.size
+    meets = meets_by(backend, rank, size, cache_dir, logger)
+    collectives = RenewedCollectives(rank, size, find_store(assignment.port, loading), meets)
     collectives.meet(0, loading)
     peers = FollowingPeers(channel, collectives)
     part = load_part(loaded, config.model, artifacts, backend, before_loading, logger, peers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from structlog.typing import FilteringBoundLogger
 
-from pageturner.service.config import LoadedConfig, keep_gloo_local
+from pageturner.service.config import LoadedConfig, local_gloo
 from pageturner.service.core.options import CacheOptions
 from pageturner.service.errors import ConfigError, ModelError, RankLost
 from pageturner.service.model.artifacts import ModelArtifacts
@@ -24,7 +24,7 @@ from pageturner.service.model.options import ModelOptions
 from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
 from pageturner.service.model.tensor_parallel.shards import plan_shards
 from pageturner.service.ranks.leader import KEY, Leader
-from pageturner.service.ranks.meeting import RenewedCollectives, open_store
+from pageturner.service.ranks.meeting import Open, RenewedCollectives, open_store
 from pageturner.service.ranks.messages import Assignment, Capacity, Identity, Join, Ready, Sizes
 from pageturner.service.ranks.ranked_steps import Ranks
 from pageturner.service.schema import to_plain
@@ -55,7 +55,6 @@ def started_ranks(
         raise ConfigError(KEY, "this process has met ranks already: of one model on several at a time")
     if backend.device.type == "cuda":
         check_gpus(size)
-    keep_gloo_local()
     peers = LeadingPeers(Leader(size, program or RANK_PROGRAM, logger, time.monotonic), logger)
     try:
         yield peers
@@ -111,19 +110,8 @@ class LeadingPeers:
         for process, identity in leader.hear(Identity):
             _check_identity(process.name, ours, identity.parts)
         leader.tell(lambda _: Join())
-        library = exchange_library(backend.device, cache_dir)
-        meet_here = partial(
-            meet,
-            backend.device,
-            rank=0,
-            size=leader.size,
-            library=library,
-            check=leader.check,
-            note=lambda reason: self._logger.warning("ranks_by_sockets", reason=reason),
-        )
-        self._collectives = RenewedCollectives(
-            0, leader.size, store, lambda at, timeout: meet_here(at, timeout=timeout)
-        )
+        meets = meets_by(backend, 0, leader.size, cache_dir, self._logger, leader.check)
+        self._collectives = RenewedCollectives(0, leader.size, store, meets)
         self._collectives.meet(0, loading)
 
     def agree(self, cache: CacheOptions) -> CacheOptions:
@@ -147,6 +135,25 @@ class LeadingPeers:
         self.leader.close(in_order=False)
         if self._collectives is not None:
             self._collectives.close()
+
+
+def meets_by(
+    backend: Backend,
+    rank: int,
+    size: int,
+    cache_dir: Path,
+    logger: FilteringBoundLogger,
+    check: Callable[[], object] = lambda: None,
+) -> Open:
+    """How any rank meets the others. check: as of `meet`."""
+    library = exchange_library(backend.device, cache_dir)
+
+    def note(reason: str) -> None:
+        logger.warning("ranks_by_sockets", reason=reason)
+
+    return lambda store, timeout: meet(
+        backend.device, store, rank, size, timeout, library, check, note, local_gloo
+    )
 
 
 def _assignment(

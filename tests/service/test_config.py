@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,10 @@ from pageturner.service.config import (
     cache_directory,
     calm_openmp,
     load_config,
+    local_gloo,
     quiet_grpc,
 )
-from pageturner.service.errors import ConfigError
+from pageturner.service.errors import ConfigError, RankLost
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -333,6 +335,18 @@ def test_grpc_writes_errors_alone_unless_the_environment_says_it() -> None:
     kept = {"GRPC_VERBOSITY": "DEBUG"}
     quiet_grpc(kept)
     assert kept == {"GRPC_VERBOSITY": "DEBUG"}
+
+
+def test_gloo_listens_on_the_loopback_interface_only_while_it_is_asked_to() -> None:
+    environ: dict[str, str] = {}
+    with suppress(RankLost), local_gloo(environ):
+        assert environ == {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+        raise RankLost("not all came")
+    assert environ == {}
+    kept = {"GLOO_SOCKET_IFNAME": "eth0"}
+    with local_gloo(kept):
+        assert kept == {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert kept == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
 def test_serving_sets_it_before_torch_reads_it() -> None:

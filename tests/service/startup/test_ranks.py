@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,18 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.model_folders import save_chat_model
 from support.scripted import recording_logger
+from torch.distributed import HashStore  # type: ignore[attr-defined] # torch leaves it out of its exports
 
 from pageturner.service.config import CacheConfig, cache_directory, load_config
 from pageturner.service.core.options import CacheOptions
 from pageturner.service.errors import ConfigError, ModelError
 from pageturner.service.llm import LLM
 from pageturner.service.model.loader import load_artifacts
+from pageturner.service.model.tensor_parallel import meeting
 from pageturner.service.ranks.meeting import HOST, open_store
 from pageturner.service.ranks.messages import Sizes
 from pageturner.service.sizes import Bytes
 from pageturner.service.startup import ranks
 from pageturner.service.startup.placement import choose_backend
-from pageturner.service.startup.ranks import RANK_PROGRAM, capacity_of, check_gpus, sized, started_ranks
+from pageturner.service.startup.ranks import (
+    RANK_PROGRAM,
+    capacity_of,
+    check_gpus,
+    meets_by,
+    sized,
+    started_ranks,
+)
 from pageturner.service.startup.sizing import share_of
 
 PLAIN = {"device": "cpu", "quantization": "none", "dtype": "float32"}
@@ -145,3 +156,22 @@ def test_sizes_in_bytes_are_those_of_all_ranks() -> None:
     assert (share.kv_cache_memory, share.swap_space, share.host_cache_memory) == (250, 150, 75)
     assert share_of(config, 1) is config
     assert share_of(replace(config, kv_cache_memory=None, num_blocks=7), 4).num_blocks == 7
+
+
+def test_ranks_connect_on_the_loopback_interface_and_leave_the_environment_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of a program which holds an `LLM` is its own."""
+    found: list[str | None] = []
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(ranks, "exchange_library", lambda device, cache_dir: None)
+    monkeypatch.setattr(
+        meeting, "open_collectives", lambda *_: found.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+    )
+    config = load_config(environ={}, given={"model.device": "cpu"}).config
+    logger, entries = recording_logger()
+    backend = choose_backend(config, cache_directory(), logger)
+    meets_by(backend, 0, 1, cache_directory(), logger)(HashStore(), timedelta(seconds=60))
+    assert found == ["lo" if sys.platform == "linux" else "lo0"]
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    assert not [entry for entry in entries if entry["event"] == "ranks_by_sockets"]
