@@ -44,7 +44,8 @@ class HandoverOptions:
     min_tokens: int = 256
     """Prompts that lack fewer tokens here are computed here: their transfer would take as long."""
     patience_seconds: float = 10.0
-    """How long a server may tell nothing of a prompt before what it has not given is computed here."""
+    """How long a server may give no block of a prompt before what it has not given is computed here. All of
+    them may take that and 8 times what this server would."""
     receive_memory: Bytes = Bytes(256 << 20)
     """What may lie here of blocks that were handed over, until the requests that want them start."""
     allow_inexact: bool = False

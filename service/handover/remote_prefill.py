@@ -38,7 +38,7 @@ from pageturner.service.errors import (
     StepFailed,
     TenantLimitReached,
 )
-from pageturner.service.routing.peers import Peer, Peers
+from pageturner.service.routing.peers import Peer, Peers, longest_seconds
 from pageturner.v1 import transfer_pb2 as pb
 
 _METHOD = pb.DESCRIPTOR.services_by_name["TransferService"].methods_by_name["Prefill"]
@@ -75,9 +75,6 @@ class Slow(PageturnerError):
 
 OF_OUR_FILES = frozenset(each.name for each in fields(Credentials))
 """Fields of what is wrong with this server's own token or certificate, before any request is sent."""
-
-SLOWEST = 8.0
-"""Times as long as this server's own computing a hand-over may take, beyond the patience."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +126,9 @@ class RemotePrefill:
             try:
                 await self._take_in(peer, new, first, missing)
             except PageturnerError as error:
-                self._note(peer, error, self._clock.now() - asked_at)
+                has_failed = self._note(peer, error, self._clock.now() - asked_at)
             except Exception as error:  # a fault of ours costs the hand-over, and no request
+                has_failed = True
                 self._peers.failed(peer, type(error).__name__, is_refusal=False)
                 self._logger.error("handover_fault", server=peer.server.target.address, exc_info=error)
             else:
@@ -138,19 +136,23 @@ class RemotePrefill:
                 return
             finally:
                 peer.num_tokens -= num_tokens
+            if has_failed and not peer.num_tokens:  # no call is on it: the next one reads its files anew
+                await peer.server.close()
             # What it gave is good: another server is asked for the rest, and has it cached or computes it.
             left = list(dropwhile(self._receiver.holds, missing))
             first, missing = first + len(missing) - len(left), left
 
-    def _note(self, peer: Peer[AsyncConnection], error: PageturnerError, seconds: float) -> None:
+    def _note(self, peer: Peer[AsyncConnection], error: PageturnerError, seconds: float) -> bool:
         """A server did not do what it was asked for, after so long. What others ask of it may be done all the
-        same: it is left alone only where the reason is its own."""
+        same: it is left alone only where the reason is its own, which is returned."""
         has_little_time = isinstance(error, DeadlineExceeded) and seconds < FAIR_SECONDS
         is_about_us = isinstance(error, InvalidArgument) and error.field in OF_OUR_FILES
         if has_little_time or (isinstance(error, OF_ONE_REQUEST) and not is_about_us):
             self._logger.info("handover_declined", server=peer.server.target.address, reason=str(error))
-        elif self._peers.failed(peer, str(error), is_refusal=isinstance(error, HandoverRefused)):
+            return False
+        if self._peers.failed(peer, str(error), is_refusal=isinstance(error, HandoverRefused)):
             self._logger.warning("handover_failed", server=peer.server.target.address, reason=str(error))
+        return True
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -196,17 +198,15 @@ class RemotePrefill:
         call = StreamCall(PATH, request, pb.PrefillResponse, _as_it_is, left)
         async with aclosing(peer.server.follow(call)) as messages:
             index = first
-            async for block in self._within_patience(messages, self._longest(first, last)):
+            async for block in self._within_patience(messages, self._longest(first, len(hashes))):
                 self._check(block, index, last)
                 self._receiver.put(hashes[index - first], block.content)
                 index += 1
 
-    def _longest(self, first: int, last: int) -> float:
-        """Seconds that these blocks may take, however steadily they come: by then they had been computed
-        here."""
-        size = self._own.block_size
-        computed_here = self._own.rates.prefill_seconds((last - first) * size, first * size)
-        return self._options.patience_seconds + SLOWEST * computed_here
+    def _longest(self, first: int, num_blocks: int) -> float:
+        """Seconds that these blocks may take."""
+        own, patience = self._own, self._options.patience_seconds
+        return longest_seconds(own.rates, patience, num_blocks * own.block_size, first * own.block_size)
 
     async def _within_patience(
         self, messages: AsyncIterator[pb.PrefillResponse], longest_seconds: float
@@ -229,7 +229,7 @@ class RemotePrefill:
                 if by == ends_at:
                     reason = f"it was not done in {longest_seconds:.1f} s, as this server is by itself"
                     raise Slow(reason) from None
-                raise Silent(f"nothing came for {patience:g} s (handover.patience_seconds)") from None
+                raise Silent(f"no block came for {patience:g} s (handover.patience_seconds)") from None
             yield message.block
 
     def _check(self, block: pb.KvBlock, index: int, last: int) -> None:

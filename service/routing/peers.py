@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pageturner.policies.views import Rates
 from pageturner.service.backoff import rest_seconds
 
 Server = TypeVar("Server")
@@ -16,6 +17,16 @@ Server = TypeVar("Server")
 
 REFUSED_REST = 60.0
 """Seconds that one is left alone whose KV means nothing here: it must be started anew, with other weights."""
+
+
+SLOWEST = 8.0
+"""Times as long as its own computing a server lets a hand-over take, beyond its patience."""
+
+
+def longest_seconds(rates: Rates, patience: float, num_tokens: int, num_context: int) -> float:
+    """That the KV of so many tokens, behind others, may take to come, however steadily it does: by then they
+    had been computed where they are wanted. rates: there. patience: seconds between two blocks."""
+    return patience + SLOWEST * rates.prefill_seconds(num_tokens, num_context)
 
 
 @dataclass(slots=True, eq=False)

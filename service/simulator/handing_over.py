@@ -20,7 +20,7 @@ from itertools import dropwhile
 from typing import Protocol
 
 from pageturner.service.core.missing_blocks import missing_blocks
-from pageturner.service.routing.peers import Peer, Peers
+from pageturner.service.routing.peers import Peer, Peers, longest_seconds
 from pageturner.service.simulator.handover import Handover, Links
 from pageturner.service.simulator.peer_tiers import SimulatedReceiver
 from pageturner.service.simulator.prefill_replica import PrefillReplica
@@ -85,8 +85,9 @@ class _TakeIn:
 class _Call:
     """One server that was asked for blocks of a prompt, of these hashes, behind `num_before` others.
 
-    settled: by hash, whether the block may be sent. num_left: blocks that have left. has_ended, has_failed:
-    the request there. is_answered: no more is sent. is_over: and that is known where it was asked.
+    heard_at: when a block came last. ends_at: when all of them must have. settled: by hash, whether the block
+    may be sent. num_left: blocks that have left. has_ended, has_failed: the request there. is_answered: no
+    more is sent. is_over: and that is known where it was asked.
     """
 
     take_in: _TakeIn
@@ -95,6 +96,7 @@ class _Call:
     peer: Peer[int]
     pump: Callable[[_Call], None]
     heard_at: float
+    ends_at: float
     settled: dict[bytes, bool] = field(default_factory=dict)
     num_left: int = 0
     is_sending: bool = False
@@ -187,11 +189,14 @@ class Handovers:
             stage.submit(wanted.index, wanted.at, server.number)
             return
         wanted.asked.add(peer)
-        peer.num_tokens += len(wanted.missing) * self._block_size
+        num_tokens, patience = len(wanted.missing) * self._block_size, self._options.patience_seconds
+        peer.num_tokens += num_tokens
         self.counts.num_calls += 1
-        call = _Call(wanted, wanted.missing, wanted.num_before, peer, self._pump, stage.now)
+        rates, num_context = server.replica.rates, wanted.num_before * self._block_size
+        ends_at = stage.now + longest_seconds(rates, patience, num_tokens, num_context)
+        call = _Call(wanted, wanted.missing, wanted.num_before, peer, self._pump, stage.now, ends_at)
         stage.later(stage.now + self._options.link_seconds, lambda: self._reach(call))
-        stage.later(stage.now + self._options.patience_seconds, lambda: self._listen(call))
+        stage.later(stage.now + patience, lambda: self._listen(call))
 
     def _come(self, call: _Call, block_hash: bytes) -> None:
         """A block is here."""
@@ -201,10 +206,10 @@ class Handovers:
             self.counts.num_blocks += 1
 
     def _listen(self, call: _Call) -> None:
-        """Whether nothing came for too long."""
+        """Whether nothing came for too long, or not all."""
         if call.is_over:
             return
-        patient_until = call.heard_at + self._options.patience_seconds
+        patient_until = min(call.heard_at + self._options.patience_seconds, call.ends_at)
         if self._stage.now < patient_until:
             self._stage.later(patient_until, lambda: self._listen(call))
             return

@@ -43,8 +43,8 @@ class SchedulerReplica:
     """One server. workload: of which `submit` names requests. tenants: told of what each gets. tier: the
     servers behind its host tier, if there are any.
 
-    records: what became of those submitted, by index. samples: of its pools. until: when what it does ends;
-    None while it does nothing.
+    records: what became of those submitted, by index. samples: of its pools. rates: as it has measured
+    itself. until: when what it does ends; None while it does nothing.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class SchedulerReplica:
         speculation = machine.speculation
         if speculation.row_cost is None:
             speculation = replace(speculation, row_cost=machine.row_cost)
+        self.rates = rates
         self._scheduler = Scheduler(
             machine.scheduler,
             machine.cache,

@@ -17,6 +17,7 @@ from support.scripted import recording_logger
 from pageturner.policies.views import Rates
 from pageturner.service.auth.identities import parse_identities
 from pageturner.service.auth.proof import Authenticator
+from pageturner.service.backoff import FIRST_REST
 from pageturner.service.core.clock import MonotonicClock
 from pageturner.service.engine.block_receiver import BlockReceiver
 from pageturner.service.engine.handover import HandoverOptions
@@ -116,6 +117,26 @@ async def test_who_may_have_prompts_computed(
         else:
             assert completion.usage.num_cached_prompt_tokens == 96
             assert not reasons
+
+
+async def test_certificates_that_change_are_read_once_the_old_ones_fail(
+    folder: Path, files: Path, tmp_path: Path
+) -> None:
+    guard = guard_of(tmp_path, asks_for_certificates=False)
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(OTHER_CA.pem)
+    keys = keys_of(files, TOKEN) | {"handover__prefill_tls_ca": str(authorities)}
+    async with (
+        tiny_server(folder, guard, handover__role="prefill") as prefill,
+        decoding(folder, prefill.target, **keys) as decode,
+    ):
+        completion = await decode.answer(PROMPT)
+        assert completion.usage.num_cached_prompt_tokens == 0
+        assert decode.logged("handover_failed")
+        authorities.write_bytes(CA.pem)
+        await asyncio.sleep(FIRST_REST)
+        completion = await decode.answer(PROMPT[::-1])
+        assert completion.usage.num_cached_prompt_tokens == 96
 
 
 def decoding(folder: Path, *targets: str, **given: Any) -> Any:

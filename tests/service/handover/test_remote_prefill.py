@@ -44,7 +44,7 @@ class SlowServer:
     ) -> None:
         self.target = SimpleNamespace(address=address)
         self._error = error
-        self.num_calls = 0
+        self.num_calls, self.num_closed = 0, 0
         self._clock = clock
         self._seconds = seconds
 
@@ -53,6 +53,9 @@ class SlowServer:
         self._clock.advance(self._seconds)
         raise self._error
         yield
+
+    async def close(self) -> None:
+        self.num_closed += 1
 
 
 def peers_of(*servers: SlowServer, clock: ManualClock) -> Peers[AsyncConnection]:
@@ -114,6 +117,7 @@ async def test_what_is_computed_here_in_any_case_waits_for_no_look_at_the_cache(
         (DeadlineExceeded("there was hardly time"), 0.2, False),
         (DeadlineUnreachable("by its queue"), 5.0, False),
         (InvalidArgument("token_ids", "longer than its context"), 0.0, False),
+        (InvalidArgument("client_key", "key.pem cannot be read: Permission denied"), 0.0, True),
         (StepFailed("by these tokens"), 5.0, False),
         (TenantLimitReached("tokens_per_minute", "of this tenant", 1.0), 0.0, False),
     ],
@@ -128,6 +132,17 @@ async def test_a_server_is_left_alone_for_reasons_of_its_own_alone(
     for _ in range(2):
         await prefill.fetch(request(100), nothing_held)
     assert server.num_calls == (1 if is_its_own else 2)
+    assert server.num_closed == (1 if is_its_own else 0), "it is reached anew where it failed"
+
+
+async def test_a_connection_that_others_use_is_not_closed() -> None:
+    clock = ManualClock()
+    server = SlowServer("a:1", clock, 0.0)
+    peers = peers_of(server, clock=clock)
+    (peer,) = peers
+    peer.num_tokens = 64
+    await remote_prefill(peers, clock).fetch(request(100), nothing_held)
+    assert (server.num_calls, server.num_closed, peer.num_tokens) == (1, 0, 64)
 
 
 async def test_one_that_lacks_enough_asks() -> None:

@@ -23,12 +23,15 @@ from support.planted_apart import BUGS, ApartBug
 
 from pageturner.service.cli import main
 from pageturner.service.flight.step_work import StepWork
+from pageturner.service.routing.peers import longest_seconds
 from pageturner.service.simulator.errors import WorkloadError
 from pageturner.service.simulator.fleet_figures import figures_of_fleet
 from pageturner.service.simulator.fleet_result import FleetResult
 from pageturner.service.simulator.fleet_setup import FleetSetup
 from pageturner.service.simulator.handover import Handover
 from pageturner.service.simulator.machine import load_machine
+from pageturner.service.simulator.prefill_replica import PrefillReplica
+from pageturner.service.simulator.replica import SchedulerReplica
 from pageturner.service.simulator.synthetic import Synthetic
 from pageturner.service.simulator.workload import Segment
 
@@ -186,6 +189,23 @@ def test_a_caller_that_loses_patience_computes_the_rest_and_ends_the_work_for_it
     check_run(run, result, MACHINE)
     assert result.handovers.num_failed == 1
     assert result.num_scheduled_tokens[1] < 20_000 - BLOCK, "the prompt was computed to its end for nobody"
+
+
+def test_a_server_that_gives_block_after_block_for_too_long_is_left() -> None:
+    """All would take four times what computing them may; the patience would bear twenty times each."""
+    prompt = 20_000
+    run, result = run_of(lone_request(prompt), replace(TWO, handover=QUICK))
+    (decode,) = (each for each in run.replicas if not isinstance(each, PrefillReplica))
+    assert isinstance(decode, SchedulerReplica)
+    assert not result.handovers.num_failed
+    allowed = longest_seconds(decode.rates, 0.0, prompt, 0)
+    num_blocks = prompt // BLOCK
+    a_block = 4 * allowed / num_blocks
+    slow = replace(QUICK, link_gbs=MACHINE.block_bytes / a_block / 1e9, patience_seconds=20 * a_block)
+    run, result = run_of(lone_request(prompt), replace(TWO, handover=slow))
+    check_run(run, result, MACHINE)
+    assert result.handovers.num_failed == 1
+    assert num_blocks // 4 < result.handovers.num_blocks < num_blocks // 2
 
 
 # --- beside the real thing --------------------------------------------------------------------------------
