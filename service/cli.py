@@ -92,7 +92,8 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command; the exit code. argv: of a program that calls this, whose handlers of signals are its
+    own again then; else those of this process, which ends behind it."""
     prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words and words[0] in COMMANDS else ""
@@ -105,9 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             quiet_grpc()
         arguments = _command_parser(name).parse(words[1:]) if name else _overview().parse(words)
         arguments.command_line = shlex.join(["pageturner", *words])
-        for number in signals.ending_signals():
-            signal.signal(number, _leave)
-        return cast(int, arguments.run(arguments))
+        before = {number: signal.signal(number, _leave) for number in signals.ending_signals()}
+        try:
+            return cast(int, arguments.run(arguments))
+        finally:
+            for number, handler in before.items() if argv is not None else ():
+                signal.signal(number, handler)
     except (UsageError, PageturnerError) as error:
         last_word(" ".join(filter(None, ("pageturner", name))) + f": {error}{_hint(error)}")
         return EXIT_USER_ERROR

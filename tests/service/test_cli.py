@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from support.fake_engine import FakeEngine, FakeStream
@@ -26,7 +27,7 @@ from pageturner.service.commands.answer import DEFAULT_MAX_TOKENS, ask_for_some
 from pageturner.service.commands.flags import flag_of
 from pageturner.service.config import KEYS, load_config
 from pageturner.service.engine.api import GenerationRequest
-from pageturner.service.errors import InvalidArgument, RefusalCause, Unauthenticated
+from pageturner.service.errors import InvalidArgument, PageturnerError, RefusalCause, Unauthenticated
 
 
 def run(*words: str) -> int:
@@ -348,6 +349,26 @@ def test_a_signal_ignored_at_the_start_stays_ignored(
         for each, handler in before.items():
             signal.signal(each, handler)
     assert found == [signal.SIG_IGN, signal.SIG_IGN]
+
+
+def test_a_program_that_calls_a_command_has_its_handlers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    meanwhile: list[object] = []
+
+    def fail(_arguments: argparse.Namespace) -> int:
+        meanwhile.append(signal.getsignal(signal.SIGTERM))
+        raise PageturnerError("planted")
+
+    def own(number: int, frame: FrameType | None) -> None:
+        """Of this program."""
+
+    monkeypatch.setattr(policies, "run", fail)
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        assert run("policies") == 2
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert meanwhile != [own]
 
 
 @pytest.mark.fault("K")
