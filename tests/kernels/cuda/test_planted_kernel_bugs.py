@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from support.planted_low_rank_bugs import LOW_RANK_BUGS, UNORDERED_LOW_RANK
 from support.planted_row_bugs import BLOCK_BUGS, ROW_BUGS, UNORDERED_ROWS
 
 from pageturner.kernels.cuda import variants
+from pageturner.kernels.cuda.compiler import SOURCES
 from pageturner.kernels.cuda.emulation.build import Builder
 from pageturner.kernels.cuda.emulation.runtime import EmulatedRuntime
 from pageturner.kernels.cuda.emulation.schedule import SCHEDULES
@@ -174,3 +176,11 @@ def test_an_edit_without_its_place_is_told_by_bug_and_file(tmp_path: Path) -> No
         buggy.launcher("lost")
     with pytest.raises(LookupError, match=r"vague: 'float' occurs \d+ times in rms_norm\.cu"):
         buggy.launcher("vague")
+
+
+def test_the_chapter_counts_them() -> None:
+    chapter = (SOURCES / "README.md").read_text(encoding="utf-8")
+    (count,) = re.findall(r"(\d+) bugs planted in the kernels", chapter)
+    assert int(count) == len(BUGS) + len(UNORDERED) + len(APART)
+    assert "two edits argued equivalent" in chapter
+    assert len(EQUIVALENT) == 2
