@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import torch
 
-from pageturner.kernels import checks
+from pageturner.kernels import address_checks
 from pageturner.kernels.torch_pool import as_bytes
 
 
 def copy_blocks(pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """`PagedOps.copy_blocks`: gather every source, then scatter."""
-    checks.check_copy(pool, pairs)
+    address_checks.check_copy(pool, pairs)
     if pairs:
         pool = as_bytes(pool)
         sources, destinations = torch.tensor(pairs, device=pool.device).unbind(1)
@@ -24,7 +24,7 @@ def transfer_blocks(
     source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
 ) -> None:
     """`PagedOps.transfer_blocks`: one copy for each run of neighbours, on the current stream."""
-    checks.check_transfer(source, destination, pairs)
+    address_checks.check_transfer(source, destination, pairs)
     for from_id, to_id, length in runs(pairs):
         destination[to_id : to_id + length].copy_(source[from_id : from_id + length], non_blocking=True)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pageturner.kernels import checks
+from pageturner.kernels import address_checks, checks
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
 from pageturner.kernels.known_tokens import KnownTokens, TokenScores
@@ -65,7 +65,7 @@ class ReferenceOps:
     ) -> None:
         checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         num_blocks, _, _, block_size, _ = kv_layer.shape
-        checks.check_batch(batch, num_blocks, block_size)
+        address_checks.check_batch(batch, num_blocks, block_size)
         slots = batch.slot_mapping.tolist()
         checks.check_key_value(key, value, kv_layer, len(slots), checks.row_dtype(key, kv_layer, DTYPES))
         written = [slot for slot in slots if slot >= 0]
@@ -95,7 +95,7 @@ class ReferenceOps:
     ) -> torch.Tensor:
         checks.check_kv_layer(kv_layer, self.key_order, DTYPES)
         num_blocks, _, num_kv_heads, block_size, _ = kv_layer.shape
-        checks.check_batch(batch, num_blocks, block_size)
+        address_checks.check_batch(batch, num_blocks, block_size)
         num_rows, dtype = batch.slot_mapping.shape[0], checks.row_dtype(query, kv_layer, DTYPES)
         checks.check_query(query, kv_layer, num_rows, dtype)
         checks.check_sinks(spec.sinks, query.shape[1])
@@ -174,7 +174,7 @@ class ReferenceOps:
         return (wide / (1 + torch.exp(-wide))).to(gate.dtype) * up
 
     def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        checks.check_copy(pool, pairs)
+        address_checks.check_copy(pool, pairs)
         read = [pool[source].clone() for source, _ in pairs]
         for (_, destination), block in zip(pairs, read, strict=True):
             pool[destination] = block
@@ -182,7 +182,7 @@ class ReferenceOps:
     def transfer_blocks(
         self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
     ) -> None:
-        checks.check_transfer(source, destination, pairs)
+        address_checks.check_transfer(source, destination, pairs)
         for from_id, to_id in pairs:
             destination[to_id] = source[from_id]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pageturner.kernels import block_copy, checks
+from pageturner.kernels import address_checks, block_copy, checks
 from pageturner.kernels.batch_plan import RowGroup, plan_by_row_tile, plan_by_sequence
 from pageturner.kernels.gather_attention import gather_attention
 from pageturner.kernels.interface import AttentionSpec
@@ -38,7 +38,7 @@ class TorchOps:
         self.key_order = key_order
         self._dtypes = dtypes
         self.deterministic = deterministic
-        self._checked_batch = checks.CheckedBatch()
+        self._checked_batch = address_checks.CheckedBatch()
         # Of the batch last checked: rows with a slot, their blocks and offsets; groups by window and chunk.
         self._written: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
         self._plans: dict[tuple[int | None, int | None], list[RowGroup]] = {}

@@ -10,7 +10,7 @@ from weakref import finalize
 
 import torch
 
-from pageturner.kernels import checks
+from pageturner.kernels import address_checks, checks
 from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.cpu.ops import MAX_HEAD_DIM
 from pageturner.kernels.cpu.packed_low_rank import CpuAdapter
@@ -188,7 +188,7 @@ class CpuDecoder:
         _check(weights)
         self._weights = weights  # C++ holds pointers into them
         self._low_rank_sizes = weights.low_rank_sizes()
-        self._checked_batch = checks.CheckedBatch()
+        self._checked_batch = address_checks.CheckedBatch()
         self._forward = {
             dtype: entry(library, f"decoder_forward_{checks.dtype_name(dtype)}", c_void_p, c_void_p)
             for dtype in (*checks.DTYPES, *CODE_DTYPES)

@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 
-from pageturner.kernels import block_copy, checks
+from pageturner.kernels import address_checks, block_copy, checks
 from pageturner.kernels.cpu.entry import entry
 from pageturner.kernels.errors import KernelArgumentError
 from pageturner.kernels.interface import AttentionSpec
@@ -108,7 +108,7 @@ class CpuOps:
             }
 
         self.library = library
-        self._checked_batch = checks.CheckedBatch()
+        self._checked_batch = address_checks.CheckedBatch()
         alone, pooled, turned = [(dtype,) for dtype in checks.DTYPES], list(_POOLED), list(_TURNED)
         self._write_kv = by_dtypes("write_kv", pooled, c_void_p)
         self._attention = by_dtypes("attention", pooled, c_void_p)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from pageturner.kernels import checks
+from pageturner.kernels import address_checks, checks
 from pageturner.kernels.cuda import row_grids, swap, tiles, variants
 from pageturner.kernels.cuda.arguments import (
     AttentionArguments,
@@ -80,7 +80,8 @@ class CudaOps:
         """Attend to `batch` by `plans`, which the caller that captures it fills before each replay.
 
         What its tensors and plans hold by then is not looked at: the caller that fills them checks it
-        (`checks.check_addresses`). Raises KernelArgumentError for tensors that are elsewhere or strided.
+        (`address_checks.check_addresses`). Raises KernelArgumentError for tensors that are elsewhere or
+        strided.
         """
         self._steps.register(batch, plans)
 
@@ -253,7 +254,7 @@ class CudaOps:
         return output
 
     def copy_blocks(self, pool: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        checks.check_copy(pool, pairs)
+        address_checks.check_copy(pool, pairs)
         checks.check_device(self.device, pool=pool)
         if not pool.is_contiguous() or not checks.is_vector_aligned(pool.flatten(1)):
             raise KernelArgumentError("pool", f"strided {list(pool.stride())}", "contiguous, aligned blocks")
@@ -276,7 +277,7 @@ class CudaOps:
     def transfer_blocks(
         self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]
     ) -> None:
-        checks.check_transfer(source, destination, pairs)
+        address_checks.check_transfer(source, destination, pairs)
         swap.transfer_blocks(self._launcher, source, destination, pairs)
 
     def _check(self, kv_layer: torch.Tensor, batch: AttentionBatch) -> Step:

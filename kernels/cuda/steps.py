@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pageturner.kernels import checks
+from pageturner.kernels.address_checks import BATCH_TENSORS, HOST_ARRAYS, CheckedBatch
 from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.attention_planner import AttentionPlanner
 from pageturner.kernels.cuda.device_plan import DevicePlan, Partials, make_partials
@@ -28,7 +29,7 @@ class Step:
     slot_mapping: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in checks.HOST_ARRAYS:
+        for name in HOST_ARRAYS:
             setattr(self, name, getattr(self.batch, name).contiguous())
 
 
@@ -42,7 +43,7 @@ class Steps:
         self.planner = planner
         self.shapes: dict[AttentionShape, None] = {}
         self._device = device
-        self._checked_batch = checks.CheckedBatch()
+        self._checked_batch = CheckedBatch()
         self._current: Step | None = None
         self._registered: dict[int, Step] = {}
         self._partials: dict[tuple[int, int], Partials] = {}
@@ -61,7 +62,7 @@ class Steps:
     def register(self, batch: AttentionBatch, plans: Mapping[AttentionShape, DevicePlan]) -> None:
         """See CudaOps.register."""
         self._check_device(batch)
-        for name in checks.HOST_ARRAYS:
+        for name in HOST_ARRAYS:
             if not getattr(batch, name).is_contiguous():
                 raise KernelArgumentError(name, "strided", "contiguous, in a batch with a plan of its own")
         self._registered[id(batch)] = Step(batch, None, dict(plans))
@@ -93,4 +94,4 @@ class Steps:
         return self._partials[key]
 
     def _check_device(self, batch: AttentionBatch) -> None:
-        checks.check_device(self._device, **{name: getattr(batch, name) for name in checks.BATCH_TENSORS})
+        checks.check_device(self._device, **{name: getattr(batch, name) for name in BATCH_TENSORS})

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pageturner.kernels import checks
+from pageturner.kernels import address_checks
 from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.static_batch import StaticBatch
@@ -145,7 +145,7 @@ class DecodeGraphs:
             return self._model.forward(batch, kv_cache)
         host, num_sequences = batch.attention.host, batch.attention.num_sequences
         assert host is not None
-        checks.check_addresses(host, kv_cache.num_blocks, kv_cache.layout.block_size)
+        address_checks.check_addresses(host, kv_cache.num_blocks, kv_cache.layout.block_size)
         graph.batch.load(batch.token_ids, host)
         graph.replay()
         # One row a sequence, so that sequence i is row i.

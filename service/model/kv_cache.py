@@ -8,7 +8,7 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from pageturner.kernels import checks
+from pageturner.kernels import address_checks
 from pageturner.kernels.interface import PagedOps
 from pageturner.kernels.layout import AttentionBatch, KvLayout
 from pageturner.kernels.torch_pool import as_bytes
@@ -99,10 +99,10 @@ class KvCache:
         if not copies:
             return  # as in most steps
         swap_outs, swap_ins, moves = map(_pairs, (copies.swap_outs, copies.swap_ins, copies.copies))
-        checks.check_copy(self.pool, [(block, block) for block in copies.clears])
-        checks.check_transfer(self.pool, self.host_pool, swap_outs)
-        checks.check_transfer(self.host_pool, self.pool, swap_ins)
-        checks.check_copy(self.pool, moves)
+        address_checks.check_copy(self.pool, [(block, block) for block in copies.clears])
+        address_checks.check_transfer(self.pool, self.host_pool, swap_outs)
+        address_checks.check_transfer(self.host_pool, self.pool, swap_ins)
+        address_checks.check_copy(self.pool, moves)
         if copies.clears:
             self.fences.compute(copies.clears, lambda: self._clear(copies.clears))
         if swap_outs or swap_ins:

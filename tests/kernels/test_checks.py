@@ -14,7 +14,7 @@ from support.emulation import emulated_launcher
 from support.ops import BACKENDS, cpu_library
 from support.paged import PagedCase, assert_same, make_case
 
-from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
+from pageturner.kernels.address_checks import BATCH_TENSORS, HOST_ARRAYS
 from pageturner.kernels.cpu.ops import CpuOps
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.errors import KernelArgumentError

@@ -22,7 +22,7 @@ from support.kernel_checks import (
 from support.ops import BACKENDS
 from support.paged import assert_near, assert_same, make_case
 
-from pageturner.kernels.checks import BATCH_TENSORS
+from pageturner.kernels.address_checks import BATCH_TENSORS
 from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import CODE_DTYPES, KeyOrder
 from pageturner.kernels.reference import ReferenceOps

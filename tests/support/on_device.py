@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from pageturner.kernels.checks import BATCH_TENSORS
+from pageturner.kernels.address_checks import BATCH_TENSORS
 from pageturner.kernels.interface import AttentionSpec, PagedOps
 from pageturner.kernels.layout import AttentionBatch, KeyOrder
 

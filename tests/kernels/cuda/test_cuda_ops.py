@@ -38,7 +38,7 @@ from support.kernel_checks import (
 )
 from support.paged import PagedCase, assert_near, assert_same, make_case
 
-from pageturner.kernels.checks import BATCH_TENSORS, HOST_ARRAYS
+from pageturner.kernels.address_checks import BATCH_TENSORS, HOST_ARRAYS
 from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.runtime import Launcher

@@ -11,7 +11,7 @@ import torch
 from support.emulation import emulated_launcher
 from support.paged import PagedCase, assert_same, make_case
 
-from pageturner.kernels.checks import HOST_ARRAYS
+from pageturner.kernels.address_checks import HOST_ARRAYS
 from pageturner.kernels.cuda.attention_plan import AttentionShape
 from pageturner.kernels.cuda.ops import CudaOps
 from pageturner.kernels.cuda.static_batch import StaticBatch
