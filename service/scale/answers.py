@@ -89,7 +89,7 @@ class Answers:
             parts = self._replicas.follow(
                 "GenerateStream",
                 answer.next_request().SerializeToString(),
-                replace(call, deadline_seconds=left),
+                replace(call, deadline_seconds=left, request_id=answer.request_id),
                 tries.hint,
             )
             async with aclosing(_events(parts, answer, part)) as events:

@@ -22,16 +22,12 @@ from pageturner.service.scale.on_ray import (
     RayNeighbours,
     RayReplicas,
     engines,
+    is_gone,
     own_replica_id,
 )
 from pageturner.service.scale.options import ScaleOptions, read_arguments
 
-SERVICERS = (
-    "pageturner.v1.generation_pb2_grpc.add_GenerationServiceServicer_to_server",
-    "pageturner.v1.model_pb2_grpc.add_ModelServiceServicer_to_server",
-    "pageturner.v1.admin_pb2_grpc.add_AdminServiceServicer_to_server",
-    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
-)
+SERVICERS = ("pageturner.service.scale.at_proxy.add_services",)
 """What `grpc_options.grpc_servicer_functions` has to name."""
 
 _QUIET = {"enable_access_log": False}
@@ -66,7 +62,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         logging_config=_QUIET,
         request_router_config=_routing(scale),
         **_replicas(scale),
-    ).bind(settings, coordinator, own_replica_id)
+    ).bind(settings, coordinator, own_replica_id, is_gone)
     return serve.deployment(
         Ingress,
         name=INGRESS,

@@ -19,13 +19,16 @@ class Call:
     """Of a client's call, what its servicer asks for.
 
     caller: as the ingress proved it. deadline_seconds: left when this was sent, None for no limit.
-    trace_parent: the W3C trace context; empty where the call is not traced.
+    trace_parent: the W3C trace context; empty where the call is not traced. request_id: of a stream.
+    follower: the ingress that follows it, as `on_ray.is_gone` knows it; empty for one that is never gone.
     """
 
     caller: Identity = ANONYMOUS
     deadline_seconds: float | None = None
     peer: str = ""
     trace_parent: str = ""
+    request_id: str = ""
+    follower: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,14 @@ class Failure:
         return cls(Status(code=grpc.StatusCode.UNIMPLEMENTED.value[0], message=reason).SerializeToString())
 
     @classmethod
+    def too_large(cls, size: int, limit: int) -> Failure:
+        """Of a request beyond server.max_request_bytes, in gRPC's own words: no error of ours has it, since
+        with one server gRPC refuses it before any of ours is asked."""
+        reason = f"SERVER: Received message larger than max ({size} vs. {limit})"
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        return cls(Status(code=code, message=reason).SerializeToString())
+
+    @classmethod
     def of(cls, error: BaseException, request_id: str = "") -> Failure:
         """As the client of one server would be told."""
         return cls(to_status(error, request_id).SerializeToString())
@@ -48,6 +59,14 @@ class Failure:
         """The error that the replica raised."""
         status = Status.FromString(self.status)
         return from_status(_CODES[status.code], status.message, self.status)
+
+
+class Refused(Exception):
+    """The call ends so, with what no error of ours says."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,12 @@ from pageturner.service.scale.agreement import Agreement
 from pageturner.service.scale.autoscaling import BUSY, QUEUED_TOKENS
 from pageturner.service.scale.calls import Begun, Call, Failure, RouteHint
 from pageturner.service.scale.local_services import LocalServices
+from pageturner.service.scale.open_streams import LOOK_SECONDS, OpenStreams
 from pageturner.service.scale.options import Settings
 from pageturner.service.scale.prompts import Reading, TokenizerParts
 from pageturner.service.scale.reports import ReplicaReport
 from pageturner.v1 import admin_pb2 as pb
+from pageturner.v1 import generation_pb2
 
 if TYPE_CHECKING:
     from pageturner.service.engine.async_engine import AsyncEngine
@@ -52,7 +54,11 @@ class EngineReplica:
     """Its methods are called by Ray, on one event loop; requests, answers and errors pass as bytes."""
 
     async def __init__(  # type: ignore[misc] # Ray awaits it
-        self, settings: Settings, coordinator: _Joins, own_id: Callable[[], str]
+        self,
+        settings: Settings,
+        coordinator: _Joins,
+        own_id: Callable[[], str],
+        is_gone: Callable[[str], bool],
     ) -> None:
         self._id = own_id()
         self._coordinator = coordinator
@@ -81,7 +87,8 @@ class EngineReplica:
             refusal = await self.agree(agreement, b"", Call())
             if isinstance(refusal, Failure):
                 raise refusal.error()
-        self._reconciling = asyncio.create_task(self._reconcile())
+        self._streams = OpenStreams(is_gone, self._end)
+        self._looking = [asyncio.create_task(self._reconcile()), asyncio.create_task(self._look_for_gone())]
 
     # What clients ask for
 
@@ -90,10 +97,11 @@ class EngineReplica:
     ) -> AsyncGenerator[Begun | bytes | Failure, None]:
         """The messages of a stream, Begun first, a Failure last where it fails."""
         self._note(hint)
-        yield Begun(self._id)
-        async with contextlib.aclosing(self._services.follow(method, request, call)) as parts:
-            async for part in parts:
-                yield part
+        with self._streams.followed(call):
+            yield Begun(self._id)
+            async with contextlib.aclosing(self._services.follow(method, request, call)) as parts:
+                async for part in parts:
+                    yield part
 
     async def ask(
         self, method: str, request: bytes, call: Call, hint: RouteHint | None = None
@@ -164,8 +172,9 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Called by Ray once requests have ended, or their time is over."""
-        if hasattr(self, "_reconciling"):
-            self._reconciling.cancel()
+        if hasattr(self, "_looking"):
+            for task in self._looking:
+                task.cancel()
             await self._engine.aclose()
 
     def _note(self, hint: RouteHint | None) -> None:
@@ -176,6 +185,21 @@ class EngineReplica:
         self._seen.move_to_end(hint.router)
         if len(self._seen) > MAX_ROUTERS:
             self._seen.popitem(last=False)
+
+    async def _end(self, call: Call) -> None:
+        abort = generation_pb2.AbortRequest(request_ids=[call.request_id])
+        await self._services.ask("Abort", abort.SerializeToString(), call)
+
+    async def _look_for_gone(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                num_ended = await self._streams.end_of_gone()
+            except Exception as error:  # Ray's store of names is not reached, and asked again
+                self._logger.warning("followers_not_known", reason=str(error))
+                continue
+            if num_ended:
+                self._logger.warning("followers_gone", requests=num_ended)
 
     async def _reconcile(self) -> None:
         for look in itertools.count():

@@ -8,7 +8,6 @@ Each takes the request and Ray's copy of the call's context. Errors end the call
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -19,20 +18,16 @@ import structlog
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
-from pageturner.service.auth.identities_in_force import IdentitiesInForce
-from pageturner.service.auth.proof import Authenticator
-from pageturner.service.config import LoadedConfig
 from pageturner.service.core.clock import MonotonicClock
-from pageturner.service.errors import PageturnerError
 from pageturner.service.logs import structured
-from pageturner.service.rpc.callers import Gatekeeper
 from pageturner.service.rpc.stream_messages import StreamMessages
-from pageturner.service.rpc.tracing import trace_parent_of
 from pageturner.service.rpc.whole_answer import gathered
 from pageturner.service.scale import merging
 from pageturner.service.scale.answers import Answers
-from pageturner.service.scale.call_metadata import deadline_of, session_of
-from pageturner.service.scale.calls import Call, Failure, RouteHint, Sent
+from pageturner.service.scale.call_metadata import session_of
+from pageturner.service.scale.calls import Call, Failure, Refused, RouteHint, Sent
+from pageturner.service.scale.entrance import Entrance
+from pageturner.service.scale.health import ApplicationHealth
 from pageturner.service.scale.news import News, Peers
 from pageturner.service.scale.options import Settings
 from pageturner.service.scale.prompts import PromptRoutings, Reading
@@ -41,9 +36,6 @@ from pageturner.v1 import admin_pb2, generation_pb2, model_pb2
 
 READY_SECONDS = 2.0
 """How long replicas may take to say whether they are ready."""
-
-HEALTH_SECONDS = 1.0
-"""Between two looks at health for one who watches it."""
 
 _GENERATION, _MODEL, _ADMIN = (
     next(iter(module.DESCRIPTOR.services_by_name.values())).full_name
@@ -64,6 +56,10 @@ class Neighbours(Protocol):
         """A `RayCoordinator`."""
 
     @property
+    def own_name(self) -> str:
+        """Of this process, as `open_streams` asks for it."""
+
+    @property
     def ingresses(self) -> Callable[[], Peers] | None:
         """All ingresses; None where there is no other."""
 
@@ -74,18 +70,14 @@ class Ingress:
     def __init__(self, settings: Settings, neighbours: Neighbours, engines: Any, coordinator: Any) -> None:
         loaded = settings.load()
         structured.configure(loaded.config.log)
-        self._logger = structlog.get_logger()
         self._replicas = neighbours.engines(engines)
         self._coordinator = neighbours.coordinator(coordinator)
         self._news = News(uuid.uuid4().hex, neighbours.ingresses, asyncio.sleep)
         clock = MonotonicClock()
         self._answers = Answers(self._replicas, clock, asyncio.sleep, self._news.went)
         self._routings = PromptRoutings(settings.version, self._reading, clock)
-        self._identities = _identities(loaded, self._logger)
-        authenticator = (
-            None if self._identities is None else Authenticator(self._identities.current, time.time)
-        )
-        self._gatekeeper = Gatekeeper(authenticator)
+        self._entrance = Entrance(loaded.config, neighbours.own_name, structlog.get_logger())
+        self._health = ApplicationHealth(self._is_ready, asyncio.sleep)
 
     async def hear(self, teller: str, news: Sequence[Sent]) -> None:
         """What another ingress tells of its requests."""
@@ -99,13 +91,13 @@ class Ingress:
         request.request_id = request.request_id or uuid.uuid4().hex
         messages = StreamMessages(request.request_id)
         try:
-            call = self._call(_GENERATION, grpc_context)
+            call = self._entrance.admit(_GENERATION, request, grpc_context)
             hint = await self._hint(request, call, grpc_context)
             async with aclosing(self._answers.stream(request, call, hint)) as events:
                 async for event in events:
                     yield Serialized(messages.message(event).SerializeToString())
         except Exception as error:
-            end_with(grpc_context, self._failure(error, "GenerateStream", request.request_id))
+            end_with(grpc_context, self._entrance.failure(error, "GenerateStream", request.request_id))
             yield Serialized(b"")  # takes the context along
 
     async def Generate(  # noqa: N802
@@ -121,13 +113,8 @@ class Ingress:
             async with aclosing(self._answers.stream(streamed, call, hint)) as events:
                 return await gathered(events, request.request_id, max(1, request.sampling.n))
 
-        return await self._unary(
-            "Generate",
-            _GENERATION,
-            grpc_context,
-            generation_pb2.GenerateResponse,
-            generate,
-            request.request_id,
+        return await self._entrance.unary(
+            "Generate", _GENERATION, request, grpc_context, generation_pb2.GenerateResponse, generate
         )
 
     async def Score(  # noqa: N802
@@ -140,8 +127,8 @@ class Ingress:
             answer = await self._answers.ask("Score", request.SerializeToString(), call, hint)
             return generation_pb2.ScoreResponse.FromString(answer)
 
-        return await self._unary(
-            "Score", _GENERATION, grpc_context, generation_pb2.ScoreResponse, score, request.request_id
+        return await self._entrance.unary(
+            "Score", _GENERATION, request, grpc_context, generation_pb2.ScoreResponse, score
         )
 
     async def Abort(  # noqa: N802
@@ -151,7 +138,9 @@ class Ingress:
             answers = await self._of_all("Abort", request, call, generation_pb2.AbortResponse)
             return merging.aborted(request, answers)
 
-        return await self._unary("Abort", _GENERATION, grpc_context, generation_pb2.AbortResponse, abort)
+        return await self._entrance.unary(
+            "Abort", _GENERATION, request, grpc_context, generation_pb2.AbortResponse, abort
+        )
 
     async def Tokenize(  # noqa: N802
         self, request: generation_pb2.TokenizeRequest, grpc_context: RpcContext
@@ -194,7 +183,9 @@ class Ingress:
         async def load(call: Call) -> admin_pb2.GetLoadResponse:
             return merging.load(await self._of_all("GetLoad", request, call, admin_pb2.GetLoadResponse))
 
-        return await self._unary("GetLoad", _ADMIN, grpc_context, admin_pb2.GetLoadResponse, load)
+        return await self._entrance.unary(
+            "GetLoad", _ADMIN, request, grpc_context, admin_pb2.GetLoadResponse, load
+        )
 
     async def GetPolicies(  # noqa: N802
         self, request: admin_pb2.GetPoliciesRequest, grpc_context: RpcContext
@@ -210,40 +201,37 @@ class Ingress:
                 raise answer.error()
             return admin_pb2.SetPoliciesResponse.FromString(answer)
 
-        return await self._unary("SetPolicies", _ADMIN, grpc_context, admin_pb2.SetPoliciesResponse, change)
+        return await self._entrance.unary(
+            "SetPolicies", _ADMIN, request, grpc_context, admin_pb2.SetPoliciesResponse, change
+        )
 
     # grpc.health.v1.Health
 
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, grpc_context: RpcContext
     ) -> health_pb2.HealthCheckResponse:
-        return health_pb2.HealthCheckResponse(status=await self._status())
+        return await self._entrance.ended_well(
+            "Check", grpc_context, health_pb2.HealthCheckResponse, self._health.check(request.service)
+        )
+
+    async def List(  # noqa: N802
+        self, request: health_pb2.HealthListRequest, grpc_context: RpcContext
+    ) -> health_pb2.HealthListResponse:
+        return await self._entrance.ended_well(
+            "List", grpc_context, health_pb2.HealthListResponse, self._health.every()
+        )
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, grpc_context: RpcContext
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        told: int | None = None
-        while True:
-            status = await self._status()
-            if status != told:
-                told = status
-                yield health_pb2.HealthCheckResponse(status=status)
-            await asyncio.sleep(HEALTH_SECONDS)
+        async with aclosing(self._health.watch(request.service)) as changes:
+            async for each in changes:
+                yield each
 
-    async def _status(self) -> Any:
-        """SERVING while a replica is ready."""
-        is_ready = await self._replicas.has_one("is_ready", bool, READY_SECONDS)
-        serving = health_pb2.HealthCheckResponse.SERVING
-        return serving if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
+    async def _is_ready(self) -> bool:
+        return bool(await self._replicas.has_one("is_ready", bool, READY_SECONDS))
 
     # How a call is made
-
-    def _call(self, service: str, context: RpcContext) -> Call:
-        """Who calls, and how long there is. Raises Unauthenticated or PermissionDenied."""
-        metadata = tuple(context.invocation_metadata())
-        caller = self._gatekeeper.admit_early(service, metadata)
-        assert caller is not None, "only certificates would have to be looked at later"
-        return Call(caller, deadline_of(metadata), context.peer(), trace_parent_of(metadata))
 
     async def _hint(
         self,
@@ -260,23 +248,6 @@ class Ingress:
         agreement = await self._coordinator.join()
         return await self._replicas.one("reading"), agreement.prefix_key
 
-    async def _unary(
-        self,
-        method: str,
-        service: str,
-        context: RpcContext,
-        response: type[_M],
-        answer: Callable[[Call], Any],
-        request_id: str = "",
-    ) -> _M:
-        """What `answer` returns; an empty message beside the status where it raises."""
-        try:
-            found: _M = await answer(self._call(service, context))
-            return found
-        except Exception as error:
-            end_with(context, self._failure(error, method, request_id))
-            return response()
-
     async def _of_any(
         self, method: str, service: str, request: Message, context: RpcContext, response: type[_M]
     ) -> _M:
@@ -284,7 +255,7 @@ class Ingress:
             answer = await self._answers.ask(method, request.SerializeToString(), call, RouteHint())
             return response.FromString(answer)
 
-        return await self._unary(method, service, context, response, ask)
+        return await self._entrance.unary(method, service, request, context, response, ask)
 
     async def _of_all(self, method: str, request: Message, call: Call, response: type[_M]) -> list[_M]:
         """The answers of all replicas that gave one. Raises what the first that refused said."""
@@ -295,21 +266,18 @@ class Ingress:
             answers.append(response.FromString(each))
         return answers
 
-    def _failure(self, error: Exception, method: str, request_id: str) -> Failure:
-        if not isinstance(error, PageturnerError):
-            self._logger.error("rpc_error", method=method, request_id=request_id, exc_info=error)
-        return Failure.of(error, request_id)
-
-
-def _identities(loaded: LoadedConfig, logger: Any) -> IdentitiesInForce | None:
-    path = loaded.config.auth.identities
-    return None if path is None else IdentitiesInForce(path, logger)
-
 
 def _not_offered(name: str) -> Any:
-    async def refuse(_self: Ingress, _request: Message, grpc_context: RpcContext) -> Message:
-        end_with(grpc_context, Failure.unimplemented(f"{name} is not offered here: {_PER_REPLICA}"))
-        return health_pb2.HealthListResponse()  # empty, as any is: gRPC drops it
+    refusal = Failure.unimplemented(f"{name} is not offered here: {_PER_REPLICA}")
+
+    async def refuse(self: Ingress, request: Message, grpc_context: RpcContext) -> Message:
+        async def refused(_call: Call) -> Message:
+            raise Refused(refusal)
+
+        # Empty, as any is: gRPC drops it.
+        return await self._entrance.unary(
+            name, _ADMIN, request, grpc_context, admin_pb2.GetLoadResponse, refused
+        )
 
     async def refuse_stream(
         self: Ingress, request: Message, grpc_context: RpcContext
@@ -319,7 +287,6 @@ def _not_offered(name: str) -> Any:
     return refuse, refuse_stream
 
 
-for _service in (admin_pb2.DESCRIPTOR.services_by_name["AdminService"],):
-    for _method in _service.methods:
-        if not hasattr(Ingress, _method.name):
-            setattr(Ingress, _method.name, _not_offered(_method.name)[_method.server_streaming])
+for _method in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods:
+    if not hasattr(Ingress, _method.name):
+        setattr(Ingress, _method.name, _not_offered(_method.name)[_method.server_streaming])

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+import structlog
+
 from pageturner.service.core.prefix_summary import FINGERPRINT_BYTES
 from pageturner.service.scale.calls import RouteHint, Sent
 
@@ -43,6 +45,7 @@ class News:
         self._heard: deque[Sent] = deque(maxlen=MAX_NEWS)
         self._to_tell: deque[Sent] = deque(maxlen=MAX_NEWS)
         self._telling: asyncio.Task[None] | None = None
+        self._logger = structlog.get_logger()
 
     def went(self, replica_id: str, hint: RouteHint) -> None:
         """A replica has taken the request of this hint."""
@@ -51,7 +54,7 @@ class News:
         fingerprints = b"".join(digest[:FINGERPRINT_BYTES] for digest in hint.digests)
         self._to_tell.append(Sent(replica_id, hint.block_size, fingerprints))
         if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._tell(self._peers()))
+            self._telling = asyncio.create_task(self._tell(self._peers))
 
     def hear(self, teller: str, news: Sequence[Sent]) -> None:
         """What an ingress tells all, which hears itself too."""
@@ -64,10 +67,14 @@ class News:
         self._heard.clear()
         return news
 
-    async def _tell(self, peers: Peers) -> None:
+    async def _tell(self, peers: Callable[[], Peers]) -> None:
         while self._to_tell:
             await self._pause(NEWS_SECONDS)
             news = tuple(self._to_tell)
             self._to_tell.clear()
-            # One that does not hear it has the replicas' reports.
-            await peers.all("hear", self._own_id, news, seconds=1.0)
+            try:
+                # Ray's controller may be asked for them, and waited for, which may not hold up streams.
+                everyone = await asyncio.to_thread(peers)
+                await everyone.all("hear", self._own_id, news, seconds=1.0)
+            except Exception as error:  # those that do not hear it have the replicas' reports
+                self._logger.warning("news_not_told", reason=str(error), requests=len(news))

@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
+from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -31,6 +33,21 @@ def own_replica_id() -> str:
     return replica_id
 
 
+def own_actor_name() -> str:
+    """Of this process among all of Ray's; `is_gone` knows it by the same."""
+    name: str = serve.get_replica_context().replica_id.to_full_id_str()
+    return name
+
+
+def is_gone(actor_name: str) -> bool:
+    """Whether Ray has no such process any more: one that hangs is there until Ray has ended it. Blocks."""
+    try:
+        ray.get_actor(actor_name, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return True
+    return False
+
+
 def engines() -> DeploymentHandle:
     """Of the application that this process belongs to; for a deployment that is built before the engines."""
     return serve.get_deployment_handle(ENGINE)
@@ -51,6 +68,11 @@ class RayNeighbours:
     def coordinator(self, handle: DeploymentHandle) -> RayCoordinator:
         """To ask the coordinator."""
         return RayCoordinator(handle, self.patience_seconds)
+
+    @property
+    def own_name(self) -> str:
+        """Of this process."""
+        return own_actor_name()
 
     @property
     def ingresses(self) -> Callable[[], RayReplicas] | None:

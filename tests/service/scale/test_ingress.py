@@ -13,10 +13,12 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
 from support.fake_engine import PAUSE, FakeEngine, accepted, echo
+from support.patience import until
 from support.real_service import real_service
 from support.scripted import recording_logger
 
 from pageturner.service.client.credentials import DEADLINE_KEY
+from pageturner.service.client.failures import is_temporary
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import (
     DeadlineExceeded,
@@ -28,6 +30,7 @@ from pageturner.service.errors import (
     Unauthenticated,
 )
 from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.rpc.status import UnknownStatus
 from pageturner.service.scale.agreement import Agreement
 from pageturner.service.scale.calls import Begun, Call, Failure, RouteHint, Sent
 from pageturner.service.scale.ingress import Ingress
@@ -96,6 +99,7 @@ class FakeNeighbours:
     """In place of Ray's: handles are what is asked already."""
 
     ingresses: Callable[[], Peers] | None = None
+    own_name: str = ""
 
     def engines(self, handle: Any) -> Any:
         return handle
@@ -332,6 +336,9 @@ async def test_models_figures_and_health_are_those_of_the_replicas() -> None:
         engine.die()
     check = await ingress.Check(health_pb2.HealthCheckRequest(), FakeContext())
     assert check.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    context = FakeContext()
+    await ingress.Check(health_pb2.HealthCheckRequest(service="nobody's"), context)
+    assert context.code is grpc.StatusCode.NOT_FOUND
 
 
 async def test_methods_of_one_replica_are_refused_by_name() -> None:
@@ -348,12 +355,32 @@ async def test_methods_of_one_replica_are_refused_by_name() -> None:
 
 
 async def test_callers_are_proved_by_the_ingress(tmp_path: Any) -> None:
+    """Before they are told anything, be it that a method is not offered."""
     file = tmp_path / "identities.toml"
     file.write_text("")
-    ingress, _ = ingress_of(FakeEngine(), auth={"identities": str(file)})
+    ingress: Any = ingress_of(FakeEngine(), auth={"identities": str(file)})[0]
     context = FakeContext()
     (_empty,) = await messages_of(ingress, request_of(72), context)
     assert isinstance(context.error(), Unauthenticated)
+    context = FakeContext()
+    await ingress.GetBlocks(admin_pb2.GetBlocksRequest(), context)
+    assert isinstance(context.error(), Unauthenticated)
+
+
+async def test_a_request_beyond_the_servers_bound_is_refused_as_grpc_does() -> None:
+    ingress, replicas = ingress_of(FakeEngine(), server={"max_request_bytes": 1024})
+    request = request_of(*range(1000))
+    context = FakeContext()
+    (_empty,) = await messages_of(ingress, request, context)
+    assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"({request.ByteSize()} vs. 1024)" in context.details
+    error = context.error()
+    assert isinstance(error, UnknownStatus), "as of one server: no error of ours"
+    assert not is_temporary(error)
+    context = FakeContext()
+    await ingress.Tokenize(generation_pb2.TokenizeRequest(text="x" * 1025), context)
+    assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not replicas.hints, "no replica was troubled"
 
 
 class BothIngresses:
@@ -382,3 +409,25 @@ async def test_an_ingress_learns_with_its_next_request_what_another_has_sent() -
     assert heard.news == (Sent("replica-0", 4, fingerprints),)
     assert len(fingerprints) == 8
     assert no_more.news == own.news == (), "each is heard once, and nothing of its own"
+
+
+async def test_news_that_can_not_be_told_harm_no_stream() -> None:
+    """As while Ray's controller is away."""
+    both, replicas, num_asked = BothIngresses(), InProcessReplicas((FakeEngine(),)), 0
+
+    def peers() -> Peers:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            raise RuntimeError("planted")
+        return both
+
+    first = Ingress(read_arguments({}), FakeNeighbours(lambda: peers()), replicas, FakeCoordinator())
+    second = Ingress(read_arguments({}), FakeNeighbours(), replicas, FakeCoordinator())
+    both.ingresses = [second]
+    for asked in (1, 2):
+        context = FakeContext()
+        await messages_of(first, request_of(*range(9)), context)
+        assert context.code is None
+        await until(lambda asked=asked: num_asked == asked)  # type: ignore[misc]
+    await until(lambda: bool(second._news._heard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from pageturner.policies.spec import PolicySpec
 from pageturner.service.errors import ConfigError
-from pageturner.service.scale.options import ScaleOptions, read_arguments
+from pageturner.service.rpc.options import ServerOptions
+from pageturner.service.scale.options import _OF_ONE_SERVER, ScaleOptions, read_arguments
 
 
 def test_tables_and_dotted_text_mean_the_same() -> None:
@@ -90,6 +92,9 @@ def test_paths_are_those_of_where_the_application_is_deployed_from(
         ({"config": 3}, "config"),
         ({"config": "/nowhere.toml"}, "/nowhere.toml"),
         ({"server": {"port": 50051}}, "server.port"),
+        ({"server": {"enable_admin": False}}, "server.enable_admin"),
+        ({"server": {"max_connections": 8}}, "server.max_connections"),
+        ({"server.drain_seconds": "5"}, "server.drain_seconds"),
         ({"metrics": {"port": 9464}}, "metrics.port"),
         ({"cache": {"prefix_key_file": "key"}}, "cache.prefix_key_file"),
         ({"model": {"tensor_parallel_port": 7000}}, "model.tensor_parallel_port"),
@@ -106,3 +111,17 @@ def test_defaults_are_one_replica_routed_by_prefix() -> None:
     assert read_arguments({}).scale == ScaleOptions()
     assert ScaleOptions().is_fixed
     assert ScaleOptions().routing == PolicySpec("prefix-aware")
+
+
+def test_each_key_of_a_server_is_obeyed_or_refused() -> None:
+    """Those that are obeyed, and by whom, are listed here: a key that is added has to be looked at."""
+    obeyed = {
+        "max_request_bytes",  # the ingress
+        "max_abort_ids",  # servicers in the replicas, this and the rest
+        "malloc_arenas",
+        "log_prompts",
+        "allow_policy_imports",
+    }
+    refused = {key.partition(".")[2] for key in _OF_ONE_SERVER if key.startswith("server.")}
+    assert obeyed | refused == {each.name for each in fields(ServerOptions)}
+    assert not obeyed & refused

@@ -1,0 +1,117 @@
+"""What runs in Ray's gRPC proxies: the services' names, and a closer look at each call. Knows nothing of Ray.
+
+Ray's own handler of a stream hears of a cancellation where it waits for the next message, and there alone.
+One that comes while a message is written ends the handler and nothing behind it: the answer would be computed
+to its end, for nobody. So a task of its own reads the answer here, which waits for messages alone; whatever
+ends the call ends the task, where Ray hears of it. And what is left of a call's time, which Ray passes on to
+nobody, is stated in its metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol, cast
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from pageturner.service.client.credentials import DEADLINE_KEY
+from pageturner.service.errors import SlowConsumer
+from pageturner.service.scale.calls import Failure
+from pageturner.service.scale.statuses import end_with
+from pageturner.v1 import admin_pb2_grpc, generation_pb2_grpc, model_pb2_grpc
+
+MAX_UNREAD = 1024
+"""Messages of a stream that may wait for its reader, beside those that gRPC has taken already: at those of an
+answer with `scale.message_seconds` as it is by default, what comes in a minute."""
+
+_ADD: tuple[Callable[[Any, Any], None], ...] = (
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server,
+    model_pb2_grpc.add_ModelServiceServicer_to_server,
+    admin_pb2_grpc.add_AdminServiceServicer_to_server,
+    health_pb2_grpc.add_HealthServicer_to_server,
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_MakeHandler = Callable[..., Callable[[Any, Any], Any]]
+
+
+class ProxyServer(Protocol):
+    """As much of the server in Ray's proxy as is touched: it has a handler of Ray's made for each method that
+    is added, whatever the servicer."""
+
+    service_handler_factory: _MakeHandler
+
+
+def add_services(servicer: object, server: ProxyServer) -> None:
+    """Add all services, as the generated functions each add one; `grpc_options.grpc_servicer_functions` names
+    this."""
+    make = server.service_handler_factory
+    server.service_handler_factory = partial(_handler, make)
+    try:
+        for add in _ADD:
+            add(servicer, server)
+    finally:
+        server.service_handler_factory = make
+
+
+def _handler(make: _MakeHandler, *, service_method: str, streaming_type: str) -> Callable[..., Any]:
+    """Ray's handler of a method, with the closer look where the method has one request."""
+    handle = make(service_method=service_method, streaming_type=streaming_type)
+
+    async def unary(request: Any, context: _Context) -> Any:
+        return await cast(Awaitable[Any], handle(request, _TimedContext(context)))
+
+    async def stream(request: Any, context: _Context) -> AsyncGenerator[bytes, None]:
+        messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+        reading = asyncio.create_task(_read(handle(request, _TimedContext(context)), messages, context))
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+            await reading
+        finally:
+            reading.cancel()
+
+    looking = {"unary_unary": unary, "unary_stream": stream}
+    return looking.get(streaming_type, handle)
+
+
+async def _read(
+    answer: AsyncGenerator[bytes, None], messages: asyncio.Queue[bytes | None], context: _Context
+) -> None:
+    """All messages of an answer, None behind the last. Waits for nothing but the answer, so that a
+    cancellation always comes to where Ray waits for it, which ends the answer as if it were whole."""
+    is_read = True
+    try:
+        async for message in answer:
+            if is_read and messages.qsize() >= MAX_UNREAD:
+                is_read = False
+                cast("asyncio.Task[None]", asyncio.current_task()).cancel()  # thrown where it waits next
+            elif is_read:
+                messages.put_nowait(message)
+    finally:
+        if not is_read:
+            reason = f"{MAX_UNREAD} messages of the stream were not read"
+            end_with(cast(Any, context), Failure.of(SlowConsumer(reason)))
+        messages.put_nowait(None)
+
+
+class _TimedContext:
+    """A call's context, in whose metadata stands how long there is."""
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """The time as gRPC itself knows it takes the place of what the client says of it."""
+        metadata = tuple((key, value) for key, value in self._context.invocation_metadata() or ())
+        left = self._context.time_remaining()
+        if left is None:
+            return metadata
+        others = (pair for pair in metadata if pair[0] != DEADLINE_KEY)
+        return (*others, (DEADLINE_KEY, f"{max(0.0, left):.3f}"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
