@@ -33,6 +33,10 @@ SERVICERS = ("pageturner.service.scale.at_proxy.add_services",)
 _QUIET = {"enable_access_log": False}
 """Of deployments that are asked by the application itself: a client's call is a line of the ingress."""
 
+_WATCHED = {"health_check_period_s": 5.0, "health_check_timeout_s": 10.0}
+"""Three checks in a row that are late end a process that hangs: within half a minute, and not in the two that
+Ray takes by default."""
+
 MANY = 1 << 16
 """Calls at once of one process: how many wait, and who is refused, is the engines' own to say."""
 
@@ -48,6 +52,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         max_ongoing_requests=MANY,
         ray_actor_options={"num_cpus": 0},
         logging_config=_QUIET,
+        **_WATCHED,
     ).bind(partial(_engines, scale.resume_seconds))
     engine = serve.deployment(
         EngineReplica,
@@ -57,9 +62,8 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": scale.num_cpus, "num_gpus": scale.num_gpus},
         graceful_shutdown_timeout_s=scale.drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=5.0,
-        health_check_timeout_s=10.0,  # three in a row that are late end a replica that hangs
         logging_config=_QUIET,
+        **_WATCHED,
         request_router_config=_routing(scale),
         **_replicas(scale),
     ).bind(settings, coordinator, own_replica_id, is_gone)
@@ -72,6 +76,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=scale.drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
+        **_WATCHED,
     ).bind(settings, RayNeighbours(scale.resume_seconds, scale.num_ingresses > 1), engine, coordinator)
 
 
