@@ -18,14 +18,14 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from pageturner.service.client.credentials import DEADLINE_KEY
+from pageturner.service.core.clock import Clock, MonotonicClock
 from pageturner.service.errors import SlowConsumer
 from pageturner.service.scale.calls import Failure
 from pageturner.service.scale.statuses import end_with
 from pageturner.v1 import admin_pb2_grpc, generation_pb2_grpc, model_pb2_grpc
 
-MAX_UNREAD = 1024
-"""Messages of a stream that may wait for its reader, beside those that gRPC has taken already: at those of an
-answer with `scale.message_seconds` as it is by default, what comes in a minute."""
+UNREAD_SECONDS = 30.0
+"""How long a message of a stream may wait for its reader while others come, as with one server."""
 
 _ADD: tuple[Callable[[Any, Any], None], ...] = (
     generation_pb2_grpc.add_GenerationServiceServicer_to_server,
@@ -49,7 +49,7 @@ def add_services(servicer: object, server: ProxyServer) -> None:
     """Add all services, as the generated functions each add one; `grpc_options.grpc_servicer_functions` names
     this."""
     make = server.service_handler_factory
-    server.service_handler_factory = partial(_handler, make)
+    server.service_handler_factory = partial(_handler, make, MonotonicClock())
     try:
         for add in _ADD:
             add(servicer, server)
@@ -57,7 +57,9 @@ def add_services(servicer: object, server: ProxyServer) -> None:
         server.service_handler_factory = make
 
 
-def _handler(make: _MakeHandler, *, service_method: str, streaming_type: str) -> Callable[..., Any]:
+def _handler(
+    make: _MakeHandler, clock: Clock, *, service_method: str, streaming_type: str
+) -> Callable[..., Any]:
     """Ray's handler of a method, with the closer look where the method has one request."""
     handle = make(service_method=service_method, streaming_type=streaming_type)
 
@@ -65,12 +67,14 @@ def _handler(make: _MakeHandler, *, service_method: str, streaming_type: str) ->
         return await cast(Awaitable[Any], handle(request, _TimedContext(context)))
 
     async def stream(request: Any, context: _Context) -> AsyncGenerator[bytes, None]:
-        messages: asyncio.Queue[bytes | None] = asyncio.Queue()
-        reading = asyncio.create_task(_read(handle(request, _TimedContext(context)), messages, context))
+        answer = _Answer(context, clock)
+        reading = asyncio.create_task(answer.read(handle(request, _TimedContext(context))))
         try:
-            while (message := await messages.get()) is not None:
+            async for message in answer.messages():
                 yield message
-            await reading
+            await asyncio.wait((reading,))
+            if not reading.cancelled():
+                reading.result()  # raises what it raised
         finally:
             reading.cancel()
 
@@ -78,24 +82,44 @@ def _handler(make: _MakeHandler, *, service_method: str, streaming_type: str) ->
     return looking.get(streaming_type, handle)
 
 
-async def _read(
-    answer: AsyncGenerator[bytes, None], messages: asyncio.Queue[bytes | None], context: _Context
-) -> None:
-    """All messages of an answer, None behind the last. Waits for nothing but the answer, so that a
-    cancellation always comes to where Ray waits for it, which ends the answer as if it were whole."""
-    is_read = True
-    try:
-        async for message in answer:
-            if is_read and messages.qsize() >= MAX_UNREAD:
-                is_read = False
-                cast("asyncio.Task[None]", asyncio.current_task()).cancel()  # thrown where it waits next
-            elif is_read:
-                messages.put_nowait(message)
-    finally:
-        if not is_read:
-            reason = f"{MAX_UNREAD} messages of the stream were not read"
-            end_with(cast(Any, context), Failure.of(SlowConsumer(reason)))
-        messages.put_nowait(None)
+class _Answer:
+    """Between the task that reads an answer and the call that writes it."""
+
+    def __init__(self, context: _Context, clock: Clock) -> None:
+        self._context = context
+        self._clock = clock
+        self._unread: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._written_since: float | None = None  # None while nothing is
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """To be written, each before the next is asked for."""
+        while (message := await self._unread.get()) is not None:
+            self._written_since = self._clock.now()
+            yield message
+            self._written_since = None
+
+    async def read(self, answer: AsyncGenerator[bytes, None]) -> None:
+        """All of an answer. Waits for nothing but the answer, so that a cancellation always comes to where
+        Ray waits for it, which ends the answer as if it were whole."""
+        is_read = True
+        try:
+            async for message in answer:
+                if not is_read:
+                    continue
+                is_read = not self._is_late()
+                if is_read:
+                    self._unread.put_nowait(message)
+                else:  # thrown where this waits next
+                    cast("asyncio.Task[None]", asyncio.current_task()).cancel()
+        finally:
+            if not is_read:
+                failure = Failure.of(SlowConsumer(f"the stream was not read for {UNREAD_SECONDS:g} s"))
+                end_with(cast(Any, self._context), failure)
+            self._unread.put_nowait(None)
+
+    def _is_late(self) -> bool:
+        since = self._written_since
+        return since is not None and self._clock.now() - since >= UNREAD_SECONDS
 
 
 class _TimedContext:

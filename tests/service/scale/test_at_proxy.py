@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.patience import until
 
 from pageturner.service.client.credentials import DEADLINE_KEY
+from pageturner.service.core.clock import Clock, ManualClock, MonotonicClock
 from pageturner.service.errors import SlowConsumer
 from pageturner.service.rpc.status import from_status
 from pageturner.service.scale import at_proxy
@@ -85,10 +86,10 @@ class CallContext(Mock):
         return ()
 
 
-def handlers_of(proxy: Proxy) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def handlers_of(proxy: Proxy, clock: Clock | None = None) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(Ray's handler of a stream, ours around one)."""
     names: dict[str, str] = {"service_method": STREAM, "streaming_type": "unary_stream"}
-    return proxy.handler(**names), at_proxy._handler(proxy.handler, **names)
+    return proxy.handler(**names), at_proxy._handler(proxy.handler, clock or MonotonicClock(), **names)
 
 
 @pytest.mark.parametrize(("which", "is_noticed"), [(0, False), (1, True)], ids=["Ray's own", "ours"])
@@ -118,20 +119,42 @@ async def test_a_client_that_leaves_before_the_first_message_ends_its_answer() -
     await until(lambda: answer.is_cancelled)
 
 
-async def test_an_answer_that_nobody_reads_is_ended_and_its_reader_told() -> None:
-    answer, context = Answer(), CallContext()
-    _, handle = handlers_of(Proxy(answer))
-    for number in range(at_proxy.MAX_UNREAD + 3):
-        answer.messages.put_nowait(b"%d" % number)
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_an_answer_that_nobody_reads_is_ended_and_its_reader_told(is_last: bool) -> None:
+    """is_last: the answer has ended where that is noticed."""
+    answer, context, clock = Answer(), CallContext(), ManualClock()
+    _, handle = handlers_of(Proxy(answer), clock)
     stream = handle(b"", context)
-    first = await anext(stream)
-    await until(lambda: answer.is_cancelled)
-    rest = [message async for message in stream]
-    assert [first, *rest] == [b"%d" % number for number in range(1 + len(rest))], "none lost between"
-    assert len(rest) < at_proxy.MAX_UNREAD + 2
+    for number in range(3):
+        answer.messages.put_nowait(b"%d" % number)
+    assert await anext(stream) == b"0"
+    await until(answer.messages.empty)
+    clock.advance(at_proxy.UNREAD_SECONDS - 1)
+    answer.messages.put_nowait(b"3")
+    await until(answer.messages.empty)
+    clock.advance(1)
+    answer.messages.put_nowait(b"too late")
+    if is_last:
+        answer.messages.put_nowait(None)
+    else:
+        await until(lambda: answer.is_cancelled)
+    assert [message async for message in stream] == [b"1", b"2", b"3"]
     (code,), (trailers,) = context.set_code.call_args[0], context.set_trailing_metadata.call_args[0]
     error = from_status(code, "", dict(trailers)["grpc-status-details-bin"])
     assert isinstance(error, SlowConsumer)
+
+
+async def test_a_reader_that_reads_may_be_slow() -> None:
+    answer, clock = Answer(), ManualClock()
+    _, handle = handlers_of(Proxy(answer), clock)
+    stream = handle(b"", CallContext())
+    for _ in range(3):
+        answer.messages.put_nowait(b"x")
+        clock.advance(at_proxy.UNREAD_SECONDS)  # until it comes
+        await anext(stream)
+        clock.advance(at_proxy.UNREAD_SECONDS - 1)  # until it is read
+    await stream.aclose()
+    assert answer.is_cancelled
 
 
 async def test_whole_answers_come_whole() -> None:
