@@ -35,6 +35,7 @@ _ADD: tuple[Callable[[Any, Any], None], ...] = (
 )
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Metadata = tuple[tuple[str, str | bytes], ...]
 _MakeHandler = Callable[..., Callable[[Any, Any], Any]]
 
 
@@ -64,11 +65,12 @@ def _handler(
     handle = make(service_method=service_method, streaming_type=streaming_type)
 
     async def unary(request: Any, context: _Context) -> Any:
-        return await cast(Awaitable[Any], handle(request, _TimedContext(context)))
+        return await cast(Awaitable[Any], handle(request, _CallContext(context)))
 
     async def stream(request: Any, context: _Context) -> AsyncGenerator[bytes, None]:
-        answer = _Answer(context, clock)
-        reading = asyncio.create_task(answer.read(handle(request, _TimedContext(context))))
+        own = _CallContext(context)
+        answer = _Answer(own, clock)
+        reading = asyncio.create_task(answer.read(handle(request, own)))
         try:
             async for message in answer.messages():
                 yield message
@@ -76,6 +78,7 @@ def _handler(
             if not reading.cancelled():
                 reading.result()  # raises what it raised
         finally:
+            own.end()
             reading.cancel()
 
     looking = {"unary_unary": unary, "unary_stream": stream}
@@ -85,7 +88,7 @@ def _handler(
 class _Answer:
     """Between the task that reads an answer and the call that writes it."""
 
-    def __init__(self, context: _Context, clock: Clock) -> None:
+    def __init__(self, context: _CallContext, clock: Clock) -> None:
         self._context = context
         self._clock = clock
         self._unread: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -114,7 +117,7 @@ class _Answer:
         finally:
             if not is_read:
                 failure = Failure.of(SlowConsumer(f"the stream was not read for {UNREAD_SECONDS:g} s"))
-                end_with(cast(Any, self._context), failure)
+                end_with(self._context, failure)
             self._unread.put_nowait(None)
 
     def _is_late(self) -> bool:
@@ -122,20 +125,73 @@ class _Answer:
         return since is not None and self._clock.now() - since >= UNREAD_SECONDS
 
 
-class _TimedContext:
-    """A call's context, in whose metadata stands how long there is."""
+class _CallContext:
+    """A call's context for Ray's handler, in whose metadata stands how long there is.
+
+    The handler may outlive the call by some moments, and ask then who called: gRPC, asked for what it has
+    freed, ends the process. So all that it can be asked for is looked up at once, and what is told to a call
+    that is over goes nowhere.
+    """
 
     def __init__(self, context: _Context) -> None:
+        """In the call's own task."""
         self._context = context
+        self._is_over = False
+        self._metadata = _with_time_left(context)
+        self._peer = context.peer()
+        self._connection = context.auth_context()
+        self._identities, self._identity_key = context.peer_identities(), context.peer_identity_key()
 
-    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """The time as gRPC itself knows it takes the place of what the client says of it."""
-        metadata = tuple((key, value) for key, value in self._context.invocation_metadata() or ())
-        left = self._context.time_remaining()
-        if left is None:
-            return metadata
-        others = (pair for pair in metadata if pair[0] != DEADLINE_KEY)
-        return (*others, (DEADLINE_KEY, f"{max(0.0, left):.3f}"))
+    def end(self) -> None:
+        """The call is over."""
+        self._is_over = True
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
+    def invocation_metadata(self) -> _Metadata:
+        return self._metadata
+
+    def peer(self) -> str:
+        return self._peer
+
+    def auth_context(self) -> Any:
+        return self._connection
+
+    def peer_identities(self) -> Any:
+        return self._identities
+
+    def peer_identity_key(self) -> Any:
+        return self._identity_key
+
+    def code(self) -> Any:
+        return grpc.StatusCode.CANCELLED if self._is_over else self._context.code()
+
+    def details(self) -> Any:
+        return "" if self._is_over else self._context.details()
+
+    def trailing_metadata(self) -> Any:
+        return () if self._is_over else self._context.trailing_metadata()
+
+    def set_code(self, code: Any) -> None:
+        if not self._is_over:
+            self._context.set_code(code)
+
+    def set_details(self, details: str) -> None:
+        if not self._is_over:
+            self._context.set_details(details)
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        if not self._is_over:
+            self._context.set_trailing_metadata(trailing_metadata)
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        if not self._is_over:
+            self._context.set_compression(compression)
+
+
+def _with_time_left(context: _Context) -> _Metadata:
+    """The time as gRPC itself knows it takes the place of what the client says of it."""
+    metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
+    left = context.time_remaining()
+    if left is None:
+        return metadata
+    others = (pair for pair in metadata if pair[0] != DEADLINE_KEY)
+    return (*others, (DEADLINE_KEY, f"{max(0.0, left):.3f}"))

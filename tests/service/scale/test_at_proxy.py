@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,9 +24,11 @@ from pageturner.v1 import generation_pb2, generation_pb2_grpc
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
-from ray.serve._private.grpc_util import gRPCGenericServer
-from ray.serve._private.proxy import gRPCProxy
-from ray.serve.handle import DeploymentResponseGenerator
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own, of pydantic
+    from ray.serve._private.grpc_util import gRPCGenericServer
+    from ray.serve._private.proxy import gRPCProxy
+    from ray.serve.handle import DeploymentResponseGenerator
 
 STREAM = "/pageturner.v1.GenerationService/GenerateStream"
 
@@ -61,7 +64,14 @@ class Proxy:
 
     def proxy_request(self, proxy_request: Any) -> Any:
         self.metadata.append(dict(proxy_request.ray_serve_grpc_context.invocation_metadata()))
-        return gRPCProxy.send_request_to_replica(self, "id", "id", self, proxy_request)
+        return self._logged(proxy_request)
+
+    async def _logged(self, proxy_request: Any) -> AsyncIterator[Any]:
+        """Ray's log names the caller behind each call."""
+        sent = gRPCProxy.send_request_to_replica(self, "id", "id", self, proxy_request)
+        async for message in sent:
+            yield message
+        assert proxy_request.context.peer()
 
     def remote(self, argument: bytes) -> Answer:
         return self._answer
@@ -109,6 +119,21 @@ async def test_a_client_that_leaves_while_a_message_is_written_ends_its_answer(
     assert answer.is_cancelled is is_noticed
 
 
+async def test_nothing_is_asked_of_a_call_that_is_over() -> None:
+    """gRPC, asked for who called when it has freed that, ends Ray's proxy (SIGSEGV), with all its calls."""
+    answer, context = Answer(), CallContext()
+    _, handle = handlers_of(Proxy(answer))
+    answer.messages.put_nowait(b"first")
+    stream = handle(b"", context)
+    await anext(stream)
+    await stream.aclose()
+    asked = len(context.mock_calls)
+    await until(lambda: answer.is_cancelled)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(context.mock_calls) == asked
+
+
 async def test_a_client_that_leaves_before_the_first_message_ends_its_answer() -> None:
     answer = Answer()
     _, handle = handlers_of(Proxy(answer))
@@ -136,6 +161,7 @@ async def test_an_answer_that_nobody_reads_is_ended_and_its_reader_told(is_last:
     answer.messages.put_nowait(b"too late")
     if is_last:
         answer.messages.put_nowait(None)
+        await until(answer.messages.empty)
     else:
         await until(lambda: answer.is_cancelled)
     assert [message async for message in stream] == [b"1", b"2", b"3"]
@@ -153,8 +179,10 @@ async def test_a_reader_that_reads_may_be_slow() -> None:
         clock.advance(at_proxy.UNREAD_SECONDS)  # until it comes
         await anext(stream)
         clock.advance(at_proxy.UNREAD_SECONDS - 1)  # until it is read
+    answer.messages.put_nowait(b"last")
+    assert await anext(stream) == b"last"
     await stream.aclose()
-    assert answer.is_cancelled
+    await until(lambda: answer.is_cancelled)
 
 
 async def test_whole_answers_come_whole() -> None:

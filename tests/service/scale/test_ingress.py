@@ -368,17 +368,18 @@ async def test_callers_are_proved_by_the_ingress(tmp_path: Any) -> None:
 
 
 async def test_a_request_beyond_the_servers_bound_is_refused_as_grpc_does() -> None:
-    ingress, replicas = ingress_of(FakeEngine(), server={"max_request_bytes": 1024})
-    request = request_of(*range(1000))
+    ingress, replicas = ingress_of(FakeEngine(), server={"max_request_bytes": "64KiB"})
+    request = request_of(*range(40_000))
     context = FakeContext()
     (_empty,) = await messages_of(ingress, request, context)
     assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert f"({request.ByteSize()} vs. 1024)" in context.details
+    assert f"({request.ByteSize()} vs. {64 << 10})" in context.details
     error = context.error()
     assert isinstance(error, UnknownStatus), "as of one server: no error of ours"
     assert not is_temporary(error)
     context = FakeContext()
-    await ingress.Tokenize(generation_pb2.TokenizeRequest(text="x" * 1025), context)
+    long = generation_pb2.TokenizeRequest(prompt={"text": "x" * (65 << 10)})
+    await ingress.Tokenize(long, context)
     assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not replicas.hints, "no replica was troubled"
 
