@@ -1,4 +1,5 @@
-"""What holds for every test: bytecode is kept, what marks stand for, how long a search at length may be."""
+"""What holds for every test: bytecode is kept, what marks stand for, how long a search at length may be, and
+whether a file may leave something behind."""
 
 from __future__ import annotations
 
@@ -10,18 +11,24 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, settings
 from support.at_length import AtLength
+from support.leftovers import LeftoversGuard
 
 _EXAMPLES = "examples"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `make soak` bounds."""
+    """What `make soak` bounds, and a look at each file that costs time."""
     parser.addoption(
         "--minutes-each", type=float, default=10.0, help="of a state machine at length (default: 10)"
     )
+    parser.addoption(
+        "--leftovers",
+        action="store_true",
+        help="a file has an error if it leaves processes, threads or shared memory behind",
+    )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Write bytecode, whatever the environment says: a hundred tests start a Python of their own, and each
     would compile torch's modules anew, for half of its processor time."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -29,6 +36,8 @@ def pytest_configure() -> None:
     # How long an example takes says what else the machine does.
     settings.register_profile("pageturner", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("pageturner")
+    if config.getoption("--leftovers"):
+        config.pluginmanager.register(LeftoversGuard())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -134,7 +134,9 @@ def test_what_is_discarded_is_not_held_though_its_save_ends_later(tmp_path: Path
     assert ended(disk) == {1: True}
     assert not disk.holds(name(1))
     disk.close()
-    assert tier(tmp_path, memory).num_blocks == 0
+    again = tier(tmp_path, memory)
+    assert again.num_blocks == 0
+    again.close()
 
 
 def test_the_end_of_a_server_writes_what_only_memory_holds(tmp_path: Path) -> None:
