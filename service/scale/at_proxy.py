@@ -10,22 +10,26 @@ nobody, is stated in its metadata.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2_grpc
 
 from pageturner.service.client.credentials import DEADLINE_KEY
 from pageturner.service.core.clock import Clock, MonotonicClock
-from pageturner.service.errors import SlowConsumer
+from pageturner.service.errors import InvalidArgument, SlowConsumer
 from pageturner.service.scale.calls import Failure
-from pageturner.service.scale.statuses import end_with
+from pageturner.service.scale.statuses import RpcContext, end_with
 from pageturner.v1 import admin_pb2_grpc, generation_pb2_grpc, model_pb2_grpc
 
 UNREAD_SECONDS = 30.0
 """How long a message of a stream may wait for its reader while others come, as with one server."""
+
+UNREADABLE = InvalidArgument("request", "the bytes are no message of this method, or a string is no UTF-8")
+"""As one server says it."""
 
 _ADD: tuple[Callable[[Any, Any], None], ...] = (
     generation_pb2_grpc.add_GenerationServiceServicer_to_server,
@@ -45,6 +49,10 @@ class ProxyServer(Protocol):
 
     service_handler_factory: _MakeHandler
 
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None: ...
+
+    def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None: ...
+
 
 def add_services(servicer: object, server: ProxyServer) -> None:
     """Add all services, as the generated functions each add one; `grpc_options.grpc_servicer_functions` names
@@ -53,9 +61,39 @@ def add_services(servicer: object, server: ProxyServer) -> None:
     server.service_handler_factory = partial(_handler, make, MonotonicClock())
     try:
         for add in _ADD:
-            add(servicer, server)
+            add(servicer, _Reading(server))
     finally:
         server.service_handler_factory = make
+
+
+class _Reading:
+    """The server, with another reader of requests: gRPC itself answers UNKNOWN where a request is none."""
+
+    def __init__(self, server: ProxyServer) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        for handler in handlers:  # exchanged as Ray itself exchanges them
+            handler._method_handlers = _with_own_reader(handler._method_handlers)
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None:
+        self._server.add_registered_method_handlers(service, _with_own_reader(methods))
+
+
+def _with_own_reader(methods: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: method._replace(request_deserializer=partial(_read_request, method.request_deserializer))
+        for name, method in methods.items()
+    }
+
+
+def _read_request(read: Callable[[bytes], Message], content: bytes) -> Message | None:
+    """None for bytes that are no request."""
+    try:
+        return read(content)
+    except DecodeError:
+        return None
 
 
 def _handler(
@@ -64,10 +102,16 @@ def _handler(
     """Ray's handler of a method, with the closer look where the method has one request."""
     handle = make(service_method=service_method, streaming_type=streaming_type)
 
-    async def unary(request: Any, context: _Context) -> Any:
+    async def unary(request: Message | None, context: _Context) -> Any:
+        if request is None:
+            end_with(cast(RpcContext, context), Failure.of(UNREADABLE))
+            return b""
         return await cast(Awaitable[Any], handle(request, _CallContext(context)))
 
-    async def stream(request: Any, context: _Context) -> AsyncGenerator[bytes, None]:
+    async def stream(request: Message | None, context: _Context) -> AsyncGenerator[bytes, None]:
+        if request is None:
+            end_with(cast(RpcContext, context), Failure.of(UNREADABLE))
+            return
         own = _CallContext(context)
         answer = _Answer(own, clock)
         reading = asyncio.create_task(answer.read(handle(request, own)))

@@ -16,7 +16,7 @@ from support.patience import until
 
 from pageturner.service.client.credentials import DEADLINE_KEY
 from pageturner.service.core.clock import Clock, ManualClock, MonotonicClock
-from pageturner.service.errors import SlowConsumer
+from pageturner.service.errors import InvalidArgument, SlowConsumer
 from pageturner.service.rpc.status import from_status
 from pageturner.service.scale import at_proxy
 from pageturner.service.scale.health import SERVICES
@@ -225,6 +225,23 @@ async def test_what_is_left_of_a_calls_time_goes_along_whoever_calls() -> None:
     assert 0 < float(timed[DEADLINE_KEY]) <= 60
     assert timed["other"] == "x"
     assert untimed[DEADLINE_KEY] == "7", "where gRPC knows of no limit the client's word stands"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_bytes_that_are_no_request_are_refused_as_by_one_server(streams: bool) -> None:
+    proxy = Proxy(Answer())
+    async with serving(proxy) as channel:
+        raw: Any = channel
+        if streams:
+            call = raw.unary_stream(STREAM)(b"\xff\xfe garbage", timeout=60)
+        else:
+            call = raw.unary_unary(STREAM.replace("Stream", ""))(b"\xff\xfe garbage", timeout=60)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        packed = dict(await call.trailing_metadata())["grpc-status-details-bin"]
+    error = from_status(grpc.StatusCode.INVALID_ARGUMENT, "", packed)
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "request"
+    assert not proxy.metadata, "no ingress was troubled"
 
 
 async def test_every_service_is_there() -> None:
