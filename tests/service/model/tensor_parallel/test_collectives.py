@@ -6,6 +6,7 @@ import ctypes
 import errno
 import gc
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,7 +41,7 @@ from pageturner.kernels.errors import KernelArgumentError
 from pageturner.service.errors import RankLost
 from pageturner.service.model.tensor_parallel import meeting
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives, add_in_order
-from pageturner.service.model.tensor_parallel.meeting import meet
+from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
 from pageturner.service.model.tensor_parallel.shared_collectives import SharedCollectives, SharedRegion
 from pageturner.service.model.tensor_parallel.torch_collectives import CONNECTING, open_collectives
 
@@ -98,17 +99,18 @@ def test_a_rank_that_comes_but_does_not_connect_is_missed(tmp_path: Path) -> Non
     assert not is_initialized()
 
 
-def test_a_loss_that_is_known_ends_a_meeting() -> None:
+def test_a_loss_that_is_known_ends_a_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of fifteen minutes, else: other ranks may read their weights for so long."""
-    looks = []
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
 
     def check() -> None:
-        looks.append(1)
-        if len(looks) > 2:
+        if len(pauses) > 20:
             raise RankLost("rank 1 was killed")
 
     with pytest.raises(RankLost, match="rank 1 was killed"):
         meet(CPU, HashStore(), 0, 2, timedelta(seconds=900), cpu_library(), check)
+    assert max(pauses) == meeting._LOOK_SECONDS, "however long it lasts"
 
 
 def met_in_threads(
@@ -183,6 +185,15 @@ def test_a_store_that_is_lost_while_ranks_meet_keeps_no_memory(unsaid: str) -> N
     assert num_open_regions() == 0
 
 
+def test_ranks_that_cannot_share_compile_nothing_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert exchange_library(torch.device("cuda:1"), tmp_path / "cache") is None
+    monkeypatch.setattr(meeting, "can_share", lambda: False)
+    assert exchange_library(CPU, tmp_path / "cache") is None
+    assert not (tmp_path / "cache").exists()
+
+
 def test_what_holds_while_ranks_connect_by_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     events = []
 
@@ -193,7 +204,9 @@ def test_what_holds_while_ranks_connect_by_sockets(monkeypatch: pytest.MonkeyPat
         events.append("ends")
 
     monkeypatch.setattr(meeting, "open_collectives", lambda *_: events.append("connects"))
-    meet(CPU, HashStore(), 0, 1, timedelta(seconds=60), by_sockets=by_sockets)
+    store = HashStore()
+    meet(CPU, store, 0, 1, timedelta(seconds=60), by_sockets=by_sockets)
+    assert store.timeout == timedelta(seconds=60), "by which NCCL waits for rank 0"
     assert events == ["begins", "connects", "ends"]
     meet(CPU, HashStore(), 0, 1, timedelta(seconds=60), cpu_library(), by_sockets=by_sockets).close()
     assert len(events) == 3, "of no use where memory is shared"
