@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.scripted import recording_logger
 
+from pageturner.policies.views import Rates
 from pageturner.service.backoff import FIRST_REST, LONGEST_REST
 from pageturner.service.client.async_connection import AsyncConnection
 from pageturner.service.core.clock import ManualClock
@@ -29,7 +31,7 @@ from pageturner.service.errors import (
     TenantLimitReached,
 )
 from pageturner.service.handover.remote_prefill import OwnKv, RemotePrefill
-from pageturner.service.routing.peers import REFUSED_REST, Peers
+from pageturner.service.routing.peers import REFUSED_REST, SLOWEST, Peers
 
 BLOCK = 16
 PATIENCE = 10.0
@@ -133,6 +135,28 @@ async def test_a_server_is_left_alone_for_reasons_of_its_own_alone(
         await prefill.fetch(request(100), nothing_held)
     assert server.num_calls == (1 if is_its_own else 2)
     assert server.num_closed == (1 if is_its_own else 0), "it is reached anew where it failed"
+
+
+async def test_all_blocks_may_take_some_times_what_computing_them_takes_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, asked = ManualClock(), list[tuple[int, int]]()
+    peers = peers_of(SlowServer("a:1", clock, 0.0), clock=clock)
+    prefill = remote_prefill(peers, clock)
+    rates = Rates(prefill_seconds_per_token=0.5, prefill_seconds_per_token_context=0.25)
+    prefill._own = replace(prefill._own, rates=rates)
+    tokens = 3 * BLOCK * 0.5 + (3 * BLOCK * 2 * BLOCK + 3 * BLOCK * (3 * BLOCK + 1) / 2) * 0.25
+    assert prefill._longest(first=2, num_blocks=3) == PATIENCE + SLOWEST * tokens
+
+    def noted(first: int, num_blocks: int) -> float:
+        asked.append((first, num_blocks))
+        return 1.0
+
+    monkeypatch.setattr(prefill, "_longest", noted)
+    (peer,) = peers
+    with pytest.raises(EngineDead):
+        await prefill._take_in(peer, request(100), 2, [b"a", b"b", b"c"])
+    assert asked == [(2, 3)]
 
 
 async def test_a_connection_that_others_use_is_not_closed() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pageturner.service.ranks import messages
 from pageturner.service.ranks.channel import MOST_BYTES, Channel, ChannelClosed
-from pageturner.service.ranks.messages import KINDS, BadMessage
+from pageturner.service.ranks.messages import KINDS, STEP, BadMessage, Capacity
 
 
 @pytest.fixture
@@ -64,3 +64,33 @@ def test_no_bytes_are_more_than_a_bad_message(kind: int, payload: bytes) -> None
     except BadMessage:
         return
     assert type(message) is KINDS[kind - 1]
+
+
+FIELDS = b'"num_blocks": 1, "num_swap_blocks": 2'
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * 100_000,
+        b"\xff",
+        b"{",
+        b"null",
+        b"{%b}" % FIELDS,
+        b'{%b, "num_host_cache_blocks": 3, "a": 4}' % FIELDS,
+    ],
+    ids=["deep", "no text", "cut", "no table", "a field less", "one more"],
+)
+def test_each_way_to_be_no_message_is_told_alike(payload: bytes) -> None:
+    kind = KINDS.index(Capacity) + 1
+    with pytest.raises(BadMessage, match="no Capacity"):
+        messages.read(kind, payload)
+    whole = b'{%b, "num_host_cache_blocks": 3}' % FIELDS
+    assert messages.read(kind, whole) == Capacity(1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [STEP, len(KINDS) + 1])
+def test_a_frame_of_no_kind_of_message_is_a_bad_one(kind: int) -> None:
+    with pytest.raises(BadMessage, match=f"a frame of kind {kind}"):
+        messages.read(kind, b"{}")
+    assert type(messages.read(len(KINDS), b'{"numbers": []}')) is KINDS[-1]

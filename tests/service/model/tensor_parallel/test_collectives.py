@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +44,11 @@ from pageturner.service.errors import RankLost
 from pageturner.service.model.tensor_parallel import meeting
 from pageturner.service.model.tensor_parallel.collectives import ALONE, Collectives, add_in_order
 from pageturner.service.model.tensor_parallel.meeting import exchange_library, meet
-from pageturner.service.model.tensor_parallel.shared_collectives import SharedCollectives, SharedRegion
+from pageturner.service.model.tensor_parallel.shared_collectives import (
+    MOST_BYTES,
+    SharedCollectives,
+    SharedRegion,
+)
 from pageturner.service.model.tensor_parallel.torch_collectives import CONNECTING, open_collectives
 
 
@@ -206,7 +212,8 @@ def test_what_holds_while_ranks_connect_by_sockets(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(meeting, "open_collectives", lambda *_: events.append("connects"))
     store = HashStore()
     meet(CPU, store, 0, 1, timedelta(seconds=60), by_sockets=by_sockets)
-    assert store.timeout == timedelta(seconds=60), "by which NCCL waits for rank 0"
+    patience: timedelta = store.timeout  # type: ignore[attr-defined]  # torch's stubs leave it out
+    assert patience == timedelta(seconds=60), "by which NCCL waits for rank 0"
     assert events == ["begins", "connects", "ends"]
     meet(CPU, HashStore(), 0, 1, timedelta(seconds=60), cpu_library(), by_sockets=by_sockets).close()
     assert len(events) == 3, "of no use where memory is shared"
@@ -215,6 +222,14 @@ def test_what_holds_while_ranks_connect_by_sockets(monkeypatch: pytest.MonkeyPat
 def test_ranks_wait_for_each_other_for_longer_than_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank may read its weights for minutes while another waits to add up."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    given: list[timedelta] = []
+    form = torch.distributed.init_process_group
+
+    def noted(backend: str, *, timeout: timedelta, **options: Any) -> None:
+        given.append(timeout)
+        form(backend, timeout=timeout, **options)
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", noted)
     for timeout in (CONNECTING / 2, 30 * CONNECTING):
         collectives = open_collectives(CPU, HashStore(), 0, 1, timeout)
         try:
@@ -222,6 +237,7 @@ def test_ranks_wait_for_each_other_for_longer_than_to_connect(monkeypatch: pytes
             assert backend.options._timeout == timeout
         finally:
             collectives.close()
+    assert given == [CONNECTING / 2, CONNECTING]
 
 
 def test_what_is_shared_has_no_name_and_one_size() -> None:
@@ -234,12 +250,49 @@ def test_what_is_shared_has_no_name_and_one_size() -> None:
     region.close()
 
 
+def test_what_is_shared_is_there_bounded_and_of_no_other_program() -> None:
+    for size in (2, 3, 7, 64):
+        region = SharedRegion.create(size)
+        places = size * PLACE_BYTES
+        assert region.slot_bytes % ALIGNMENT == 0
+        assert 2 * region.slot_bytes * size <= MOST_BYTES
+        assert region.memory.numel() == places + 2 * region.slot_bytes * size
+        # Pages that the system cannot find when they are first written end a process.
+        assert os.fstat(region.descriptor).st_blocks * 512 >= region.memory.numel()
+        assert not os.get_inheritable(region.descriptor)
+        region.close()
+
+
+def test_who_leaves_is_missed_at_once_and_who_is_silent_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A process's locks are in no way of its own: both ranks would seem to be gone.
+    monkeypatch.setattr(SharedCollectives, "_ended", lambda collectives: None)
+    ticks = count(0, 3)
+    regions = [created := SharedRegion.create(2), SharedRegion.join(created.path, 1, 2)]
+    one, other = (
+        SharedCollectives(cpu_library(), region, rank, 2, 5.0, lambda: next(ticks))
+        for rank, region in enumerate(regions)
+    )
+    with pytest.raises(RankLost, match="rank 0 has lost another: it is silent for 5 s"):
+        one.all_gather(torch.ones(3))
+    assert next(ticks) == 9, "after two looks, of which the second was too late"
+    one.close()
+    one.close()
+    with pytest.raises(RankLost, match="rank 0 has left the others"):
+        one.all_gather(torch.ones(3))
+    with pytest.raises(RankLost, match="rank 1 has lost another, which left"):
+        [other.all_gather(torch.ones(3)) for _ in range(2)]
+    other.close()
+    del one, other, regions, created
+    assert num_open_regions() == 0
+
+
 def test_what_may_shrink_or_is_a_file_is_not_shared(tmp_path: Path) -> None:
     """Whoever may run programs on the machine may tell a rank any path."""
     region, path = SharedRegion.create(2), tmp_path / "file"
     content = bytes(region.memory.numel())
     region.close()
     path.write_bytes(content)
+    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Invalid argument"):
         SharedRegion.join(str(path), 1, 2)
     descriptor = os.memfd_create("pageturner-ranks", os.MFD_ALLOW_SEALING)
@@ -247,6 +300,7 @@ def test_what_may_shrink_or_is_a_file_is_not_shared(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it may shrink"):
         SharedRegion.join(f"/proc/self/fd/{descriptor}", 1, 2)
     os.close(descriptor)
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def two_ends(library: ctypes.CDLL) -> list[Exchange]:
