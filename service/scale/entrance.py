@@ -16,12 +16,16 @@ from google.protobuf.message import Message
 from pageturner.service.auth.identities_in_force import IdentitiesInForce
 from pageturner.service.auth.proof import Authenticator
 from pageturner.service.config import ServiceConfig
+from pageturner.service.core.clock import Clock
 from pageturner.service.errors import PageturnerError
 from pageturner.service.rpc.callers import Gatekeeper
 from pageturner.service.rpc.tracing import trace_parent_of
 from pageturner.service.scale.call_metadata import deadline_of
 from pageturner.service.scale.calls import Call, Failure, Refused
 from pageturner.service.scale.statuses import RpcContext, end_with
+
+LOOK_SECONDS = 1.0
+"""A token that is revoked begins nothing so long after, and one that is new is known."""
 
 _M = TypeVar("_M", bound=Message)
 
@@ -30,8 +34,14 @@ class Entrance:
     """follower: the name of this process among Ray's, for replicas."""
 
     def __init__(
-        self, config: ServiceConfig, follower: str, logger: structlog.typing.FilteringBoundLogger
+        self,
+        config: ServiceConfig,
+        follower: str,
+        logger: structlog.typing.FilteringBoundLogger,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
+        self._looked_at = clock.now()
         self._logger = logger
         self._follower = follower
         self._max_request_bytes = config.server.max_request_bytes
@@ -42,8 +52,11 @@ class Entrance:
         )
         self._gatekeeper = Gatekeeper(authenticator)
 
-    def admit(self, service: str, request: Message, context: RpcContext) -> Call:
+    async def admit(self, service: str, request: Message, context: RpcContext) -> Call:
         """Who calls, and how long there is. Raises Unauthenticated, PermissionDenied, Refused."""
+        if self._identities is not None and self._clock.now() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = self._clock.now()
+            await self._identities.poll()
         metadata = tuple(context.invocation_metadata())
         caller = self._gatekeeper.admit_early(service, metadata)
         assert caller is not None, "only certificates would have to be looked at later"
@@ -69,7 +82,7 @@ class Entrance:
         """As `ended_well`, of a call that has to be admitted first."""
 
         async def admitted() -> _M:
-            return await answer(self.admit(service, request, context))
+            return await answer(await self.admit(service, request, context))
 
         return await self.ended_well(
             method, context, response, admitted(), getattr(request, "request_id", "")

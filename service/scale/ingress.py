@@ -76,7 +76,7 @@ class Ingress:
         clock = MonotonicClock()
         self._answers = Answers(self._replicas, clock, asyncio.sleep, self._news.went)
         self._routings = PromptRoutings(settings.version, self._reading, clock)
-        self._entrance = Entrance(loaded.config, neighbours.own_name, structlog.get_logger())
+        self._entrance = Entrance(loaded.config, neighbours.own_name, structlog.get_logger(), clock)
         self._health = ApplicationHealth(self._is_ready, asyncio.sleep)
 
     async def hear(self, teller: str, news: Sequence[Sent]) -> None:
@@ -91,7 +91,7 @@ class Ingress:
         request.request_id = request.request_id or uuid.uuid4().hex
         messages = StreamMessages(request.request_id)
         try:
-            call = self._entrance.admit(_GENERATION, request, grpc_context)
+            call = await self._entrance.admit(_GENERATION, request, grpc_context)
             hint = await self._hint(request, call, grpc_context)
             async with aclosing(self._answers.stream(request, call, hint)) as events:
                 async for event in events:

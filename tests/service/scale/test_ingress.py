@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
@@ -17,8 +18,10 @@ from support.patience import until
 from support.real_service import real_service
 from support.scripted import recording_logger
 
+from pageturner.service.auth.tokens import new_token
 from pageturner.service.client.credentials import DEADLINE_KEY
 from pageturner.service.client.failures import is_temporary
+from pageturner.service.core.clock import ManualClock
 from pageturner.service.engine.api import GenerationRequest
 from pageturner.service.errors import (
     DeadlineExceeded,
@@ -33,6 +36,7 @@ from pageturner.service.rpc.options import ServerOptions
 from pageturner.service.rpc.status import UnknownStatus
 from pageturner.service.scale.agreement import Agreement
 from pageturner.service.scale.calls import Begun, Call, Failure, RouteHint, Sent
+from pageturner.service.scale.entrance import LOOK_SECONDS, Entrance
 from pageturner.service.scale.ingress import Ingress
 from pageturner.service.scale.local_services import LocalServices
 from pageturner.service.scale.news import NEWS_SECONDS, Peers
@@ -365,6 +369,28 @@ async def test_callers_are_proved_by_the_ingress(tmp_path: Any) -> None:
     context = FakeContext()
     await ingress.GetBlocks(admin_pb2.GetBlocksRequest(), context)
     assert isinstance(context.error(), Unauthenticated)
+
+
+async def test_tokens_that_are_new_or_revoked_are_so_while_the_ingress_runs(tmp_path: Any) -> None:
+    file, clock, token = tmp_path / "identities.toml", ManualClock(), new_token()
+    file.write_text("")
+    loaded = read_arguments({"auth": {"identities": str(file)}}).load()
+    entrance = Entrance(loaded.config, "", recording_logger()[0], clock)
+    context = FakeContext(authorization=f"Bearer {token.text}")
+
+    async def admitted() -> Call:
+        clock.advance(LOOK_SECONDS)
+        return await entrance.admit("pageturner.v1.GenerationService", request_of(1), context)
+
+    with pytest.raises(Unauthenticated):
+        await admitted()
+    file.write_text(
+        f'[tenants.search]\ntokens = [{{ id = "{token.id}", sha256 = "{token.digest.hex()}" }}]\n'
+    )
+    assert (await admitted()).caller.tenant == "search"
+    file.write_text("# nobody\n")
+    with pytest.raises(Unauthenticated):
+        await admitted()
 
 
 async def test_a_request_beyond_the_servers_bound_is_refused_as_grpc_does() -> None:
