@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,23 +46,26 @@ def open_disk(
     if config.disk_cache_folder is None:
         return model, None
     block_bytes = model.block_bytes
-    try:
-        files = TierFiles(
-            config.disk_cache_folder,
-            f"{fingerprint};layout={model.kv_cache.layout!r}",
-            block_bytes,
-        )
-        rate = measure_reads(files, time.perf_counter)
-        found = files.found(int(config.disk_cache_size))
-    except TierFolderInUse as error:
-        logger.warning("disk_cache_off", reason=str(error))
-        return model, None
-    except (TierFolderUnusable, OSError) as error:
-        raise ConfigError("cache.disk_cache_folder", f"can't be used: {error}") from error
-    capacity = int(config.disk_cache_size) // files.file_bytes
-    if not capacity:
-        reason = f"{config.disk_cache_size} bytes hold not one block of {files.file_bytes}"
-        raise ConfigError("cache.disk_cache_size", reason)
+    with ExitStack() as opened:
+        try:
+            files = TierFiles(
+                config.disk_cache_folder,
+                f"{fingerprint};layout={model.kv_cache.layout!r}",
+                block_bytes,
+            )
+            opened.callback(files.close)
+            rate = measure_reads(files, time.perf_counter)
+            found = files.found(int(config.disk_cache_size))
+        except TierFolderInUse as error:
+            logger.warning("disk_cache_off", reason=str(error))
+            return model, None
+        except (TierFolderUnusable, OSError) as error:
+            raise ConfigError("cache.disk_cache_folder", f"can't be used: {error}") from error
+        capacity = int(config.disk_cache_size) // files.file_bytes
+        if not capacity:
+            reason = f"{config.disk_cache_size} bytes hold not one block of {files.file_bytes}"
+            raise ConfigError("cache.disk_cache_size", reason)
+        opened.pop_all()
     logger.info(
         "disk_cache_open",
         folder=str(files.folder),

@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from random import SystemRandom
 
@@ -85,53 +86,62 @@ def build_engine(
     recording: LineFile | None = None,
     on_phases: Callable[[RequestPhases], None] | None = None,
 ) -> AsyncEngine:
-    """The engine of a loaded model, not started. The arguments are those of `build_service`."""
+    """The engine of a loaded model, not started. The arguments are those of `build_service`. Where it raises,
+    the model's ranks have ended."""
     depth, fingerprint = _depth(config, model), describe_fingerprint(model)
-    model, disk = open_disk(config.cache, model, fingerprint.text, logger)
-    model, handover = open_handover(config, model, logger)
-    scheduler, flight = build_scheduler(
-        config, model, cache_dir, clock, logger, recording, depth=depth, disk=disk, peer=handover.tier
-    )
-    hasher = scheduler.manager.hasher
-    tier = handover.tier if disk is None else disk.tier
-    if on_phases is not None:
-        scheduler.add_listener(PhaseRecorder(on_phases, clock))
-    engine = AsyncEngine(
-        Engine(
-            scheduler,
-            _steps(model, depth, logger),
-            clock=clock,
+    with ExitStack() as opened:  # what runs by then ends if the rest cannot be built
+        steps = _steps(model, depth, logger)
+        opened.callback(steps.close)
+        model, disk = open_disk(config.cache, model, fingerprint.text, logger)
+        if disk is not None:
+            opened.callback(disk.tier.close)
+        model, handover = open_handover(config, model, logger)
+        if handover.tier is not None:
+            opened.callback(handover.tier.close)
+        scheduler, flight = build_scheduler(
+            config, model, cache_dir, clock, logger, recording, depth=depth, disk=disk, peer=handover.tier
+        )
+        hasher = scheduler.manager.hasher
+        tier = handover.tier if disk is None else disk.tier
+        if on_phases is not None:
+            scheduler.add_listener(PhaseRecorder(on_phases, clock))
+        engine = AsyncEngine(
+            Engine(
+                scheduler,
+                steps,
+                clock=clock,
+                options=config.engine,
+                metrics=metrics,
+                logger=logger,
+                depth=depth,
+                device=model.backend,
+                on_fault=None if flight is None else flight.on_fault,
+                tiers=None if tier is None else tie_tier(tier, scheduler, model.kv_cache, logger),
+            ),
+            model.tokenizer,
+            model=describe_model(model),
+            server_info=_describe_server(config, model, fingerprint, start_seconds=clock.now() - started_at),
+            scheduler_options=model.limits,
             options=config.engine,
-            metrics=metrics,
+            clock=clock,
+            random=SystemRandom(),
             logger=logger,
-            depth=depth,
-            device=model.backend,
-            on_fault=None if flight is None else flight.on_fault,
-            tiers=None if tier is None else tie_tier(tier, scheduler, model.kv_cache, logger),
-        ),
-        model.tokenizer,
-        model=describe_model(model),
-        server_info=_describe_server(config, model, fingerprint, start_seconds=clock.now() - started_at),
-        scheduler_options=model.limits,
-        options=config.engine,
-        clock=clock,
-        random=SystemRandom(),
-        logger=logger,
-        flight=flight,
-        shares_prefixes=config.cache.share_prefixes_between_tenants,
-        grammars=model.grammars,
-        adapters=build_adapters(model, config.adapters, logger),
-        ranks=None if model.ranks is None else model.ranks.leader,
-        hasher=hasher,
-        handover=(
-            None
-            if hasher is None
-            else build_handover(handover, model, hasher, fingerprint.text, clock, logger)
-        ),
-        sender=handover.sender,
-        layout=layout_of(model),
-        allow_inexact_handover=config.handover.allow_inexact,
-    )
+            flight=flight,
+            shares_prefixes=config.cache.share_prefixes_between_tenants,
+            grammars=model.grammars,
+            adapters=build_adapters(model, config.adapters, logger),
+            ranks=None if model.ranks is None else model.ranks.leader,
+            hasher=hasher,
+            handover=(
+                None
+                if hasher is None
+                else build_handover(handover, model, hasher, fingerprint.text, clock, logger)
+            ),
+            sender=handover.sender,
+            layout=layout_of(model),
+            allow_inexact_handover=config.handover.allow_inexact,
+        )
+        opened.pop_all()
     logger.info(
         "built",
         model=model.artifacts.name,

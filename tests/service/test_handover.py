@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -247,6 +248,8 @@ async def test_what_can_not_be_is_refused_at_start(
         async with tiny_server(folder, **given):
             pass
     assert raised.value.key == key
+    ours = [each.name for each in threading.enumerate() if each.name.startswith("pageturner-")]
+    assert not ours, "what a refused start had opened by then is closed"
 
 
 def test_targets_are_listed_with_commas_where_they_are_text() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,9 +64,17 @@ def peers_of(*servers: SlowServer, clock: ManualClock) -> Peers[AsyncConnection]
     return Peers([cast(AsyncConnection, server) for server in servers], clock.now)
 
 
-def remote_prefill(peers: Peers[AsyncConnection], clock: ManualClock) -> RemotePrefill:
+@pytest.fixture
+def receiver() -> Iterator[BlockReceiver]:
+    receiver = BlockReceiver(64, lambda block: memoryview(bytearray(4)), recording_logger()[0])
+    yield receiver
+    receiver.close()
+
+
+def remote_prefill(
+    peers: Peers[AsyncConnection], clock: ManualClock, receiver: BlockReceiver
+) -> RemotePrefill:
     logger, _ = recording_logger()
-    receiver = BlockReceiver(64, lambda block: memoryview(bytearray(4)), logger)
     options = HandoverOptions("decode", ("a:1",), min_tokens=2 * BLOCK, patience_seconds=PATIENCE)
     own = OwnKv("weights=x", "layout", BLOCK, 4)
     return RemotePrefill(peers, receiver, PrefixHasher(b"key"), own, options, clock, logger)
@@ -84,11 +92,11 @@ async def no_look() -> PrefixSummary:
     raise AssertionError("a look takes a step of the engine, which this request need not wait for")
 
 
-async def test_each_server_is_asked_once_however_soon_it_may_be_asked_again() -> None:
+async def test_each_server_is_asked_once_however_soon_it_may_be_asked_again(receiver: BlockReceiver) -> None:
     clock = ManualClock()
     servers = [SlowServer(f"{name}:1", clock, PATIENCE) for name in "abc"]
     peers = peers_of(*servers, clock=clock)
-    await remote_prefill(peers, clock).fetch(request(100), nothing_held)
+    await remote_prefill(peers, clock, receiver).fetch(request(100), nothing_held)
     assert [server.num_calls for server in servers] == [1, 1, 1]
     assert clock.now() == 3 * PATIENCE > FIRST_REST
 
@@ -103,10 +111,12 @@ async def test_each_server_is_asked_once_however_soon_it_may_be_asked_again() ->
         request(100, is_scoring=True),
     ],
 )
-async def test_what_is_computed_here_in_any_case_waits_for_no_look_at_the_cache(new: NewRequest) -> None:
+async def test_what_is_computed_here_in_any_case_waits_for_no_look_at_the_cache(
+    receiver: BlockReceiver, new: NewRequest
+) -> None:
     clock = ManualClock()
     server = SlowServer("a:1", clock, 0.0)
-    await remote_prefill(peers_of(server, clock=clock), clock).fetch(new, no_look)
+    await remote_prefill(peers_of(server, clock=clock), clock, receiver).fetch(new, no_look)
     assert not server.num_calls
 
 
@@ -125,12 +135,12 @@ async def test_what_is_computed_here_in_any_case_waits_for_no_look_at_the_cache(
     ],
 )
 async def test_a_server_is_left_alone_for_reasons_of_its_own_alone(
-    error: PageturnerError, seconds: float, is_its_own: bool
+    receiver: BlockReceiver, error: PageturnerError, seconds: float, is_its_own: bool
 ) -> None:
     """One tenant's short deadlines must not cost the others their hand-overs."""
     clock = ManualClock()
     server = SlowServer("a:1", clock, seconds, error)
-    prefill = remote_prefill(peers_of(server, clock=clock), clock)
+    prefill = remote_prefill(peers_of(server, clock=clock), clock, receiver)
     for _ in range(2):
         await prefill.fetch(request(100), nothing_held)
     assert server.num_calls == (1 if is_its_own else 2)
@@ -138,11 +148,12 @@ async def test_a_server_is_left_alone_for_reasons_of_its_own_alone(
 
 
 async def test_all_blocks_may_take_some_times_what_computing_them_takes_here(
+    receiver: BlockReceiver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, asked = ManualClock(), list[tuple[int, int]]()
     peers = peers_of(SlowServer("a:1", clock, 0.0), clock=clock)
-    prefill = remote_prefill(peers, clock)
+    prefill = remote_prefill(peers, clock, receiver)
     rates = Rates(prefill_seconds_per_token=0.5, prefill_seconds_per_token_context=0.25)
     prefill._own = replace(prefill._own, rates=rates)
     tokens = 3 * BLOCK * 0.5 + (3 * BLOCK * 2 * BLOCK + 3 * BLOCK * (3 * BLOCK + 1) / 2) * 0.25
@@ -159,21 +170,21 @@ async def test_all_blocks_may_take_some_times_what_computing_them_takes_here(
     assert asked == [(2, 3)]
 
 
-async def test_a_connection_that_others_use_is_not_closed() -> None:
+async def test_a_connection_that_others_use_is_not_closed(receiver: BlockReceiver) -> None:
     clock = ManualClock()
     server = SlowServer("a:1", clock, 0.0)
     peers = peers_of(server, clock=clock)
     (peer,) = peers
     peer.num_tokens = 64
-    await remote_prefill(peers, clock).fetch(request(100), nothing_held)
+    await remote_prefill(peers, clock, receiver).fetch(request(100), nothing_held)
     assert (server.num_calls, server.num_closed, peer.num_tokens) == (1, 0, 64)
 
 
-async def test_one_that_lacks_enough_asks() -> None:
+async def test_one_that_lacks_enough_asks(receiver: BlockReceiver) -> None:
     """The other half of the test above: its cases are not left out for a reason that all share."""
     clock = ManualClock()
     server = SlowServer("a:1", clock, 0.0)
-    await remote_prefill(peers_of(server, clock=clock), clock).fetch(request(100), nothing_held)
+    await remote_prefill(peers_of(server, clock=clock), clock, receiver).fetch(request(100), nothing_held)
     assert server.num_calls == 1
 
 
