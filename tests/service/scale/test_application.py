@@ -163,7 +163,7 @@ def test_an_application_grows_outlives_a_replica_shrinks_and_is_replaced(folder:
             await until(lambda: len(application.replicas()) == 1, "one replica again", 180)
             await asyncio.to_thread(application.deploy, arguments(folder, BOTH))
             await trickle.end()
-        # Of 160 all did on an idle machine; beside others a replica may be too busy for what the prefix saves.
+        # Of 160 all did on an idle machine; beside others one may be too busy for what the prefix saves.
         assert await chats_return_to_where_their_prefix_is(application, num_chats=40) >= 0.9
         await the_bounds_are_those_of_all_replicas_together(application)
 
