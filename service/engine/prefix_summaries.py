@@ -36,6 +36,6 @@ class PrefixSummaries:
 
 def fingerprints_of(hashes: Sequence[bytes]) -> bytes:
     """Those that `PrefixSummary.of` tells of these hashes: streams wait while 100,000 of them are sorted, so
-    NumPy sorts them, in a twentieth of the time."""
+    NumPy sorts them, in a quarter of the time."""
     joined = np.frombuffer(b"".join(hashes[:MAX_FINGERPRINTS]), dtype="<u4")
     return np.unique(joined[:: HASH_BYTES // FINGERPRINT_BYTES]).tobytes()
